@@ -1,0 +1,49 @@
+# Everything runs in .venv, which each target makes or brings up to date first; a second run starts at once.
+TORCH ?= torch==2.13.0
+PIP_ARGS ?=
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: setup serve test test-unit test-all check format bench clean
+
+setup: $(VENV)/.ready
+
+# torch first and by itself: which build it is, is the caller's choice, and the range in pyproject is then satisfied.
+$(VENV)/.ready: pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(TORCH)"
+	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test]"
+	@touch $@
+
+serve: setup
+	$(BIN)/python launch.py $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -m "not full" $(ARGS)
+
+test-unit: setup
+	$(BIN)/python -m pytest tests/unit $(ARGS)
+
+test-all: setup
+	$(BIN)/python -m pytest $(ARGS)
+
+check: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/unit/test_import_floors.py tests/unit/test_file_sizes.py
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup
+	$(BIN)/python -m benchmarks.bench_step
+	$(BIN)/python -m benchmarks.bench_overlap
+	$(BIN)/python -m benchmarks.bench_worker_plan
+	$(BIN)/python -m benchmarks.bench_detokenizer
+
+clean:
+	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

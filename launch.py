@@ -1,0 +1,40 @@
+"""Start Carousel: `python launch.py --model DIR`. Settings → processes → ready → serve → exit code.
+
+Exit codes: 0 stopped on request; 64 bad settings; 69 port or run directory taken; 70 a process failed; 72 no
+such model.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runtime.config import DEMO_MODEL, parse_args, resolve
+from runtime.errors import StartError
+from runtime.model_config import ModelConfig
+from runtime.process import configure_logging, set_title
+from runtime.supervisor import Supervisor
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    try:
+        config = parse_args(argv)
+        set_title("launcher")
+        configure_logging("launcher", config.log_level)
+        model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
+        model = ModelConfig.from_path(model_path)
+        config = resolve(
+            config,
+            context_length=model.max_position_embeddings,
+            dtype=model.dtype,
+            model_path=model_path.resolve(),
+        )
+        return Supervisor(config).run()
+    except StartError as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

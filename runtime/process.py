@@ -1,0 +1,165 @@
+"""One process of the ring: what every `main.py` is run in.
+
+It owns the process's title, signals, logging, its slot on the status page and the two messages to the
+launcher. A process catches an error once, here: it becomes a ProcessFailed and an exit code, never a hang.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import zmq
+
+from runtime.config import RuntimeConfig
+from runtime.endpoints import Endpoints
+from runtime.errors import EXIT_INTERNAL, EXIT_OK, StartError
+from runtime.messages import ProcessFailed, ProcessReady
+from runtime.status_page import Status, StatusPage
+from runtime.transport import ZmqInbox, ZmqOutbox
+
+logger = logging.getLogger(__name__)
+
+PR_SET_PDEATHSIG = 1
+# Three heartbeats fit into the second after which a silent process counts as stalled.
+HEARTBEAT_S = 0.25
+FAREWELL_LINGER_MS = 500
+
+
+class LaunchFile(msgspec.Struct, frozen=True):
+    """config.json of a run directory: what the launcher tells its children."""
+
+    config: RuntimeConfig
+    epoch: int
+    launcher_pid: int
+
+    @staticmethod
+    def read(path: Path) -> LaunchFile:
+        return msgspec.json.decode(path.read_bytes(), type=LaunchFile)
+
+
+class ProcessContext:
+    """What a process of the ring is given: settings, names, sockets, its slot, and the wish to stop."""
+
+    def __init__(self, role: str, run_dir: Path, http_fd: int = -1) -> None:
+        launch = LaunchFile.read(Endpoints(run_dir).config_file)
+        self.role = role
+        self.config = launch.config
+        self.epoch = launch.epoch
+        self.launcher_pid = launch.launcher_pid
+        self.endpoints = Endpoints(run_dir)
+        self.http_fd = http_fd
+        """The listening HTTP socket that the API server inherits; -1 elsewhere."""
+        self.zmq: zmq.Context[Any] = zmq.Context()
+        self.status = StatusPage(self.endpoints.status_file)
+        self.stop = threading.Event()
+        """Set by SIGTERM: the work loop ends at its next turn."""
+        self._launcher = ZmqOutbox(
+            self.zmq, self.endpoints.launcher_in, self.epoch, linger_ms=FAREWELL_LINGER_MS
+        )
+        self._state = "loading"
+        self._next_beat_at = 0.0
+        self.beat(force=True)
+
+    def inbox(self, name: str, address: str) -> ZmqInbox:
+        """Bind the socket that this process reads; `name` is its key in UNIONS."""
+        return ZmqInbox(self.zmq, address, name, self.epoch)
+
+    def outbox(self, address: str) -> ZmqOutbox:
+        """Connect to a socket that another process reads."""
+        return ZmqOutbox(self.zmq, address, self.epoch)
+
+    def ready(self, **info: int | float | str) -> None:
+        """Tell the launcher, and everybody through the status page, that this process can serve."""
+        self._state = "ready"
+        self.beat(force=True)
+        self._launcher.send(ProcessReady(self.role, os.getpid(), info))
+
+    def beat(self, *, force: bool = False, **fields: Any) -> None:
+        """Write the slot of this process if it is time for it. Call from the work loop, at least every
+        HEARTBEAT_S.
+        """
+        now = time.monotonic()
+        if force or now >= self._next_beat_at:
+            self._next_beat_at = now + HEARTBEAT_S / 2
+            status = Status(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
+            self.status.write(self.role, status)
+
+    def failed(self, message: str, exit_code: int) -> None:
+        self._state = "failed"
+        self.beat(force=True)
+        self._launcher.send(ProcessFailed(self.role, message, exit_code))
+
+    def close(self) -> None:
+        self._launcher.close()
+        self.zmq.destroy(linger=FAREWELL_LINGER_MS)
+
+
+def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
+    """Run `main` as the process `role`; arguments are the run directory and, for the API server, the
+    listening socket.
+
+    Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
+    everything that outlives this process (files, sockets' names) belongs to the launcher.
+    """
+    context = _enter(role, sys.argv[1:])
+    code = EXIT_OK
+    try:
+        main(context)
+    except Exception as error:
+        code = error.exit_code if isinstance(error, StartError) else EXIT_INTERNAL
+        if code == EXIT_INTERNAL:
+            logger.exception("ended by an error")
+        context.failed(f"{type(error).__name__}: {error}" if code == EXIT_INTERNAL else str(error), code)
+    context.close()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _enter(role: str, arguments: list[str]) -> ProcessContext:
+    run_dir = Path(arguments[0])
+    set_title(role)
+    context = ProcessContext(role, run_dir, int(arguments[1]) if len(arguments) > 1 else -1)
+    configure_logging(role, context.config.log_level)
+    # The launcher decides what Ctrl-C means; it asks with SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: context.stop.set())
+    die_with_parent(context.launcher_pid)
+    return context
+
+
+def set_title(role: str) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(f"carousel:{role}")
+
+
+def die_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
+    """Ask the kernel to end this process with its parent; end it now when the parent is gone already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os._exit(EXIT_INTERNAL)
+
+
+def configure_logging(role: str, level: str) -> None:
+    logging.basicConfig(
+        level=level.upper(),
+        format=f"[%(asctime)s {role}] %(message)s",
+        datefmt="%Y-%m-%d %H:%M:%S",
+        stream=sys.stderr,
+        force=True,
+    )
+    for noisy in ("httpx", "asyncio", "urllib3", "filelock"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -1,0 +1,272 @@
+"""Supervisor: starts the processes of a ring, watches them, and leaves nothing behind.
+
+A child that dies before it is ready ends the launch with its last error; one that dies later ends the ring
+with errors to all callers. Children are told apart by pidfds, so a death is seen by the kernel's word and at
+once.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from runtime.config import RuntimeConfig
+from runtime.errors import EXIT_INTERNAL, EXIT_OK, AddressInUse
+from runtime.messages import ProcessFailed, ProcessReady
+from runtime.process import LaunchFile
+from runtime.run_dir import RunDir
+from runtime.status_page import Status, StatusPage
+from runtime.transport import ZmqInbox
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# In which callers of a ring that failed learn it from the status page before its sockets go.
+FAILURE_NOTICE_S = 0.3
+API_EXIT_S = 1.0
+CHILD_EXIT_S = 0.3
+LISTEN_BACKLOG = 2048
+FIRST_EPOCH = 1
+
+
+@dataclass(slots=True, eq=False)
+class Child:
+    role: str
+    process: subprocess.Popen[bytes]
+    pidfd: int
+    ready: bool = False
+
+
+class Supervisor:
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Take the run directory and the HTTP port. Raises AddressInUse or ConfigError; nothing is left
+        behind then.
+        """
+        self.config = config
+        self.run_dir = RunDir(config.run_dir)
+        try:
+            self._http = None if config.no_http else _listen(config.host, config.port)
+        except BaseException:
+            self.run_dir.remove()
+            raise
+        self.port = self._http.getsockname()[1] if self._http else 0
+        self.children: list[Child] = []
+        self.info: dict[str, int | float | str] = {}
+        """What the processes said when they got ready, such as num_pages."""
+        self._endpoints = self.run_dir.endpoints
+        self._context = zmq.Context()
+        self._status = StatusPage(self._endpoints.status_file, create=True)
+        self._inbox = ZmqInbox(self._context, self._endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._failure: ProcessFailed | None = None
+        self._num_signals = 0
+        self._state = "loading"
+
+    def run(self) -> int:
+        """Start, serve until a signal or a death, stop. Returns the exit code."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._on_signal)
+        try:
+            self._start()
+            if not self._stopping:
+                self._announce()
+            while not self._stopping:
+                self._turn()
+            if self._failure is not None:
+                self._set_state("failed")
+                time.sleep(FAILURE_NOTICE_S)
+        finally:
+            self._stop()
+        if self._failure is None:
+            return EXIT_OK
+        print(f"error: {self._failure.role}: {self._failure.message}", file=sys.stderr, flush=True)
+        return self._failure.exit_code
+
+    @property
+    def _stopping(self) -> bool:
+        return self._failure is not None or self._num_signals > 0
+
+    def _on_signal(self, *_: object) -> None:
+        self._num_signals += 1
+        if self._num_signals > 1:
+            for child in self.children:
+                child.process.kill()
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        launch = LaunchFile(self.config, FIRST_EPOCH, os.getpid())
+        _write_atomically(self._endpoints.config_file, msgspec.json.format(msgspec.json.encode(launch)))
+        if self.config.device == "cpu":
+            self._spawn("worker", "model_worker.main")
+        self._spawn("scheduler", "scheduler_proc.main")
+        self._spawn("detokenizer", "detokenizer_proc.main")
+        self._spawn("tokenizer", "tokenizer_proc.main")
+        if self._http is not None:
+            self._spawn("api", "api_server.main", http=self._http)
+        self._set_state("loading")
+        deadline = time.monotonic() + self.config.start_timeout
+        while not self._stopping and not all(child.ready for child in self.children):
+            if time.monotonic() > deadline:
+                late = ", ".join(child.role for child in self.children if not child.ready)
+                self._failure = ProcessFailed(
+                    "launcher", f"not ready within {self.config.start_timeout:g} s: {late}", EXIT_INTERNAL
+                )
+            self._turn()
+
+    def _spawn(self, role: str, module: str, http: socket.socket | None = None) -> None:
+        root = str(Path(__file__).resolve().parent.parent)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
+        }
+        fds = () if http is None else (http.fileno(),)
+        # Its own session: a Ctrl-C in the terminal reaches the launcher alone, which then decides.
+        process = subprocess.Popen(
+            [sys.executable, "-m", module, str(self.run_dir.path), *map(str, fds)],
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=fds,
+            env=environment,
+        )
+        child = Child(role, process, os.pidfd_open(process.pid))
+        self._poller.register(child.pidfd, zmq.POLLIN)
+        self.children.append(child)
+
+    def _announce(self) -> None:
+        self._set_state("ready")
+        name = self.config.served_model_name
+        where = (
+            f"http://{self.config.host}:{self.port}" if self._http else f"run directory {self.run_dir.path}"
+        )
+        logger.info("ready: %s on %s", name, where)
+
+    # -- one turn ------------------------------------------------------------------------------------------
+
+    def _turn(self) -> None:
+        fired = {source for source, _ in self._poller.poll(int(POLL_S * 1000))}
+        self._read_messages()
+        for child in list(self.children):
+            if child.pidfd in fired:
+                self._on_exit(child)
+        self._beat()
+        if self.config.parent_pid and not Path(f"/proc/{self.config.parent_pid}").exists():
+            self._num_signals += 1
+
+    def _read_messages(self) -> None:
+        for message in self._inbox.drain():
+            if isinstance(message, ProcessReady):
+                self._on_ready(message)
+            elif self._failure is None:
+                self._failure = message
+
+    def _on_ready(self, message: ProcessReady) -> None:
+        for child in self.children:
+            if child.role == message.role:
+                child.ready = True
+        self.info.update(message.info)
+        self._write_state()
+
+    def _on_exit(self, child: Child) -> None:
+        """A child that nobody asked to end has ended: whatever its code, that is a fault."""
+        code = child.process.wait()
+        self._poller.unregister(child.pidfd)
+        os.close(child.pidfd)
+        self.children.remove(child)
+        self._read_messages()
+        if self._failure is None and self._num_signals == 0:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            self._failure = ProcessFailed(child.role, f"the process {how}", EXIT_INTERNAL)
+
+    def _beat(self) -> None:
+        self._status.write("launcher", Status(FIRST_EPOCH, os.getpid(), self._state, time.monotonic_ns()))
+
+    def _set_state(self, state: str) -> None:
+        self._state = state
+        self._beat()
+        self._write_state()
+
+    def _write_state(self) -> None:
+        state = {
+            "launch_id": self.run_dir.path.name,
+            "state": self._state,
+            "epoch": FIRST_EPOCH,
+            "pid": os.getpid(),
+            "host": self.config.host,
+            "port": self.port,
+            "model": self.config.served_model_name,
+            "children": [
+                {"role": child.role, "pid": child.process.pid, "ready": child.ready}
+                for child in self.children
+            ],
+            "info": self.info,
+            "error": self._failure.message if self._failure else "",
+            "exit_code": self._failure.exit_code if self._failure else EXIT_OK,
+        }
+        _write_atomically(self._endpoints.state_file, msgspec.json.format(msgspec.json.encode(state)))
+
+    # -- stop ----------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """End all children, the HTTP server first so that its callers get their answers, then remove every
+        name.
+        """
+        if self._http is not None:
+            self._http.close()
+        if self._failure is None:
+            self._set_state("draining")
+        api = [child for child in self.children if child.role == "api"]
+        _end(api, API_EXIT_S)
+        _end([child for child in self.children if child.role != "api"], CHILD_EXIT_S)
+        for child in self.children:
+            os.close(child.pidfd)
+        self._set_state("failed" if self._failure else "absent")
+        self._inbox.close()
+        self._context.destroy(linger=0)
+        self._status.close()
+        self.run_dir.remove()
+
+
+def _end(children: list[Child], grace_s: float) -> None:
+    for child in children:
+        child.process.terminate()
+    deadline = time.monotonic() + grace_s
+    for child in children:
+        try:
+            child.process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            child.process.kill()
+            child.process.wait()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind and listen before anything is loaded, so that a taken port is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(
+            f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from None
+    return listener
+
+
+def _write_atomically(path: Path, data: bytes) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(data)
+    new.replace(path)

@@ -1,0 +1,128 @@
+"""Who may import whom. A new edge is a design decision: change this table in the same commit, with the
+reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# package -> project packages it may import besides itself
+FLOORS: dict[str, set[str]] = {
+    "runtime": set(),
+    "text": {"runtime"},
+    "tokenizer_proc": {"runtime", "text"},
+    "scheduler_proc": {"runtime"},
+    "detokenizer_proc": {"runtime", "text"},
+    "model_worker": {"runtime"},
+    "client": {"runtime"},
+    "carousel": {"runtime", "client"},
+    "api_server": {"runtime", "client"},
+    "launch": {"runtime"},
+}
+
+# Inside a package: part -> the parts that stand below it and that it may import.
+SCHEDULER_ORDER = [
+    {"executor", "request", "rows"},
+    {"cache"},
+    {"batch"},
+    {"features"},
+    {"prefill_adder", "capacity", "policy"},
+    {"intake", "output"},
+    {"scheduler"},
+    {"main"},
+]
+
+TORCH_FREE = [
+    "runtime",
+    "text",
+    "tokenizer_proc",
+    "scheduler_proc",
+    "detokenizer_proc",
+    "client",
+    "carousel",
+    "api_server",
+]
+
+
+def modules_of(package: str) -> list[Path]:
+    folder = ROOT / package
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{package}.py"]
+
+
+def imported_names(path: Path) -> Iterator[str]:
+    """Dotted names of all imports but those under `if TYPE_CHECKING`, which bind nothing at run time."""
+    tree = ast.parse(path.read_text())
+    guarded = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in guarded:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            yield node.module or ""
+
+
+@pytest.mark.parametrize("package", FLOORS)
+def test_package_imports_only_floors_below(package: str) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for path in modules_of(package)
+        for name in imported_names(path)
+        if (top := name.split(".")[0]) in FLOORS and top != package and top not in FLOORS[package]
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_scheduler_parts_import_only_parts_below() -> None:
+    floor = {part: height for height, parts in enumerate(SCHEDULER_ORDER) for part in parts}
+    wrong = []
+    for path in modules_of("scheduler_proc"):
+        part = path.relative_to(ROOT / "scheduler_proc").parts[0].removesuffix(".py")
+        if part == "__init__":
+            continue
+        for name in imported_names(path):
+            other = name.split(".")[1] if name.startswith("scheduler_proc.") else part
+            if other != part and floor[other] > floor[part]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_floors_name_every_package() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "demo"}
+    assert found == {name for name in FLOORS if name != "launch"}
+
+
+def test_only_the_model_worker_imports_torch() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in TORCH_FREE
+        for path in modules_of(package)
+        for name in imported_names(path)
+        if name.split(".")[0] in {"torch", "triton"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+@pytest.mark.parametrize(
+    "module", ["scheduler_proc.main", "tokenizer_proc.main", "detokenizer_proc.main", "api_server.main"]
+)
+def test_process_starts_without_torch(module: str) -> None:
+    """Not even indirectly: a library that drags torch in would cost each process seconds and hundreds of
+    megabytes.
+    """
+    code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
