@@ -1,0 +1,126 @@
+"""Inboxes and outboxes, over ipc and in memory: order kept, nothing blocks, nothing arriving can raise."""
+
+from __future__ import annotations
+
+import logging
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from runtime.handle import make_handle
+from runtime.messages import AbortRequest, StopMatched, TokenBatch
+from runtime.transport import MemoryChannel, Waiter, ZmqInbox, ZmqOutbox
+
+
+class Ends:
+    """Opens both ends of sockets in one directory, and closes all of them with the test."""
+
+    def __init__(self, folder: Path) -> None:
+        self._context: zmq.Context[Any] = zmq.Context()
+        self._address = f"ipc://{folder}/in"
+        self._opened: list[ZmqInbox | ZmqOutbox] = []
+
+    def inbox(self, epoch: int = 0) -> ZmqInbox:
+        inbox = ZmqInbox(self._context, self._address, "scheduler_in", epoch)
+        self._opened.append(inbox)
+        return inbox
+
+    def outbox(self, epoch: int = 0) -> ZmqOutbox:
+        outbox = ZmqOutbox(self._context, self._address, epoch)
+        self._opened.append(outbox)
+        return outbox
+
+    def close(self) -> None:
+        for end in self._opened:
+            end.close()
+        self._context.destroy(linger=0)
+
+
+@pytest.fixture
+def ends(tmp_path: Path) -> Iterator[Ends]:
+    ends = Ends(tmp_path)
+    yield ends
+    ends.close()
+
+
+def drain_all(inbox: ZmqInbox, count: int) -> list[Any]:
+    got: list[Any] = []
+    while len(got) < count and Waiter([inbox.socket]).wait(5.0):
+        got += inbox.drain()
+    return got
+
+
+def message(n: int) -> StopMatched:
+    return StopMatched(make_handle(1, n), n)
+
+
+def test_ipc_keeps_order_and_is_private(ends: Ends, tmp_path: Path) -> None:
+    inbox = ends.inbox(epoch=3)
+    outbox = ends.outbox(epoch=3)
+    for n in range(500):
+        assert outbox.send(message(n))
+    assert drain_all(inbox, 500) == [message(n) for n in range(500)]
+    assert stat.S_IMODE((tmp_path / "in").stat().st_mode) & 0o077 == 0
+
+
+def test_drain_takes_no_more_than_its_limit(ends: Ends) -> None:
+    inbox = ends.inbox(epoch=0)
+    outbox = ends.outbox(epoch=0)
+    for n in range(10):
+        outbox.send(message(n))
+    assert Waiter([inbox.socket]).wait(5.0)
+    first = inbox.drain(limit=1)
+    assert first == [message(0)]
+    assert drain_all(inbox, 9) == [message(n) for n in range(1, 10)]
+
+
+def test_a_full_outbox_refuses_and_does_not_block(ends: Ends) -> None:
+    ends.inbox(epoch=0)
+    outbox = ends.outbox(epoch=0)
+    sent = 0
+    while sent < 100_000 and outbox.send(message(0)):
+        sent += 1
+    assert 1000 <= sent < 100_000
+
+
+@pytest.mark.parametrize(
+    "frames",
+    [[b""], [b"garbage"], [b"CRSL" + b"\0" * 100], [b"a", b"b"], [b"x"] * 50],
+    ids=["empty", "garbage", "other-schema", "two-parts", "fifty-parts"],
+)
+def test_bad_frames_are_counted_and_the_next_good_one_arrives(
+    ends: Ends, frames: list[bytes], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    inbox = ends.inbox(epoch=0)
+    outbox = ends.outbox(epoch=0)
+    outbox.socket.send_multipart(frames)
+    outbox.send(message(1))
+    assert drain_all(inbox, 1) == [message(1)]
+    assert inbox.bad_frames.count == 1
+
+
+def test_messages_of_an_earlier_epoch_are_dropped(ends: Ends) -> None:
+    inbox = ends.inbox(epoch=2)
+    old, new = ends.outbox(epoch=1), ends.outbox(epoch=2)
+    old.send(message(1))
+    assert Waiter([inbox.socket]).wait(5.0)
+    assert inbox.drain() == []
+    new.send(message(2))
+    assert drain_all(inbox, 1) == [message(2)]
+    assert inbox.bad_frames.count == 1
+
+
+def test_memory_twin_behaves_like_the_sockets() -> None:
+    channel = MemoryChannel("scheduler_in", capacity=3)
+    assert [channel.send(message(n)) for n in range(4)] == [True, True, True, False]
+    assert channel.drain(limit=2) == [message(0), message(1)]
+    assert channel.drain() == [message(2)]
+    assert channel.send(TokenBatch(1))
+    assert channel.send(AbortRequest())
+    assert channel.drain() == [AbortRequest()]
+    assert channel.bad_frames.count == 1
