@@ -7,7 +7,7 @@ imports no torch, runs no code that comes with a checkpoint.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar, cast, get_args
 
 import msgspec
 
@@ -41,7 +41,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 
 class RopeConfig(msgspec.Struct, frozen=True):
-    """Rotary embedding. The fields after factor are read for type llama3 only, factor for linear and llama3."""
+    """Rotary embedding. `factor` belongs to linear and llama3, the fields after it to llama3 alone."""
 
     theta: float
     type: RopeType = "default"
@@ -61,7 +61,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True):
-    """One checkpoint's shape. All sizes are element counts; max_position_embeddings is the context in tokens."""
+    """One checkpoint's shape. Sizes count elements; max_position_embeddings is the context in tokens."""
 
     model_type: str
     architecture: str
@@ -126,7 +126,7 @@ class _RopeParameters(msgspec.Struct):
 
 
 class _ConfigFile(msgspec.Struct, kw_only=True):
-    """The keys of config.json that are read. An absent one means what the published architectures mean by it."""
+    """The keys of config.json that are read. An absent one means what the architectures mean by it."""
 
     architectures: list[str] | None = None
     model_type: str = ""
@@ -190,7 +190,7 @@ def _build(config: _ConfigFile, generation: _GenerationFile) -> ModelConfig:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
     if config.hidden_act != "silu":
         raise ModelError(
-            f"config.json: hidden_act {config.hidden_act!r} is not supported. Supported: 'silu'."
+            f"config.json: hidden_act {config.hidden_act!r} is not supported; it must be 'silu'."
         )
     bos = generation.bos_token_id if generation.bos_token_id is not None else config.bos_token_id
     return ModelConfig(
@@ -224,7 +224,7 @@ def _build(config: _ConfigFile, generation: _GenerationFile) -> ModelConfig:
 
 
 def _architecture(config: _ConfigFile) -> str:
-    """The architecture by which the checkpoint is served. Refuses what would need the checkpoint's own code."""
+    """The architecture that serves the checkpoint. Refuses one that needs its own code or is quantised."""
     supported = ", ".join(ARCHITECTURES)
     if config.auto_map is not None:
         raise ModelError(
@@ -248,10 +248,9 @@ def _rope(config: _ConfigFile) -> RopeConfig:
     """Rotary parameters from rope_parameters, or from the older rope_theta and rope_scaling."""
     spelled = config.rope_parameters or config.rope_scaling or {}
     rope_type = spelled.get("rope_type", spelled.get("type", "default"))
-    if rope_type not in ("default", "linear", "llama3"):
-        raise ModelError(
-            f"config.json: rope type {rope_type!r} is not supported. Supported: default, linear, llama3."
-        )
+    if rope_type not in get_args(RopeType):
+        known = ", ".join(get_args(RopeType))
+        raise ModelError(f"config.json: rope type {rope_type!r} is not supported. Supported: {known}.")
     try:
         raw = msgspec.convert(spelled, _RopeParameters)
     except msgspec.ValidationError as error:
@@ -288,11 +287,8 @@ def _sliding_windows(config: _ConfigFile, architecture: Architecture) -> tuple[i
         if len(kinds) != num_layers:
             raise ModelError(f"config.json: {len(kinds)} layer_types for {num_layers} layers.")
     window = config.sliding_window
-    if architecture.windowed == "none" or (
-        architecture.windowed == "upper" and not config.use_sliding_window
-    ):
-        window = None
-    if window is None:
+    enabled = {"none": False, "all": True, "upper": config.use_sliding_window}[architecture.windowed]
+    if window is None or not enabled:
         return (None,) * num_layers
     if kinds is not None:
         return tuple(window if kind == "sliding_attention" else None for kind in kinds)
@@ -303,9 +299,10 @@ def _sliding_windows(config: _ConfigFile, architecture: Architecture) -> tuple[i
 def _dtype(name: str | None) -> DType:
     """The checkpoint's dtype; a file that does not say means float32."""
     bare = (name or "float32").removeprefix("torch.")
-    if bare == "bfloat16" or bare == "float16" or bare == "float32":
-        return bare
-    raise ModelError(f"config.json: dtype {name!r} is not supported. Supported: bfloat16, float16, float32.")
+    if bare not in get_args(DType):
+        known = ", ".join(get_args(DType))
+        raise ModelError(f"config.json: dtype {name!r} is not supported. Supported: {known}.")
+    return cast(DType, bare)
 
 
 def _eos_token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:

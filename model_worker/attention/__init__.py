@@ -1,0 +1,7 @@
+"""Attention backends by name. A value is an import string; nothing is imported until it is chosen."""
+
+from __future__ import annotations
+
+ATTENTION_BACKENDS: dict[str, str] = {
+    "torch_native": "model_worker.attention.torch_native:TorchNativeAttention",
+}

@@ -1,0 +1,51 @@
+"""The seam between the transformer and attention. Knows shapes and the KV pool; knows no weights, no plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kv_pool import MHATokenToKVPool
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What a backend needs to know about one attention layer.
+
+    sliding_window counts keys: a token sees itself and the sliding_window - 1 tokens before it. None: it sees
+    everything before it.
+    """
+
+    layer_id: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    scale: float
+    sliding_window: int | None
+
+
+class AttentionBackend(Protocol):
+    """Causal attention of new tokens over the paged KV pool. One instance serves all layers and steps."""
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Compute what all layers share and keep it in batch.attn_metadata. Once, before the forward."""
+        ...
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: ForwardBatch,
+        kv_pool: MHATokenToKVPool,
+    ) -> Tensor:
+        """Store k and v at batch.out_slots, then attend each query to its sequence's tokens up to itself.
+
+        Shapes: q [T, num_heads, head_dim]; k, v [T, num_kv_heads, head_dim], of any row stride; one dtype.
+        Returns: [T, num_heads, head_dim] in that dtype, contiguous.
+        """
+        ...

@@ -1,0 +1,33 @@
+"""ForwardBatch: what one forward pass reads. Knows tokens, rows and pages; knows no request and no plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class ForwardBatch:
+    """The new tokens of B sequences, laid end to end (T in all), and where their KV is and goes.
+
+    There are no phases: a sequence brings one token or many, after a cached prefix or none. A KV slot is
+    page * page_size + offset in page; token i of a row lies in page page_table[row, i // page_size].
+    """
+
+    input_ids: Tensor  # [T] int64
+    positions: Tensor  # [T] int64, index of each token in its sequence
+    out_slots: Tensor  # [T] int64, the KV slot each token's keys and values are written to
+    query_start: list[int]  # [B + 1] on the host: sequence b owns tokens query_start[b] : query_start[b + 1]
+    kv_lens: list[int]  # [B] on the host: tokens in the cache after this step, the new ones included
+    rows: Tensor  # [B] int64, index into page_table
+    page_table: Tensor  # [max_rows, max_pages] int32, the device table, addressed by row
+    page_size: int  # tokens
+    num_decodes: int  # the first num_decodes sequences have exactly one new token
+    sample_indices: Tensor  # [S] int64, the tokens whose logits are wanted; S may be 0
+    attn_metadata: object | None = None  # set and read by the attention backend alone
+
+    @property
+    def batch_size(self) -> int:
+        """Number of sequences, B."""
+        return len(self.kv_lens)

@@ -1,0 +1,1 @@
+"""One operation per file, on tensors alone. The torch version defines the result."""

@@ -1,0 +1,4 @@
+"""Model families: one declarative spec each, over the transformer they share.
+
+Which architecture has which spec is a row of runtime.model_config.ARCHITECTURES.
+"""

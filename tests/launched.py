@@ -1,0 +1,126 @@
+"""A launch under test: `python launch.py` as a user starts it, with eyes on all that it might leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+START_TIMEOUT_S = 90.0
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """Seconds until `condition` held. Raises TimeoutError naming `what`."""
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > timeout_s:
+            raise TimeoutError(f"{what}: not within {timeout_s:g} s")
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+class Launched:
+    """One launch with its own run directory and a free port."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="launched-")
+        self.run_dir = Path(self._folder.name) / "run"
+        self._log_path = Path(self._folder.name) / "log"
+        self._log = self._log_path.open("w+b")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                str(ROOT / "launch.py"),
+                "--port",
+                "0",
+                "--run-dir",
+                str(self.run_dir),
+                *arguments,
+            ],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """state.json, or {} while there is none."""
+        try:
+            return json.loads((self.run_dir / "state.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+
+    def wait_ready(self) -> Launched:
+        def ready_or_ended() -> bool:
+            return self.state().get("state") == "ready" or self.process.poll() is not None
+
+        wait_until(ready_or_ended, START_TIMEOUT_S, "the launch gets ready")
+        assert self.process.poll() is None, self.log()
+        return self
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.state()['port']}"
+
+    def pid_of(self, role: str) -> int:
+        return next(child["pid"] for child in self.state()["children"] if child["role"] == role)
+
+    def pids(self) -> list[int]:
+        return [self.process.pid, *(child["pid"] for child in self.state().get("children", []))]
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def wait_exit(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+    def stop(self) -> int:
+        """Ctrl-C, as the launcher sees it."""
+        self.process.send_signal(signal.SIGINT)
+        return self.process.wait(10.0)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            try:
+                self.process.wait(10.0)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+
+@contextmanager
+def launched(*arguments: str) -> Iterator[Launched]:
+    """A launch that is ready; ended and cleaned up with the block."""
+    launch = Launched(*arguments)
+    try:
+        yield launch.wait_ready()
+    finally:
+        launch.close()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is gone: only its parent has not looked yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def leftovers(run_dir: Path) -> set[str]:
+    """Names that a launch in `run_dir` may leave: its directory, shared memory, unix sockets."""
+    found = {str(run_dir)} if run_dir.exists() else set()
+    found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "carousel" in name}
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    return found | {line.split()[-1] for line in sockets if str(run_dir) in line}
