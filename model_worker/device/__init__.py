@@ -1,0 +1,23 @@
+"""device: where the model runs and the order in which things happen there. Knows no model, plan or row."""
+
+from __future__ import annotations
+
+from model_worker.device.base import Device, Stream, Ticket
+from runtime.registry import resolve
+
+DEVICES = {
+    "cpu": "model_worker.device.cpu:CpuDevice",
+    "cuda": "model_worker.device.cuda:CudaDevice",
+}
+
+
+def make_device(name: str, *, threaded: bool) -> Device:
+    """The device of that name. `threaded`: a CPU stream runs beside its caller; a CUDA stream always does.
+
+    Raises ConfigError for an unknown name or a device that this machine lacks.
+    """
+    device: Device = resolve("device", name, DEVICES)(threaded=threaded)
+    return device
+
+
+__all__ = ["DEVICES", "Device", "Stream", "Ticket", "make_device"]

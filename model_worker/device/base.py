@@ -1,0 +1,71 @@
+"""What the runner needs of a device: streams of work, tickets for it, copies to and from, free memory.
+
+One code path serves CPU and CUDA: work is a function handed to a stream, a ticket stands for its result.
+On CPU the copy stream is the forward stream itself.
+
+    forward stream   plan N: tables, forward, sampling │ plan N + 1 …
+    copy stream                                        └ copy back N │ …
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Ticket(Protocol[T_co]):
+    """Stands for work that was launched."""
+
+    def done(self) -> bool:
+        """True: the work is finished, or it has failed. Never blocks."""
+
+    def wait(self) -> T_co:
+        """Block until the work is finished and return what it returned. Raises what it raised."""
+
+    @property
+    def value(self) -> T_co:
+        """What the work returned, for work behind it in stream order: its tensors may be unfinished."""
+
+
+class Stream(Protocol):
+    def launch(self, fn: Callable[[], T], after: Ticket[Any] | None = None) -> Ticket[T]:
+        """Run `fn` once everything launched before it on this stream, and `after`, is finished.
+
+        Never raises what `fn` raises: the ticket does, and the stream goes on.
+        """
+
+    def close(self) -> None:
+        """Finish what was launched and let go of the stream."""
+
+
+class Device(Protocol):
+    name: str
+    torch_device: torch.device
+    forward_stream: Stream
+    copy_stream: Stream
+    prefers_one_pass: bool
+    """Looking at an intermediate result to do less work costs more than all of the work: it means to wait."""
+
+    def free_bytes(self) -> int:
+        """Memory that may still be allocated on the device."""
+
+    def host_block(self, size: int) -> Tensor:
+        """An uninitialised int64 tensor [size] on the host, of the kind `upload` copies fastest."""
+
+    def upload(self, host: Tensor) -> Tensor:
+        """`host` on the device, in order of the current stream. On CPU it is the same memory."""
+
+    def tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        """A copy of `array` on the device, in order of the current stream."""
+
+    def download(self, tensor: Tensor) -> Tensor:
+        """`tensor` on the host; may be read once the ticket of the work that called this is done."""
+
+    def close(self) -> None: ...

@@ -1,0 +1,140 @@
+"""The CPU as a device. A stream is a thread, or the caller itself where the worker has its own process."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+T = TypeVar("T")
+
+CGROUP = Path("/sys/fs/cgroup")
+NO_LIMIT = 1 << 62
+
+
+class CpuTicket(Generic[T]):
+    __slots__ = ("_error", "_finished", "_fn", "_value")
+
+    def __init__(self, fn: Callable[[], T]) -> None:
+        self._fn: Callable[[], T] | None = fn
+        self._finished = threading.Event()
+        self._error: BaseException | None = None
+
+    def run(self) -> None:
+        assert self._fn is not None
+        try:
+            self._value = self._fn()
+        except BaseException as error:  # whatever it is, whoever waits must learn of it
+            self._error = error
+        finally:
+            self._fn = None
+            self._finished.set()
+
+    def done(self) -> bool:
+        return self._finished.is_set()
+
+    def wait(self) -> T:
+        self._finished.wait()
+        return self.value
+
+    @property
+    def value(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+_Launch = tuple[CpuTicket[Any], CpuTicket[Any] | None]
+
+
+class InlineStream:
+    """Work is finished when `launch` returns."""
+
+    def launch(self, fn: Callable[[], T], after: CpuTicket[Any] | None = None) -> CpuTicket[T]:
+        assert after is None or after.done()
+        ticket = CpuTicket(fn)
+        ticket.run()
+        return ticket
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class ThreadedStream:
+    """Work runs in a thread, in order; the caller does not wait."""
+
+    def __init__(self, name: str) -> None:
+        self._queue: queue.SimpleQueue[_Launch | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            ticket, after = item
+            if after is not None:
+                after._finished.wait()
+            ticket.run()
+
+    def launch(self, fn: Callable[[], T], after: CpuTicket[Any] | None = None) -> CpuTicket[T]:
+        ticket = CpuTicket(fn)
+        self._queue.put((ticket, after))
+        return ticket
+
+    def close(self) -> None:
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+
+
+class CpuDevice:
+    name = "cpu"
+    torch_device = torch.device("cpu")
+    prefers_one_pass = False
+
+    def __init__(self, *, threaded: bool) -> None:
+        self.forward_stream = ThreadedStream("forward") if threaded else InlineStream()
+        # Results are in host memory already: a second thread would only add a switch.
+        self.copy_stream = self.forward_stream
+
+    def free_bytes(self) -> int:
+        """What the kernel can give without swapping, no more than the control group leaves."""
+        return min(_memory_available(), _cgroup_available())
+
+    def host_block(self, size: int) -> Tensor:
+        return torch.empty(size, dtype=torch.int64)
+
+    def upload(self, host: Tensor) -> Tensor:
+        return host
+
+    def tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return torch.from_numpy(np.array(array))
+
+    def download(self, tensor: Tensor) -> Tensor:
+        return tensor
+
+    def close(self) -> None:
+        self.forward_stream.close()
+
+
+def _memory_available() -> int:
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    raise OSError("/proc/meminfo has no MemAvailable")
+
+
+def _cgroup_available() -> int:
+    """What is left of the memory limit of a version 2 control group; very large when there is none."""
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+        used = int((CGROUP / "memory.current").read_text())
+    except (FileNotFoundError, PermissionError):
+        return NO_LIMIT
+    return NO_LIMIT if limit == "max" else max(0, int(limit) - used)

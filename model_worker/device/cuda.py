@@ -1,0 +1,98 @@
+"""One NVIDIA GPU as a device. A stream is a CUDA stream; a ticket is an event on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from runtime.errors import ConfigError
+
+T = TypeVar("T")
+
+
+class CudaTicket(Generic[T]):
+    __slots__ = ("_error", "_value", "event")
+
+    def __init__(self) -> None:
+        self.event = torch.cuda.Event()
+        self._error: Exception | None = None
+
+    def run(self, fn: Callable[[], T]) -> None:
+        try:
+            self._value = fn()
+        except Exception as error:  # as on CPU, whoever waits learns of it
+            self._error = error
+
+    def done(self) -> bool:
+        return self._error is not None or self.event.query()
+
+    def wait(self) -> T:
+        self.event.synchronize()
+        return self.value
+
+    @property
+    def value(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
+class CudaStream:
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)
+
+    def launch(self, fn: Callable[[], T], after: CudaTicket[Any] | None = None) -> CudaTicket[T]:
+        """Enqueue at once what `fn` launches; only the GPU waits for `after`."""
+        ticket: CudaTicket[T] = CudaTicket()
+        with torch.cuda.stream(self._stream):
+            if after is not None:
+                self._stream.wait_event(after.event)
+            ticket.run(fn)
+            ticket.event.record(self._stream)
+        return ticket
+
+    def close(self) -> None:
+        self._stream.synchronize()
+
+
+class CudaDevice:
+    name = "cuda"
+    prefers_one_pass = True
+
+    def __init__(self, *, threaded: bool) -> None:
+        """A CUDA stream runs beside its caller whether `threaded` or not."""
+        if not torch.cuda.is_available():
+            raise ConfigError("device: cuda was asked for, but torch finds no NVIDIA GPU; try --device cpu")
+        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        self.forward_stream = CudaStream(self.torch_device)
+        self.copy_stream = CudaStream(self.torch_device)
+
+    def free_bytes(self) -> int:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info(self.torch_device)
+        return int(free)
+
+    def host_block(self, size: int) -> Tensor:
+        # The pinned allocator hands a block out again only after the copies that read it.
+        return torch.empty(size, dtype=torch.int64, pin_memory=True)
+
+    def upload(self, host: Tensor) -> Tensor:
+        return host.to(self.torch_device, non_blocking=True)
+
+    def tensor(self, array: npt.NDArray[Any]) -> Tensor:
+        return self.upload(torch.tensor(array).pin_memory())
+
+    def download(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
+        host.copy_(tensor, non_blocking=True)
+        # Its memory belongs to the stream that computed it and must not be reused before this copy.
+        tensor.record_stream(torch.cuda.current_stream(self.torch_device))
+        return host
+
+    def close(self) -> None:
+        self.forward_stream.close()
+        self.copy_stream.close()

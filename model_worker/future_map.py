@@ -1,0 +1,25 @@
+"""FutureMap: the last token of each row, on the device. What a plan means by an input id of -1."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+class FutureMap:
+    """last_token [max_rows] int64.
+
+    One entry a row is enough: only a row's newest token can be unknown to the host, and stream order does the
+    rest.
+    """
+
+    def __init__(self, max_rows: int, device: torch.device) -> None:
+        self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
+
+    def resolve(self, input_ids: Tensor, at: Tensor, rows: Tensor) -> None:
+        """input_ids[at[i]] = last token of rows[i], in place; all [n] int64."""
+        input_ids[at] = self.last_token[rows]
+
+    def store(self, rows: Tensor, tokens: Tensor) -> None:
+        """Remember tokens [n] as the last ones of rows [n], both int64."""
+        self.last_token[rows] = tokens

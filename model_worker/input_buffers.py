@@ -1,0 +1,124 @@
+"""InputBuffers: carries a step's integers to the device in one copy. Knows plans; knows no model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from typing import TypeAlias, cast
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.req_to_token_pool import ReqToTokenPool
+from model_worker.sampling.sampler import SampleRows
+from runtime.messages import BatchPlan
+from runtime.wire import IntArray, unpack_ids
+
+LongArray: TypeAlias = npt.NDArray[np.int64]
+
+
+@dataclass(slots=True)
+class TokenLayout:
+    """The T new tokens of a plan's B sequences, laid end to end, on the host."""
+
+    rows: LongArray  # [B]
+    token_rows: LongArray  # [T]
+    positions: LongArray  # [T] in the sequence
+    query_start: list[int]  # [B + 1]
+    kv_lens: list[int]  # [B] after this step
+    sample_indices: LongArray  # [S] the last token of each sequence that samples, index into T
+    sample_rows: LongArray  # [S]
+    sample_positions: LongArray  # [S] of the token to be sampled
+
+
+@dataclass(slots=True)
+class StepInputs:
+    """A plan's tokens on the device, int64, and whose next tokens are to be sampled."""
+
+    input_ids: Tensor  # [T], negative where the token is in the FutureMap
+    unresolved: Tensor  # [U] where input_ids are negative
+    unresolved_rows: Tensor  # [U]
+    positions: Tensor  # [T]
+    table_entries: Tensor  # [T] index into the flattened page table
+    rows: Tensor  # [B]
+    query_start: list[int]
+    kv_lens: list[int]
+    sample_indices: Tensor  # [S]
+    who: SampleRows
+
+
+class InputBuffers:
+    def __init__(self, table: ReqToTokenPool, device: Device) -> None:
+        self._table = table
+        self._device = device
+
+    def stage(self, plan: BatchPlan) -> StepInputs:
+        """Expand a plan to one entry a token and upload it. Changes nothing on the device."""
+        at = _lay_out(plan)
+        ids_host = unpack_ids(plan.input_ids)
+        assert len(ids_host) == len(at.positions), "input_ids does not match lens"
+        unknown = np.flatnonzero(ids_host < 0)
+        input_ids, unresolved, unresolved_rows, positions, entries, rows, sampled, who_rows, who_positions = (
+            self._upload(
+                ids_host,
+                unknown,
+                at.token_rows[unknown],
+                at.positions,
+                self._table.entry_of(at.token_rows, at.positions),
+                at.rows,
+                at.sample_indices,
+                at.sample_rows,
+                at.sample_positions,
+            )
+        )
+        return StepInputs(
+            input_ids=input_ids,
+            unresolved=unresolved,
+            unresolved_rows=unresolved_rows,
+            positions=positions,
+            table_entries=entries,
+            rows=rows,
+            query_start=at.query_start,
+            kv_lens=at.kv_lens,
+            sample_indices=sampled,
+            who=SampleRows(who_rows, who_positions, at.sample_rows, at.sample_positions),
+        )
+
+    def _upload(self, *arrays: LongArray | IntArray) -> Sequence[Tensor]:
+        """Each array as an int64 tensor on the device, all in one copy."""
+        sizes = [len(array) for array in arrays]
+        block = self._device.host_block(sum(sizes))
+        view = block.numpy()
+        for array, end, size in zip(arrays, accumulate(sizes), sizes, strict=True):
+            view[end - size : end] = array
+        return cast(Sequence[Tensor], self._device.upload(block).split(sizes))
+
+
+def _lay_out(plan: BatchPlan) -> TokenLayout:
+    rows = unpack_ids(plan.rows).astype(np.int64)
+    starts = unpack_ids(plan.starts).astype(np.int64)
+    num_rows = len(rows)
+    if num_rows == plan.num_decodes:  # one token each, one sampled each: nothing to expand
+        ends = starts + 1
+        order = np.arange(num_rows)
+        return TokenLayout(rows, rows, starts, list(range(num_rows + 1)), ends.tolist(), order, rows, ends)
+    lens = np.ones(num_rows, np.int64)
+    lens[plan.num_decodes :] = unpack_ids(plan.lens)
+    samples = np.ones(num_rows, bool)
+    samples[plan.num_decodes :] = unpack_ids(plan.samples)
+    query_ends = np.cumsum(lens)
+    kv_lens = starts + lens
+    token_rows = np.repeat(rows, lens)
+    return TokenLayout(
+        rows=rows,
+        token_rows=token_rows,
+        positions=np.repeat(kv_lens - query_ends, lens) + np.arange(len(token_rows)),
+        query_start=[0, *query_ends.tolist()],
+        kv_lens=kv_lens.tolist(),
+        sample_indices=query_ends[samples] - 1,
+        sample_rows=rows[samples],
+        sample_positions=kv_lens[samples],
+    )

@@ -1,0 +1,196 @@
+"""ModelRunner: turns a BatchPlan into device work. Owns the device tables; knows rows and pages, no request.
+
+All of it on the forward stream, in this order:
+
+    plan ─► row parameters, page copies, page table ─► ForwardBatch ─► model ─► Sampler ─► FutureMap
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.device.base import Device
+from model_worker.forward_batch import ForwardBatch
+from model_worker.future_map import FutureMap
+from model_worker.input_buffers import InputBuffers
+from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.req_to_token_pool import ReqToTokenPool
+from model_worker.sampling.sampler import Sampler, SampleRows
+from runtime.errors import ConfigError
+from runtime.messages import BatchPlan, RowSetup
+from runtime.wire import pack_ids, unpack_ids
+
+WARM_UP_TOKENS = 8
+# The host's memory belongs to other programs too. Arbitrary.
+MAX_CPU_KV_BYTES = 8 << 30
+
+
+class Model(Protocol):
+    def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
+        """Logits [S, vocab_size] float32 of the batch's sample_indices; stores the new tokens' KV."""
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """A step between forward and sampling."""
+
+    logits: Tensor  # [S, vocab_size] float32
+    who: SampleRows
+
+
+@dataclass(slots=True)
+class StepTensors:
+    """What a step has for the host. Logprobs are those of the m rows that asked."""
+
+    tokens: Tensor  # [S] int32
+    logprobs: Tensor | None = None  # [m] float32
+    top_ids: Tensor | None = None  # [m, num_top] int32
+    top_logprobs: Tensor | None = None  # [m, num_top] float32
+
+
+class ModelRunner:
+    """Its methods must run on the forward stream, plans in the order of their launch."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv_pool: MHATokenToKVPool,
+        backend: AttentionBackend,
+        device: Device,
+        *,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int,
+    ) -> None:
+        """max_len: tokens of the longest sequence, prompt and output."""
+        self.vocab_size = vocab_size
+        self.max_rows = max_rows
+        self.max_len = max_len
+        self.kv_pool = kv_pool
+        self._model = model
+        self._backend = backend
+        self._device = device
+        self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
+        self._future = FutureMap(max_rows, device.torch_device)
+        self._inputs = InputBuffers(self._table, device)
+        self._sampler = Sampler(max_rows, vocab_size, device)
+
+    @torch.inference_mode()
+    def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
+        """Change the tables as the plan says, in the order of its fields, and lay out its tokens."""
+        assert not unpack_ids(plan.drafts).any(), "BatchPlan.drafts: verification is not built"
+        if plan.setups:
+            self._sampler.open_rows(plan.setups)
+        if plan.page_copies:
+            src, dst = np.array(plan.page_copies, np.int64).T
+            self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
+        if plan.table_spans:
+            self._table.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
+        inputs = self._inputs.stage(plan)
+        if len(inputs.unresolved):
+            self._future.resolve(inputs.input_ids, inputs.unresolved, inputs.unresolved_rows)
+        batch = ForwardBatch(
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            out_slots=self._table.slots(inputs.table_entries, inputs.positions),
+            query_start=inputs.query_start,
+            kv_lens=inputs.kv_lens,
+            rows=inputs.rows,
+            page_table=self._table.page_table,
+            page_size=self._table.page_size,
+            num_decodes=plan.num_decodes,
+            sample_indices=inputs.sample_indices,
+        )
+        return batch, inputs.who
+
+    @torch.inference_mode()
+    def forward(self, plan: BatchPlan) -> ForwardOutput:
+        """Apply the plan and compute its tokens."""
+        batch, who = self.apply(plan)
+        self._backend.prepare(batch)
+        return ForwardOutput(self._model(batch, self.kv_pool, self._backend), who)
+
+    @torch.inference_mode()
+    def sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepTensors:
+        """Sample the step's tokens, and remember them for plans that say -1."""
+        sampled = self._sampler.sample(forward.logits, forward.who, masks)
+        self._future.store(forward.who.rows, sampled.tokens)
+        step = StepTensors(sampled.tokens.int())
+        if sampled.logprobs is not None:
+            step.logprobs = sampled.logprobs.chosen
+            step.top_ids = sampled.logprobs.top_ids.int()
+            step.top_logprobs = sampled.logprobs.top
+        return step
+
+    @torch.inference_mode()
+    def warm_up(self) -> None:
+        """Compute a prompt and a decode through the real path, so that the first request finds all loaded."""
+        page_size = self.kv_pool.page_size
+        length = min(WARM_UP_TOKENS, self.max_len - 1, self.kv_pool.num_pages * page_size - 1)
+        pages = np.arange(1, -(-(length + 1) // page_size) + 1)
+        prompt = BatchPlan(
+            step=0,
+            setups=(RowSetup(row=0, num_prompt=length, top_p=0.9),),
+            page_copies=(),
+            table_spans=pack_ids([0, 0, len(pages)]),
+            table_pages=pack_ids(pages),
+            num_decodes=0,
+            rows=pack_ids([0]),
+            starts=pack_ids([0]),
+            input_ids=pack_ids([0] * length),
+            lens=pack_ids([length]),
+            samples=pack_ids([1]),
+            drafts=pack_ids([0]),
+        )
+        decode = BatchPlan(
+            step=1,
+            setups=(RowSetup(row=0, num_prompt=length, temperature=0.0),),
+            page_copies=(),
+            table_spans=b"",
+            table_pages=b"",
+            num_decodes=1,
+            rows=pack_ids([0]),
+            starts=pack_ids([length]),
+            input_ids=pack_ids([-1]),
+        )
+        for plan in (prompt, decode):
+            self.sample(self.forward(plan), {})
+        self._table.page_table.zero_()
+        self._future.last_token.zero_()
+
+
+def size_kv_pool(
+    *,
+    free_bytes: int,
+    fraction: float,
+    bytes_per_token: int,
+    page_size: int,
+    max_total_tokens: int,
+    device: str,
+) -> int:
+    """Pages of the KV pool, the dummy page not counted: of what `fraction` of the free memory and
+    `max_total_tokens` allow, the smaller.
+
+    max_total_tokens 0 sets no cap, but on a CPU then MAX_CPU_KV_BYTES is one.
+    Raises: ConfigError when not even a prompt of one token and its answer fit.
+    """
+    budget = int(free_bytes * fraction)
+    if device == "cpu" and not max_total_tokens:
+        budget = min(budget, MAX_CPU_KV_BYTES)
+    num_pages = budget // (bytes_per_token * page_size) - 1
+    if max_total_tokens:
+        num_pages = min(num_pages, max_total_tokens // page_size)
+    if num_pages * page_size < 2:
+        raise ConfigError(
+            f"no room for a KV cache: mem_fraction_static {fraction:g} of {free_bytes >> 20} MiB free, "
+            f"max_total_tokens {max_total_tokens or 'not set'}, page_size {page_size}, "
+            f"{bytes_per_token} bytes a token"
+        )
+    return num_pages

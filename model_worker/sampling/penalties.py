@@ -1,0 +1,58 @@
+"""PenaltyCounts: which tokens a row's context holds and how often they were sampled, on the device."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.device.base import Device
+from runtime.wire import IntArray
+
+IN_PROMPT = 1 << 30
+
+
+class PenaltyCounts:
+    """counts [max_rows, vocab_size] int32: times sampled, plus IN_PROMPT where the prompt holds the token.
+
+    Allocated with the first penalty: most runs never need it. A token is counted on the stream that samples
+    it, so the next step sees it whether or not the host does.
+    """
+
+    def __init__(self, max_rows: int, vocab_size: int, device: Device) -> None:
+        self._shape = (max_rows, vocab_size)
+        self._device = device
+        self._counts: Tensor | None = None
+
+    def open_row(self, row: int, prompt_ids: IntArray, output_ids: IntArray) -> None:
+        """Begin a stay: forget the row's last tenant and count what this one has already."""
+        if self._counts is None:
+            self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device.torch_device)
+        ids, times = np.unique(output_ids, return_counts=True)
+        counts = self._counts[row]
+        counts.zero_()
+        counts[self._device.tensor(ids.astype(np.int64))] = self._device.tensor(times.astype(np.int32))
+        in_prompt = self._device.tensor(np.unique(prompt_ids).astype(np.int64))
+        counts[in_prompt] = counts[in_prompt] + IN_PROMPT
+
+    def add(self, rows: Tensor, tokens: Tensor) -> None:
+        """Count one sampled token for each of rows [n], which differ; both int64."""
+        assert self._counts is not None
+        self._counts[rows, tokens] = self._counts[rows, tokens] + 1
+
+    def apply(
+        self, logits: Tensor, rows: Tensor, repetition: Tensor, presence: Tensor, frequency: Tensor
+    ) -> None:
+        """Penalise logits [n, V] in place, for rows [n] int64 with penalties [n] float32.
+
+        Repetition divides positive logits of tokens in prompt or output and multiplies negative ones;
+        presence and frequency look at the output alone.
+        """
+        assert self._counts is not None
+        counts = self._counts[rows]
+        repetition = repetition.unsqueeze(1)
+        repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+        torch.where(counts != 0, repeated, logits, out=logits)
+        times = (counts & (IN_PROMPT - 1)).float()
+        logits -= frequency.unsqueeze(1) * times
+        logits -= presence.unsqueeze(1) * (times > 0)

@@ -1,0 +1,188 @@
+"""ModelWorker: executes plans in order on the device's streams. Knows tickets; knows no socket, no request.
+
+                      forward stream              copy stream
+launch(plan)          tables, forward, sampling   result to the host
+launch(deferred)      tables, forward
+sample(step, masks)   sampling                    result to the host
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.device import Device, Ticket
+from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.loader import load_model
+from model_worker.model_runner import ForwardOutput, ModelRunner, StepTensors, size_kv_pool
+from runtime.config import RuntimeConfig
+from runtime.errors import ExecutorError
+from runtime.messages import BatchPlan, SampleMasks, StepResult, WorkerReady
+from runtime.model_config import ModelConfig
+
+logger = logging.getLogger(__name__)
+
+
+class WorkerStep:
+    """One launched step."""
+
+    __slots__ = ("_copied", "_counts", "_forward", "_step")
+
+    def __init__(self, plan: BatchPlan) -> None:
+        self._step = plan.step
+        # Without drafts a row that samples has one token, so the counts are what the plan says.
+        self._counts = plan.samples
+        self._forward: Ticket[ForwardOutput] | None = None
+        self._copied: Ticket[StepTensors] | None = None
+
+    @property
+    def awaits_masks(self) -> bool:
+        return self._copied is None
+
+    def done(self) -> bool:
+        return self._copied is not None and self._copied.done()
+
+    def result(self) -> StepResult:
+        """Wait for the step. Raises ExecutorError when it failed, or when its masks were never given."""
+        if self._copied is None:
+            raise ExecutorError(f"step {self._step} waits for its masks")
+        try:
+            host = self._copied.wait()
+        except Exception as error:
+            raise ExecutorError(f"step {self._step} failed: {type(error).__name__}: {error}") from error
+        return StepResult(
+            step=self._step,
+            tokens=_to_bytes(host.tokens),
+            counts=self._counts,
+            logprobs=_to_bytes(host.logprobs),
+            num_top=0 if host.top_ids is None else host.top_ids.shape[1],
+            top_ids=_to_bytes(host.top_ids),
+            top_logprobs=_to_bytes(host.top_logprobs),
+        )
+
+
+class ModelWorker:
+    def __init__(self, runner: ModelRunner, device: Device) -> None:
+        self._runner = runner
+        self._device = device
+        self._deferred: WorkerStep | None = None
+        self.limits = WorkerReady(
+            num_pages=runner.kv_pool.num_pages,
+            page_size=runner.kv_pool.page_size,
+            max_rows=runner.max_rows,
+            max_len=runner.max_len,
+            vocab_size=runner.vocab_size,
+            device=device.name,
+        )
+
+    def warm_up(self) -> None:
+        self._device.forward_stream.launch(self._runner.warm_up).wait()
+
+    def launch(self, plan: BatchPlan) -> WorkerStep:
+        """Start a step; does not wait where the device works beside its caller. Failure shows in `result`."""
+        assert self._deferred is None, "a step was launched before the masks of the one before it"
+        step = WorkerStep(plan)
+        runner = self._runner
+        if plan.defer_sampling:
+            step._forward = self._device.forward_stream.launch(lambda: runner.forward(plan))
+            self._deferred = step
+        else:
+            self._copy_back(step, lambda: runner.sample(runner.forward(plan), {}))
+        return step
+
+    def sample(self, step: WorkerStep, masks: SampleMasks) -> None:
+        """Sample the step that was launched last and deferred its sampling."""
+        assert step is self._deferred, "masks for a step that does not wait for them"
+        assert masks.step == step._step, "masks of another step"
+        self._deferred = None
+        forward, step._forward = step._forward, None  # logits live no longer than they are needed
+        assert forward is not None
+        by_row: Mapping[int, bytes] = dict(masks.masks)
+        runner = self._runner
+        self._copy_back(step, lambda: runner.sample(forward.value, by_row))
+
+    def _copy_back(self, step: WorkerStep, compute: Callable[[], StepTensors]) -> None:
+        computed = self._device.forward_stream.launch(compute)
+        step._copied = self._device.copy_stream.launch(lambda: self._download(computed.value), after=computed)
+
+    def _download(self, step: StepTensors) -> StepTensors:
+        def download(tensor: Tensor | None) -> Tensor | None:
+            return None if tensor is None else self._device.download(tensor)
+
+        tokens = self._device.download(step.tokens)
+        return StepTensors(
+            tokens, download(step.logprobs), download(step.top_ids), download(step.top_logprobs)
+        )
+
+    def close(self) -> None:
+        self._device.close()
+
+
+def _to_bytes(tensor: Tensor | None) -> bytes:
+    return b"" if tensor is None else tensor.numpy().tobytes()
+
+
+def load_worker(config: RuntimeConfig, device: Device, on_progress: Callable[[], None]) -> ModelWorker:
+    """Load the model of resolved settings, give the KV cache the memory that is left, and warm up.
+
+    on_progress is called after each tensor that was read. Raises ModelError or ConfigError.
+    """
+    # On the stream that will use it: memory of another stream would have to be waited for.
+    runner = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress)).wait()
+    worker = ModelWorker(runner, device)
+    on_progress()
+    worker.warm_up()
+    return worker
+
+
+def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[], None]) -> ModelRunner:
+    model_path = Path(config.model)
+    model_config = ModelConfig.from_path(model_path)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    model = load_model(
+        model_path,
+        model_config,
+        dtype,
+        device.torch_device,
+        load_format=config.load_format,
+        progress=lambda loaded, total: on_progress(),
+    )
+    num_pages = size_kv_pool(
+        free_bytes=device.free_bytes(),
+        fraction=config.mem_fraction_static,
+        bytes_per_token=model_config.kv_bytes_per_token(dtype.itemsize),
+        page_size=config.page_size,
+        max_total_tokens=config.max_total_tokens,
+        device=device.name,
+    )
+    kv_pool = MHATokenToKVPool(
+        num_pages,
+        config.page_size,
+        model_config.num_layers,
+        model_config.num_kv_heads,
+        model_config.head_dim,
+        dtype,
+        device.torch_device,
+    )
+    logger.info(
+        "KV cache: %d pages of %d tokens, %.2f GiB, %s on %s",
+        num_pages,
+        config.page_size,
+        (num_pages + 1) * kv_pool.bytes_per_page() / (1 << 30),
+        config.dtype,
+        device.name,
+    )
+    return ModelRunner(
+        model,
+        kv_pool,
+        TorchNativeAttention(),
+        device,
+        max_rows=config.max_running_requests,
+        max_len=config.context_length,
+        vocab_size=model_config.vocab_size,
+    )

@@ -1,0 +1,219 @@
+"""Both executors behind one contract: the worker in this process, and in a process of its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from model_worker.executors import inproc, process
+from runtime.config import RuntimeConfig
+from runtime.endpoints import Endpoints
+from runtime.errors import ExecutorError
+from runtime.messages import SampleMasks
+from runtime.process import LaunchFile, ProcessContext
+from runtime.status_page import StatusPage
+from runtime.wire import pack_ids
+from tests.cpu.plans import FEEDBACK, GREEDY, PlanWriter, greedy_reference, save_tiny_llama, tokens_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE_SIZE = 4
+MAX_TOTAL_TOKENS = 800
+PROMPT = [1, 5, 9, 33, 2, 71, 8, 8, 60]
+
+
+class Waits:
+    """An `on_wait` that remembers when it was called."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        self.called = threading.Event()
+
+    def __call__(self) -> None:
+        self.times.append(time.monotonic())
+        self.called.set()
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("tiny")
+    return path, save_tiny_llama(path)
+
+
+def make_config(model: Path, **settings: object) -> RuntimeConfig:
+    fields = {
+        "model": str(model),
+        "dtype": "float32",
+        "device": "cpu",
+        "cpu_threads": 1,
+        "context_length": 64,
+        "max_running_requests": 8,
+        "page_size": PAGE_SIZE,
+        "max_total_tokens": MAX_TOTAL_TOKENS,
+        **settings,
+    }
+    return RuntimeConfig(**fields)  # type: ignore[arg-type]
+
+
+@contextmanager
+def scheduler_context(run_dir: Path, config: RuntimeConfig) -> Iterator[ProcessContext]:
+    """What a launcher prepares, and the scheduler process's view of it."""
+    endpoints = Endpoints(run_dir)
+    run_dir.mkdir(mode=0o700, exist_ok=True)
+    endpoints.config_file.write_bytes(msgspec.json.encode(LaunchFile(config, 1, os.getpid())))
+    page = StatusPage(endpoints.status_file, create=True)
+    context = ProcessContext("scheduler", run_dir)
+    try:
+        yield context
+    finally:
+        context.close()
+        context.status.close()
+        page.close()
+
+
+@contextmanager
+def worker_process(run_dir: Path) -> Iterator[subprocess.Popen[bytes]]:
+    child = subprocess.Popen([sys.executable, "-m", "model_worker.main", str(run_dir)], cwd=ROOT)
+    try:
+        yield child
+    finally:
+        child.kill()
+        child.wait()
+
+
+@contextmanager
+def running(
+    model: Path, run_dir: Path, waits: Waits, **settings: object
+) -> Iterator[tuple[process.ProcessExecutor, subprocess.Popen[bytes]]]:
+    with (
+        scheduler_context(run_dir, make_config(model, **settings)) as context,
+        worker_process(run_dir) as child,
+    ):
+        executor = process.create(context, waits)
+        try:
+            yield executor, child
+        finally:
+            executor.close()
+
+
+def check_contract(
+    executor: inproc.InprocExecutor | process.ProcessExecutor, reference: LlamaForCausalLM
+) -> None:
+    """Two steps in flight, the second fed back; then a deferred step."""
+    assert executor.feeds_back
+    assert executor.max_in_flight == 2
+    assert executor.limits.num_pages == MAX_TOTAL_TOKENS // PAGE_SIZE
+    assert (executor.limits.page_size, executor.limits.max_rows, executor.limits.max_len) == (
+        PAGE_SIZE,
+        8,
+        64,
+    )
+    plans = PlanWriter(PAGE_SIZE)
+    plans.open_row(0, PROMPT, [9, 7, 5, 3], **GREEDY)
+    handles = [
+        executor.launch(plans.plan(chunks=[(0, PROMPT, True)])),
+        executor.launch(plans.plan(decodes=[(0, FEEDBACK)])),
+    ]
+    tokens = [token for handle in handles for token in tokens_of(handle.result())]
+    assert tokens == greedy_reference(reference, PROMPT, 2)
+    assert all(handle.done() for handle in handles)
+    deferred = executor.launch(plans.plan(decodes=[(0, tokens[-1])], defer_sampling=True))
+    allowed = (1 << 11).to_bytes(4, "little")
+    executor.sample(deferred, SampleMasks(step=3, masks=((0, allowed),)))
+    assert tokens_of(deferred.result()) == [11]
+
+
+def test_inproc_executor_keeps_the_contract(
+    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    path, reference = checkpoint
+    waits = Waits()
+    with scheduler_context(tmp_path / "run", make_config(path)) as context:
+        executor = inproc.create(context, waits)
+        check_contract(executor, reference)
+        executor.close()
+    assert waits.times, "loading must keep the heartbeat going"
+
+
+def test_process_executor_keeps_the_contract_and_the_worker_ends_when_asked(
+    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    path, reference = checkpoint
+    with running(path, tmp_path / "run", Waits()) as (executor, child):
+        check_contract(executor, reference)
+        executor.close()
+        assert child.wait(timeout=10) == 0
+
+
+def test_waiting_keeps_the_heartbeat_going_and_a_killed_worker_is_an_error(
+    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    waits = Waits()
+    with running(checkpoint[0], tmp_path / "run", waits, disable_overlap_schedule=True) as (executor, child):
+        assert executor.max_in_flight == 1
+        os.kill(child.pid, signal.SIGSTOP)
+        plans = PlanWriter(PAGE_SIZE)
+        plans.open_row(0, PROMPT, [9, 7, 5, 3], **GREEDY)
+        step = executor.launch(plans.plan(chunks=[(0, PROMPT, True)]))
+        assert not step.done()
+        errors: list[ExecutorError] = []
+
+        def wait_for_result() -> None:
+            try:
+                step.result()
+            except ExecutorError as error:
+                errors.append(error)
+
+        waits.times.clear()
+        waiting = threading.Thread(target=wait_for_result)
+        waiting.start()
+        for _ in range(3):
+            waits.called.clear()
+            assert waits.called.wait(timeout=5)
+        gaps = [later - earlier for earlier, later in zip(waits.times, waits.times[1:], strict=False)]
+        assert min(gaps) < 0.15, gaps
+        child.kill()
+        waiting.join(timeout=5)
+        assert not waiting.is_alive()
+        assert "died" in str(errors[0])
+        assert step.done()
+
+
+def test_a_failing_plan_reaches_the_scheduler_with_its_reason_and_ends_the_worker(
+    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    with running(checkpoint[0], tmp_path / "run", Waits()) as (executor, child):
+        plans = PlanWriter(PAGE_SIZE)
+        plans.open_row(0, PROMPT, [9, 7, 5, 3], **GREEDY)
+        bad = msgspec.structs.replace(plans.plan(chunks=[(0, PROMPT, True)]), table_pages=pack_ids([]))
+        with pytest.raises(ExecutorError, match="table_pages does not match table_spans"):
+            executor.launch(bad).result()
+        assert child.wait(timeout=10) == 70
+
+
+def test_waiting_for_a_worker_ends_when_the_process_is_asked_to_stop(
+    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+) -> None:
+    with scheduler_context(tmp_path / "run", make_config(checkpoint[0])) as context:
+        waits = Waits()
+
+        def stop_at_the_second_wait() -> None:
+            waits()
+            if len(waits.times) == 2:
+                context.stop.set()
+
+        with pytest.raises(ExecutorError, match="before the model worker was ready"):
+            process.create(context, stop_at_the_second_wait)
+        assert len(waits.times) == 2
