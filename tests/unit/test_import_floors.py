@@ -24,19 +24,22 @@ FLOORS: dict[str, set[str]] = {
     "model_worker": {"runtime"},
     "client": {"runtime"},
     "carousel": {"runtime", "client"},
-    "api_server": {"runtime", "client"},
+    "api_server": {"runtime", "client", "text"},  # text: logprobs show tokens, the wire carries ids
     "launch": {"runtime"},
 }
 
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
-    {"executor", "request", "rows"},
+    {"executor", "request", "rows", "waiting_queue"},
     {"cache"},
     {"batch"},
     {"features"},
     {"prefill_adder", "capacity", "policy"},
-    {"intake", "output"},
+    {"output", "step_log"},
+    {"lifecycle"},
+    {"intake"},
     {"scheduler"},
+    {"loop"},
     {"main"},
 ]
 

@@ -1,0 +1,116 @@
+"""Host time of one detokenizer step: decode the TokenBatch, the text of every row, encode the OutputBatches.
+
+256 streaming sequences of 4 clients, one token each per step, the demo model's tokenizer, random tokens. The
+sockets are replaced by lists, everything else is the process's own loop.
+Run: python -m benchmarks.bench_detokenizer
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import time
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from detokenizer_proc.clients import Clients
+from detokenizer_proc.loop import DetokenizerLoop
+from detokenizer_proc.router import Delivery
+from runtime.handle import make_handle
+from runtime.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
+from runtime.transport import SCHEMA, Codec, MemoryChannel
+from runtime.wire import PROTOCOL_VERSION, pack_ids
+from text import tokenizer
+from text.incremental import DecoderFactory
+
+BAR_US = 400.0
+DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo" / "model"
+
+
+class ListChannel:
+    """The clients' side, kept in lists."""
+
+    def __init__(self) -> None:
+        self.incoming: list[tuple[bytes, bytes]] = []
+        self.sent: list[tuple[bytes, bytes]] = []
+
+    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
+        frames, self.incoming = self.incoming[:limit], self.incoming[limit:]
+        return frames
+
+    def send(self, peer: bytes, frame: bytes) -> Delivery:
+        self.sent.append((peer, frame))
+        return Delivery.SENT
+
+
+class Bench:
+    def __init__(self, num_rows: int, num_clients: int, stops: tuple[str, ...]) -> None:
+        self.channel = ListChannel()
+        self.inbox = MemoryChannel("detokenizer_in")
+        text_tokenizer = tokenizer.load(DEMO_MODEL)
+        self.vocab_size = text_tokenizer.vocab_size
+        self.loop = DetokenizerLoop(
+            inbox=self.inbox,
+            scheduler=MemoryChannel("scheduler_in"),
+            clients=Clients(self.channel, 0),
+            decoders=DecoderFactory(text_tokenizer),
+            eos_token_ids=(0,),
+            slow_reader_timeout_s=120.0,
+        )
+        ids = self._connect(num_clients)
+        encode = msgspec.msgpack.Encoder().encode
+        handles = [make_handle(ids[row % num_clients], row) for row in range(num_rows)]
+        opened = tuple(
+            msgspec.Raw(encode(StreamOpen(handle, 5, pack_ids([5, 6, 7]), stream=True, stop=stops)))
+            for handle in handles
+        )
+        self.inbox.send(TokenBatch(0, opened=opened))
+        self.loop.turn(0.0)
+        assert self.loop.num_live == num_rows
+        self.handles = b"".join(handles)
+
+    def _connect(self, num_clients: int) -> list[int]:
+        hello = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
+        self.channel.incoming = [(b"peer%d" % n, hello) for n in range(num_clients)]
+        self.loop.turn(0.0)
+        decode = Codec(UNIONS["client_out"], 0).decode
+        acks = [decode(frame) for _, frame in self.channel.sent]
+        return [ack.client for ack in acks if isinstance(ack, HelloAck)]
+
+    def run(self, num_steps: int) -> list[float]:
+        """Time of each step in microseconds."""
+        num_rows = len(self.handles) // 16
+        tokens = np.random.default_rng(0).integers(3, self.vocab_size, (num_steps, num_rows), np.int32)
+        times = []
+        for step in range(num_steps):
+            self.inbox.send(TokenBatch(step, self.handles, tokens[step].tobytes()))
+            self.channel.sent.clear()
+            start = time.perf_counter_ns()
+            self.loop.turn(0.0)
+            times.append((time.perf_counter_ns() - start) / 1e3)
+            assert self.channel.sent, "the step must have reached the clients"
+        return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rows", type=int, default=256)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--steps", type=int, default=2000)
+    args = parser.parse_args()
+    report: dict[str, object] = {"rows": args.rows, "clients": args.clients, "bar_us": BAR_US}
+    for name, stops in (("plain", ()), ("stop_strings", ("</answer>", "import END"))):
+        bench = Bench(args.rows, args.clients, stops)
+        gc.freeze()
+        times = bench.run(args.steps)[args.steps // 10 :]
+        p50, p99 = np.percentile(times, [50, 99])
+        print(f"{name:>12}: p50 {p50:6.1f} us, p99 {p99:6.1f} us, live {bench.loop.num_live}")
+        report[name] = {"p50_us": round(float(p50), 1), "p99_us": round(float(p99), 1)}
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The detokenizer process: turns token ids into text and answers the clients."""

@@ -1,0 +1,180 @@
+"""Clients: who is connected, who is alive, and what is waiting to be read by whom. Knows no token."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from detokenizer_proc.router import Delivery, PeerChannel
+from detokenizer_proc.text_stream import Outgoing
+from runtime.errors import ProtocolMismatch
+from runtime.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping
+from runtime.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec
+from runtime.wire import MAGIC, PROTOCOL_VERSION, Message
+
+logger = logging.getLogger(__name__)
+
+PING_S = 1.0
+SILENCE_S = 15.0
+CHECK_S = 0.25
+MAX_CLIENTS = 4096
+MAX_DRAIN = 1000
+CLIENT_ID_BITS = 63
+# Far below what a client's socket accepts in one frame.
+MAX_BATCH_BYTES = 8 << 20
+
+
+@dataclass(slots=True, eq=False)
+class Client:
+    """One connection."""
+
+    id: int
+    """Random, and the first half of its handles: whoever does not know it can name none of its sequences."""
+    peer: bytes
+    """Routing id on the socket."""
+    heard_at: float
+    sent_at: float
+    blocked_since: float | None = None
+    """When it stopped reading; None while it reads."""
+    handles: set[bytes] = field(default_factory=set)
+    """Its live sequences."""
+    outgoing: list[Outgoing] = field(default_factory=list)
+    """What has something new for it, each once."""
+    replies: deque[ControlReply] = field(default_factory=deque)
+
+    def queue(self, item: Outgoing) -> None:
+        if not item.is_queued:
+            item.is_queued = True
+            self.outgoing.append(item)
+
+
+class Clients:
+    """The table of clients over their channel. Nothing that a peer sends raises here."""
+
+    def __init__(self, channel: PeerChannel, epoch: int) -> None:
+        self._channel = channel
+        self._incoming = Codec(UNIONS["client_in"], epoch)
+        self._codec = Codec(UNIONS["client_out"], epoch)
+        self._by_peer: dict[bytes, Client] = {}
+        self._by_id: dict[int, Client] = {}
+        self._gone: list[Client] = []
+        self._next_check_at = 0.0
+        self.bad_frames = BadFrames("client_out")
+
+    def __iter__(self) -> Iterator[Client]:
+        return iter(self._by_id.values())
+
+    def get(self, client_id: int) -> Client | None:
+        return self._by_id.get(client_id)
+
+    def take_gone(self) -> list[Client]:
+        """Clients that have gone since the last call; they are no longer in the table."""
+        gone, self._gone = self._gone, []
+        return gone
+
+    def receive(self, now: float) -> None:
+        """Take in what the clients have sent."""
+        for peer, frame in self._channel.drain(MAX_DRAIN):
+            try:
+                # A routing id is ours, so nothing older than this process comes with one; but a first Hello
+                # cannot know the epoch yet.
+                message = self._incoming.decode(frame, any_epoch=True)
+            except ProtocolMismatch as error:
+                self.bad_frames.add(error)
+                if frame[: len(MAGIC)] == MAGIC:
+                    self._show_version(peer)
+                continue
+            except DECODE_ERRORS as error:
+                self.bad_frames.add(error)
+                continue
+            if isinstance(message, Hello):
+                self._greet(peer, message, now)
+            elif (client := self._by_peer.get(peer)) is not None:
+                client.heard_at = now
+
+    def tend(self, now: float) -> None:
+        """Ping those that have heard nothing for a while; drop those that have said nothing for too long."""
+        if now < self._next_check_at:
+            return
+        self._next_check_at = now + CHECK_S
+        for client in list(self._by_id.values()):
+            if now - client.heard_at > SILENCE_S:
+                logger.info("a client has been silent for %.0f s", SILENCE_S)
+                self._drop(client)
+            elif now - client.sent_at >= PING_S:
+                self._send(client, Ping(client.id), now)
+
+    def deliver(self, client: Client, now: float) -> bool:
+        """Send what is waiting. False: not all of it could go; what is left stays as it is."""
+        while client.replies:
+            if not self._send(client, client.replies[0], now):
+                return False
+            client.replies.popleft()
+        items = client.outgoing
+        if not items:
+            return True
+        num_sent = self._send_outputs(client, items, now)
+        for item in items[:num_sent]:
+            item.mark_sent()
+            item.is_queued = False
+        del items[:num_sent]
+        return not items
+
+    def _send_outputs(self, client: Client, items: list[Outgoing], now: float) -> int:
+        """Send the outputs of `items` in one message, or in several if it is too long; how many went out."""
+        frame = self._codec.encode(OutputBatch(tuple([item.output() for item in items])))
+        if len(frame) > MAX_BATCH_BYTES and len(items) > 1:
+            half = len(items) // 2
+            num_sent = self._send_outputs(client, items[:half], now)
+            if num_sent == half:
+                num_sent += self._send_outputs(client, items[half:], now)
+            return num_sent
+        return len(items) if self._send_frame(client, frame, now) else 0
+
+    def _send(self, client: Client, message: Message, now: float) -> bool:
+        return self._send_frame(client, self._codec.encode(message), now)
+
+    def _send_frame(self, client: Client, frame: bytes, now: float) -> bool:
+        delivery = self._channel.send(client.peer, frame)
+        if delivery is Delivery.SENT:
+            client.sent_at = now
+            client.blocked_since = None
+            return True
+        if delivery is Delivery.GONE:
+            self._drop(client)
+        elif client.blocked_since is None:
+            client.blocked_since = now
+        return False
+
+    def _greet(self, peer: bytes, hello: Hello, now: float) -> None:
+        if (hello.version, hello.schema) != (PROTOCOL_VERSION, SCHEMA.hex()):
+            self._show_version(peer)
+            return
+        client = self._by_peer.get(peer)
+        if client is None:
+            if len(self._by_id) >= MAX_CLIENTS:
+                self.bad_frames.add(ValueError(f"more than {MAX_CLIENTS} clients"))
+                return
+            client = Client(self._draw_id(), peer, heard_at=now, sent_at=now)
+            self._by_peer[peer] = self._by_id[client.id] = client
+        client.heard_at = now
+        ack = HelloAck(client.id, self._codec.epoch, PROTOCOL_VERSION, SCHEMA.hex())
+        self._send(client, ack, now)
+
+    def _show_version(self, peer: bytes) -> None:
+        """Answer with the bare header, in which every version finds ours."""
+        self._channel.send(peer, self._codec.header)
+
+    def _draw_id(self) -> int:
+        while True:
+            client_id = secrets.randbits(CLIENT_ID_BITS)
+            if client_id and client_id not in self._by_id:
+                return client_id
+
+    def _drop(self, client: Client) -> None:
+        if self._by_id.pop(client.id, None) is not None:
+            del self._by_peer[client.peer]
+            self._gone.append(client)

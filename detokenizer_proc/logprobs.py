@@ -1,0 +1,45 @@
+"""LogprobColumns: the logprobs of one sequence that are still to be sent, in step with its token ids."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from runtime.messages import TokenLogprobs
+from runtime.wire import TOKEN_BYTES, unpack_floats
+
+
+class LogprobColumns:
+    """Packed columns as they go on the wire, and the running sum."""
+
+    __slots__ = ("_num_tokens", "cumulative", "logprobs", "top_ids", "top_logprobs")
+
+    def __init__(self, num_tokens: int, cumulative: float) -> None:
+        """`num_tokens` and `cumulative`: what an earlier attempt has delivered."""
+        self._num_tokens = num_tokens
+        self.cumulative = cumulative
+        self.logprobs = bytearray()
+        self.top_ids = bytearray()
+        self.top_logprobs = bytearray()
+
+    def add(self, record: TokenLogprobs, num_tokens: int) -> None:
+        """Take the logprobs up to the sequence's `num_tokens`-th token; it may have taken fewer than the
+        record has.
+        """
+        num_new = num_tokens - self._num_tokens
+        num_in_record = len(record.logprobs) // TOKEN_BYTES
+        assert num_new <= num_in_record, "tokens without logprobs in a sequence that has some"
+        if num_new <= 0:
+            return
+        self._num_tokens = num_tokens
+        chosen = record.logprobs[: num_new * TOKEN_BYTES]
+        self.cumulative += float(unpack_floats(chosen).sum(dtype=np.float64))
+        self.logprobs += chosen
+        top_bytes = len(record.top_ids) // num_in_record * num_new
+        self.top_ids += record.top_ids[:top_bytes]
+        self.top_logprobs += record.top_logprobs[:top_bytes]
+
+    def clear(self) -> None:
+        """Forget what has been sent."""
+        self.logprobs.clear()
+        self.top_ids.clear()
+        self.top_logprobs.clear()

@@ -1,0 +1,293 @@
+"""The detokenizer's work loop: token batches in, output batches out.
+
+Owns the live sequences and answers every one of them with exactly one terminal. Waits for nobody: what the
+scheduler or a client has no room for is kept and tried again.
+"""
+
+from __future__ import annotations
+
+import logging
+import traceback
+from collections import deque
+from typing import NamedTuple
+
+import msgspec
+
+from detokenizer_proc.clients import Client, Clients
+from detokenizer_proc.text_stream import Refusal, TextStream
+from runtime.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
+from runtime.messages import (
+    AbortRequest,
+    Closed,
+    ControlReply,
+    ErrorInfo,
+    RequestFailed,
+    StopMatched,
+    StreamOpen,
+    TokenBatch,
+)
+from runtime.transport import DECODE_ERRORS, BadFrames, Inbox, Outbox
+from runtime.wire import TOKEN_BYTES, Message, unpack_ids
+from text.incremental import DecoderFactory
+
+logger = logging.getLogger(__name__)
+
+MAX_DRAIN = 256
+MAX_ABORT_HANDLES = 4096
+LAGGED = "the client did not read its output for too long"
+
+
+class Live(NamedTuple):
+    """A sequence that has no terminal yet."""
+
+    stream: TextStream
+    client: Client
+
+
+class DetokenizerLoop:
+    """Does the work of the process, one `turn` at a time. Times are in seconds, of one monotonic clock."""
+
+    def __init__(
+        self,
+        *,
+        inbox: Inbox,
+        scheduler: Outbox,
+        clients: Clients,
+        decoders: DecoderFactory,
+        eos_token_ids: tuple[int, ...],
+        slow_reader_timeout_s: float,
+    ) -> None:
+        self._inbox = inbox
+        self._scheduler = scheduler
+        self._clients = clients
+        self._decoders = decoders
+        self._eos_token_ids = frozenset(eos_token_ids)
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+        self._live: dict[bytes, Live] = {}
+        self._handle_of: dict[bytes, bytes] = {}
+        """The live attempt of each sequence key."""
+        self._unsent: dict[Client, None] = {}
+        """Clients for whom something is waiting."""
+        self._to_scheduler: deque[Message] = deque()
+        self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
+        self._bad_opens = BadFrames("StreamOpen")
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something waits that no socket will announce."""
+        return bool(self._unsent or self._to_scheduler)
+
+    @property
+    def num_live(self) -> int:
+        return len(self._live)
+
+    def turn(self, now: float) -> None:
+        """Take what has arrived and send what can be sent. Never blocks."""
+        self._clients.receive(now)
+        for message in self._inbox.drain(MAX_DRAIN):
+            self._handle(message)
+        self._deliver(now)
+        self._clients.tend(now)
+        self._cut_off_slow_readers(now)
+        self._forget_gone_clients()
+        self._flush_to_scheduler()
+
+    def _handle(self, message: object) -> None:
+        if isinstance(message, TokenBatch):
+            for raw in message.opened:
+                self._open(raw)
+            if message.tokens:
+                self._take_tokens(message)
+            for record in message.logprobs:
+                live = self._live.get(record.handle)
+                if live is not None:
+                    try:
+                        live.stream.add_logprobs(record)
+                    except Exception as error:
+                        self._fail(live, error)
+            for closed in message.closed:
+                self._close(closed)
+        elif isinstance(message, RequestFailed):
+            self._refuse(message)
+        elif isinstance(message, ControlReply):
+            client = self._clients.get(message.client)
+            if client is not None:
+                client.replies.append(message)
+                self._unsent[client] = None
+        else:
+            logger.error("no use for a %s", type(message).__name__)
+
+    # -- one sequence
+    # ----------------------------------------------------------------------------------------------------
+
+    def _open(self, raw: msgspec.Raw) -> None:
+        try:
+            opened = self._decode_open(raw)
+        except DECODE_ERRORS as error:
+            self._bad_opens.add(error)
+            return
+        handle = opened.handle
+        client = self._clients.get(client_of(handle))
+        if client is None:
+            self._to_scheduler.append(AbortRequest((handle,)))
+            return
+        if not self._make_way(handle):
+            return
+        try:
+            tail = unpack_ids(opened.prompt_tail).tolist()
+            decoder = self._decoders.open(tail, skip_special_tokens=opened.skip_special_tokens)
+            live = Live(TextStream(opened, decoder), client)
+        except Exception as error:
+            self._log_failure(handle, error)
+            self._to_scheduler.append(AbortRequest((handle,)))
+            self._send(client, Refusal(handle, ErrorInfo("the detokenizer failed on this sequence")))
+            return
+        self._live[handle] = live
+        self._handle_of[sequence_key(handle)] = handle
+        client.handles.add(handle)
+        if opened.resume is not None:
+            self._replay(live, opened)
+
+    def _make_way(self, handle: bytes) -> bool:
+        """Drop a lower attempt of the sequence, without a terminal. False: the live one is not lower."""
+        other = self._handle_of.get(sequence_key(handle))
+        if other is None:
+            return True
+        if attempt_of(other) >= attempt_of(handle):
+            return False
+        self._forget(other)
+        return True
+
+    def _replay(self, live: Live, opened: StreamOpen) -> None:
+        resume = opened.resume
+        assert resume is not None
+        try:
+            output_ids = unpack_ids(resume.output_ids).tolist()
+            if live.stream.replay(output_ids, resume.num_chars, resume.cumulative_logprob):
+                self._to_scheduler.append(StopMatched(opened.handle, live.stream.num_tokens))
+        except Exception as error:
+            self._fail(live, error)
+            return
+        if live.stream.stream and live.stream.has_news():
+            self._send(live.client, live.stream)
+
+    def _take_tokens(self, batch: TokenBatch) -> None:
+        """Give every sequence its tokens. This is the loop that each step pays for."""
+        handles, packed = batch.handles, batch.tokens
+        tokens = unpack_ids(packed).tolist()
+        if len(handles) != HANDLE_BYTES * len(tokens):
+            logger.error("step %d: %d bytes of handles for %d tokens", batch.step, len(handles), len(tokens))
+            return
+        stops = self._stop_positions(batch, tokens) if batch.closed else ()
+        lives = self._live
+        for index, token in enumerate(tokens):
+            live = lives.get(handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)])
+            if live is None:
+                continue
+            stream, client = live
+            id_bytes = packed[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)]
+            try:
+                if index in stops:
+                    stream.push_stop_token(id_bytes)
+                elif stream.push(token, id_bytes):
+                    self._to_scheduler.append(StopMatched(stream.handle, stream.num_tokens))
+            except Exception as error:
+                self._fail(live, error)
+                continue
+            if stream.stream and not stream.is_queued and stream.has_news():
+                self._send(client, stream)
+
+    def _stop_positions(self, batch: TokenBatch, tokens: list[int]) -> set[int]:
+        """Where in the batch the tokens stand that ended their sequence: they have no text.
+
+        A stop token and the Closed that names it come in one batch.
+        """
+        stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
+        if not stop_tokens:
+            return set()
+        last: dict[bytes, int] = {}
+        for index in range(len(tokens)):
+            handle = batch.handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)]
+            if handle in stop_tokens:
+                last[handle] = index
+        return {index for handle, index in last.items() if tokens[index] == stop_tokens[handle]}
+
+    def _close(self, closed: Closed) -> None:
+        live = self._live.get(closed.handle)
+        if live is None:
+            return
+        self._forget(closed.handle)
+        try:
+            live.stream.close(closed, self._eos_token_ids)
+        except Exception as error:
+            self._fail(live, error)
+            return
+        self._send(live.client, live.stream)
+
+    def _refuse(self, failed: RequestFailed) -> None:
+        client = self._clients.get(client_of(failed.handle))
+        if client is not None and self._make_way(failed.handle):
+            self._send(client, Refusal(failed.handle, failed.error))
+
+    def _fail(self, live: Live, error: Exception) -> None:
+        """Something of ours broke on this sequence: it ends, the others go on."""
+        handle = live.stream.handle
+        self._log_failure(handle, error)
+        self._end(live, ErrorInfo("the detokenizer failed on this sequence"))
+        self._to_scheduler.append(AbortRequest((handle,)))
+
+    def _log_failure(self, handle: bytes, error: Exception) -> None:
+        # An exception's text may quote the output, so only its kind and its place are logged.
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        name = type(error).__name__
+        logger.error("%s failed: %s at %s:%s", describe(handle), name, place.filename, place.lineno)
+
+    def _end(self, live: Live, error: ErrorInfo) -> None:
+        """Finish a sequence from this side."""
+        self._forget(live.stream.handle)
+        live.stream.fail(error)
+        self._send(live.client, live.stream)
+
+    def _forget(self, handle: bytes) -> None:
+        live = self._live.pop(handle, None)
+        if live is not None:
+            live.client.handles.discard(handle)
+            del self._handle_of[sequence_key(handle)]
+
+    # -- clients and scheduler
+    # -------------------------------------------------------------------------------------------
+
+    def _send(self, client: Client, item: TextStream | Refusal) -> None:
+        client.queue(item)
+        self._unsent[client] = None
+
+    def _deliver(self, now: float) -> None:
+        for client in list(self._unsent):
+            if self._clients.deliver(client, now):
+                del self._unsent[client]
+
+    def _cut_off_slow_readers(self, now: float) -> None:
+        for client in self._unsent:
+            if client.blocked_since is None or now - client.blocked_since < self._slow_reader_timeout_s:
+                continue
+            handles = list(client.handles)
+            logger.info("a client has not read for too long: %d of its sequences end", len(handles))
+            client.blocked_since = now
+            self._abort(handles)
+            for handle in handles:
+                self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
+
+    def _forget_gone_clients(self) -> None:
+        for client in self._clients.take_gone():
+            for handle in list(client.handles):
+                self._forget(handle)
+            self._unsent.pop(client, None)
+            self._to_scheduler.append(AbortRequest((), client.id))
+
+    def _abort(self, handles: list[bytes]) -> None:
+        for start in range(0, len(handles), MAX_ABORT_HANDLES):
+            self._to_scheduler.append(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
+
+    def _flush_to_scheduler(self) -> None:
+        while self._to_scheduler and self._scheduler.send(self._to_scheduler[0]):
+            self._to_scheduler.popleft()

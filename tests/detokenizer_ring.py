@@ -1,0 +1,158 @@
+"""A detokenizer loop between channels in memory, with a client that the test plays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from detokenizer_proc.clients import Clients
+from detokenizer_proc.loop import DetokenizerLoop
+from detokenizer_proc.router import Delivery, PeerChannel
+from runtime.handle import make_handle
+from runtime.messages import (
+    UNIONS,
+    Closed,
+    Hello,
+    HelloAck,
+    OutputBatch,
+    Ping,
+    SequenceOutput,
+    StreamOpen,
+    TokenBatch,
+    TokenLogprobs,
+)
+from runtime.transport import SCHEMA, Codec, MemoryChannel
+from runtime.wire import PROTOCOL_VERSION, pack_ids, unpack_ids
+from text.incremental import DecoderFactory
+from text.tokenizer import Tokenizer
+
+EOS = 0
+SLOW_S = 120.0
+EPOCH = 3
+RAW = msgspec.msgpack.Encoder().encode
+
+
+class FakePeers:
+    """The clients' side of the socket. A peer in `full` does not read, one in `gone` is no longer there."""
+
+    def __init__(self) -> None:
+        self.incoming: list[tuple[bytes, bytes]] = []
+        self.sent: list[tuple[bytes, bytes]] = []
+        self.full: set[bytes] = set()
+        self.gone: set[bytes] = set()
+
+    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
+        frames, self.incoming = self.incoming, []
+        return frames
+
+    def send(self, peer: bytes, frame: bytes) -> Delivery:
+        if peer in self.gone:
+            return Delivery.GONE
+        if peer in self.full:
+            return Delivery.FULL
+        self.sent.append((peer, frame))
+        return Delivery.SENT
+
+
+class Ring:
+    """A detokenizer loop between channels in memory, with one client connected."""
+
+    def __init__(self, loaded: Tokenizer, channel: PeerChannel | None = None) -> None:
+        """`channel` replaces the fake peers; no client is connected then."""
+        self.tokenizer = loaded
+        self.inbox = MemoryChannel("detokenizer_in")
+        self.scheduler = MemoryChannel("scheduler_in")
+        self.peers = FakePeers()
+        self.loop = DetokenizerLoop(
+            inbox=self.inbox,
+            scheduler=self.scheduler,
+            clients=Clients(channel or self.peers, epoch=EPOCH),
+            decoders=DecoderFactory(loaded),
+            eos_token_ids=(EOS,),
+            slow_reader_timeout_s=SLOW_S,
+        )
+        self.now = 0.0
+        self.client = 0 if channel else self.connect(b"peer")
+        self.outputs: list[SequenceOutput] = []
+        self.num_batches = 0
+        self._step = 0
+
+    def connect(self, peer: bytes) -> int:
+        hello = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
+        self.peers.incoming.append((peer, hello))
+        self.loop.turn(self.now)
+        ack = self.received(peer)[-1]
+        assert isinstance(ack, HelloAck)
+        return ack.client
+
+    def say(self, message: Hello | Ping, peer: bytes = b"peer") -> None:
+        """Let the peer send something, to be read in the next turn."""
+        self.peers.incoming.append((peer, Codec(UNIONS["client_in"], EPOCH).encode(message)))
+
+    def received(self, peer: bytes = b"peer") -> list[Any]:
+        decode = Codec(UNIONS["client_out"], EPOCH).decode
+        messages = [decode(frame) for to, frame in self.peers.sent if to == peer]
+        self.peers.sent = [(to, frame) for to, frame in self.peers.sent if to != peer]
+        return messages
+
+    def handle(self, seq: int = 0, attempt: int = 0) -> bytes:
+        return make_handle(self.client, seq, 0, attempt)
+
+    def ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode_batch([text])[0].tolist()
+
+    def step(self, *tokens: tuple[bytes, int], opened: tuple[StreamOpen, ...] = (), **fields: Any) -> None:
+        """One step of the scheduler and one turn of the loop."""
+        self._step += 1
+        self.inbox.send(
+            TokenBatch(
+                self._step,
+                b"".join(handle for handle, _ in tokens),
+                pack_ids([token for _, token in tokens]),
+                opened=tuple(msgspec.Raw(RAW(stream)) for stream in opened),
+                **fields,
+            )
+        )
+        self.turn()
+
+    def turn(self) -> None:
+        self.loop.turn(self.now)
+        for message in self.received():
+            if isinstance(message, OutputBatch):
+                self.num_batches += 1
+                self.outputs += message.outputs
+
+    def open(self, handle: bytes, *, stream: bool = True, **fields: Any) -> bytes:
+        self.step(opened=(StreamOpen(handle, 5, pack_ids([5]), stream=stream, **fields),))
+        return handle
+
+    def generate(self, handle: bytes, text: str) -> None:
+        for token in self.ids(text):
+            self.step((handle, token))
+
+    def close(self, handle: bytes, reason: str = "length", **fields: Any) -> None:
+        self.step(closed=(Closed(handle, reason, **fields),))
+
+    def text(self, handle: bytes) -> str:
+        return "".join(output.text for output in self.outputs if output.handle == handle)
+
+    def token_ids(self, handle: bytes) -> list[int]:
+        return unpack_ids(b"".join(o.token_ids for o in self.outputs if o.handle == handle)).tolist()
+
+    def terminal(self, handle: bytes) -> Any:
+        """The one terminal, which must be the sequence's last output."""
+        outputs = [output for output in self.outputs if output.handle == handle]
+        assert [output for output in outputs if output.finish is not None] == outputs[-1:]
+        return outputs[-1].finish
+
+
+def logprobs(handle: bytes, values: list[float], num_top: int = 2) -> TokenLogprobs:
+    top = [v for value in values for v in [value - n for n in range(num_top)]]
+    ids = [n for _ in values for n in range(num_top)]
+    return TokenLogprobs(handle, packed(values), pack_ids(ids), packed(top))
+
+
+def packed(values: list[float]) -> bytes:
+    return np.array(values, np.float32).tobytes()

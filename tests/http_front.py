@@ -1,0 +1,117 @@
+"""The API process's `serve` in a thread, in front of a fake ring, on a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import msgspec
+
+from api_server.main import serve
+from runtime.config import DEMO_MODEL, RuntimeConfig
+from runtime.endpoints import Endpoints
+from runtime.status_page import StatusPage
+from tests.fake_ring import WAIT_S, Answer, FakeRing, fake_ring, say_nothing
+
+CONFIG = RuntimeConfig(
+    model=str(DEMO_MODEL),
+    tokenizer=str(DEMO_MODEL),
+    served_model_name="fake",
+    device="cpu",
+    context_length=64,
+    log_level="warning",
+    start_timeout=WAIT_S,
+)
+
+
+class Front:
+    """A running HTTP server, its ring, and an HTTP client for it."""
+
+    def __init__(self, ring: FakeRing, config: RuntimeConfig) -> None:
+        self.ring = ring
+        listener = socket.socket()
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        self.port = listener.getsockname()[1]
+        self.stop = threading.Event()
+        self.ready = threading.Event()
+        self.status = StatusPage(Endpoints(ring.run_dir).status_file)
+        context: Any = SimpleNamespace(
+            config=config,
+            endpoints=Endpoints(ring.run_dir),
+            status=self.status,
+            http_fd=listener.detach(),
+            stop=self.stop,
+            ready=self.ready.set,
+            beat=lambda: None,
+        )
+        self.error: BaseException | None = None
+        self._thread = threading.Thread(target=self._serve, args=(context,), name="http-front")
+        self._thread.start()
+        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=WAIT_S)
+
+    def _serve(self, context: Any) -> None:
+        try:
+            asyncio.run(serve(context))
+        except Exception as error:
+            self.error = error
+
+    def post(self, path: str, **body: Any) -> httpx.Response:
+        return self.http.post(path, json=body)
+
+    def complete(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/completions", **{"prompt": "x", **body})
+
+    def chat(self, **body: Any) -> httpx.Response:
+        return self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "x"}], **body})
+
+    def open_raw(self, path: str, **body: Any) -> socket.socket:
+        """A socket on which the request has been sent."""
+        data = json.dumps(body).encode()
+        connection = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
+        head = (
+            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+            f"Content-Length: {len(data)}\r\n"
+        )
+        connection.sendall(head.encode() + b"\r\n" + data)
+        return connection
+
+    def join(self) -> None:
+        self._thread.join(WAIT_S)
+        assert not self._thread.is_alive(), "the server did not end"
+
+    def close(self) -> None:
+        self.stop.set()
+        self.http.close()
+        self.join()
+        self.status.close()
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The data of each event; the last one of a whole stream is "[DONE]"."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks.pop() == ""
+    assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
+    data = [block.removeprefix("data: ") for block in blocks]
+    return [each if each == "[DONE]" else json.loads(each) for each in data]
+
+
+@contextmanager
+def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> Iterator[Front]:
+    config = msgspec.structs.replace(CONFIG, **settings)
+    with fake_ring(run_dir, answer, config) as ring:
+        front = Front(ring, config)
+        try:
+            assert front.ready.wait(WAIT_S)
+            yield front
+        finally:
+            front.close()

@@ -1,0 +1,69 @@
+"""What the simulation's sequences should come out as: from prompts, seeds and limits alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.messages import TokenizedRequest
+from runtime.sampling_params import SamplingParams
+from runtime.wire import TOKEN_BYTES, unpack_ids
+from tests.fakes import NAMESPACE_SHIFT, allowed_ids, choose, hash_of
+from tests.stand_ins import parity_mask
+
+EOS_IDS = frozenset({5, 11})
+
+
+@dataclass(slots=True)
+class Spec:
+    """One sequence as the simulation wants it; `message` is its latest attempt."""
+
+    message: TokenizedRequest
+    traits: frozenset[str]
+    max_len: int
+    start: list[int] = field(default_factory=list)
+    """Tokens it begins with when it is a fork: prompt and output of its parent."""
+    ended_from_outside: bool = False
+    """An abort or a stop string may have cut it short."""
+    is_sent: bool = False
+    aborted_before_sent: bool = False
+
+    @property
+    def handle(self) -> bytes:
+        return self.message.handle
+
+
+def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
+    """(token, hash) of what follows `tokens` in a sequence."""
+    sampling = spec.message.sampling
+    seed = sampling.seed or 0
+    h = hash_of(
+        np.array(tokens, np.int64) + (seed >> NAMESPACE_SHIFT) * 1000,
+        seed,
+        tokens if sampling.presence_penalty else (),
+    )
+    num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
+    masked = len(tokens) < num_prompt + sampling.min_tokens
+    allowed = allowed_ids(parity_mask(tokens[-1])) if "grammar" in spec.traits else None
+    return choose(h, allowed, stop_ids_of(sampling) if masked else frozenset()), h
+
+
+def stop_ids_of(sampling: SamplingParams) -> frozenset[int]:
+    own = frozenset(sampling.stop_token_ids)
+    return own if sampling.ignore_eos else own | EOS_IDS
+
+
+def reference(spec: Spec) -> tuple[list[int], list[int], str]:
+    """(output ids, their hashes, reason) of a sequence that nobody interferes with."""
+    sampling = spec.message.sampling
+    tokens = list(spec.start) or unpack_ids(spec.message.input_ids).tolist()
+    num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
+    hashes: list[int] = []
+    while len(tokens) < spec.max_len:
+        token, h = next_token(spec, tokens)
+        tokens.append(token)
+        hashes.append(h)
+        if token in stop_ids_of(sampling) and len(tokens) - 1 >= num_prompt + sampling.min_tokens:
+            return tokens[num_prompt:], hashes, "stop"
+    return tokens[num_prompt:], hashes, "length"

@@ -1,0 +1,147 @@
+"""Stand-ins for capabilities to come: each proves that the feature hooks carry it without a change to the
+step loop.
+
+They are as odd as the real ones: a grammar compiles for some steps and may fail, a proposer guesses wrong,
+adapters are few, and every one of them checks that its hooks are called in the order that RequestFeature
+promises.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+
+from runtime.errors import RequestError
+from scheduler_proc.batch import ScheduledRow
+from scheduler_proc.features.base import Cost, RequestFeature, Sampled
+from scheduler_proc.request import Request
+from tests.fakes import VOCAB_SIZE
+
+
+class HookOrder(RequestFeature):
+    """Asserts the life of a feature: rows are opened and lost in turns, the release comes once and last."""
+
+    def __init__(self) -> None:
+        self.has_row = False
+        self.is_released = False
+
+    def ready(self) -> bool:
+        assert not self.has_row
+        assert not self.is_released
+        return True
+
+    def row_opened(self, row: int) -> None:
+        assert row >= 0
+        assert not self.has_row
+        self.has_row = True
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        assert self.has_row
+        assert sampled.ids
+        return sampled.ids
+
+    def row_lost(self) -> None:
+        assert self.has_row
+        self.has_row = False
+
+    def release(self) -> None:
+        assert not self.has_row
+        assert not self.is_released
+        self.is_released = True
+
+
+def parity_mask(last_token: int) -> bytes:
+    """Bitmask of the ids whose parity is not that of the last token."""
+    return np.packbits(np.arange(VOCAB_SIZE) % 2 != last_token % 2, bitorder="little").tobytes()
+
+
+class ParityGrammar(HookOrder):
+    """Ids alternate between odd and even, so its mask needs every earlier token."""
+
+    def __init__(self, req: Request, num_polls: int, fails_to_compile: bool, fails_after: int) -> None:
+        super().__init__()
+        self._req = req
+        self._num_polls = num_polls
+        self._fails_to_compile = fails_to_compile
+        self._fails_after = fails_after
+        """Output tokens after which it gives up; -1: never."""
+
+    def ready(self) -> bool:
+        super().ready()
+        self._num_polls -= 1
+        if self._num_polls <= 0 and self._fails_to_compile:
+            raise RequestError("the grammar does not compile", code="invalid_grammar", status=400)
+        return self._num_polls <= 0
+
+    def plan_row(self, row: ScheduledRow) -> None:
+        req = self._req
+        row.make_mask = lambda: parity_mask(req.tokens.item(-1))
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        super().accept(sampled)
+        last = self._req.tokens.item(-1)
+        assert [token % 2 for token in sampled.ids] == [(last + 1 + i) % 2 for i in range(len(sampled.ids))]
+        if 0 <= self._fails_after <= self._req.num_output:
+            raise RequestError("the grammar is stuck", code="grammar_error")
+        return sampled.ids
+
+
+class Speculation(HookOrder):
+    """A proposer that is often right."""
+
+    def __init__(
+        self, req: Request, propose: Callable[[Request, int], list[int]], rng: random.Random
+    ) -> None:
+        super().__init__()
+        self._req = req
+        self._propose = propose
+        self._rng = rng
+
+    def plan_row(self, row: ScheduledRow) -> None:
+        req = self._req
+        room = min(self._rng.randrange(0, 5), req.max_len - req.num_tokens - 1)
+        if room > 0 and not req.num_in_flight and row.make_mask is None:
+            row.guesses = [
+                token if self._rng.random() < 0.7 else self._rng.randrange(VOCAB_SIZE)
+                for token in self._propose(req, room)
+            ]
+
+
+class Adapter(HookOrder):
+    """Occupies one of the device's few slots, shared by the requests that use the same one."""
+
+    def __init__(self, name: bytes) -> None:
+        super().__init__()
+        self.name = name
+
+    def cost(self) -> Cost:
+        return Cost(slot=self.name)
+
+
+class WideStart(HookOrder):
+    """Wants several rows and a few pages to be free before it starts, as a beam search would."""
+
+    def __init__(self, num_rows: int) -> None:
+        super().__init__()
+        self._num_rows = num_rows
+
+    def cost(self) -> Cost:
+        return Cost(rows=self._num_rows, pages=self._num_rows - 1)
+
+
+class RandomPolicy:
+    """A user's policy: any subset in any order is allowed; sometimes it answers nonsense or raises."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(7)
+
+    def order(self, waiting: object) -> object:
+        assert hasattr(waiting, "__len__")
+        positions = list(range(len(waiting)))
+        self._random.shuffle(positions)
+        draw = self._random.random()
+        if draw < 0.02:
+            raise ValueError("a policy of the user's")
+        return positions + positions if draw < 0.04 else positions[: 1 + len(positions) // 2]

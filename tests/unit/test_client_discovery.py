@@ -1,0 +1,88 @@
+"""Which launch a client finds, and what LLM does with its settings."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from carousel import LLM, ConfigError, RingClosed, StartError
+from client.discovery import find_run_dir
+from client.llm import _flags
+from runtime.config import parse_args
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("CAROUSEL_RUN_DIR", raising=False)
+    root = tmp_path / "carousel"
+    root.mkdir()
+    return root
+
+
+@contextmanager
+def live_launch(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    (path / "state.json").write_text("{}")
+    fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield path
+    finally:
+        os.close(fd)
+
+
+def test_a_named_directory_comes_first_then_the_environment(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAROUSEL_RUN_DIR", "/from/environment")
+    assert find_run_dir("/named") == Path("/named")
+    assert find_run_dir() == Path("/from/environment")
+
+
+def test_the_only_live_launch_is_found_and_dead_ones_are_not(root: Path) -> None:
+    (root / "dead").mkdir()
+    (root / "dead" / "lock").touch()
+    with live_launch(root / "live") as live:
+        assert find_run_dir() == live
+
+
+def test_no_live_launch_says_where_it_looked(root: Path) -> None:
+    with pytest.raises(RingClosed, match=str(root)):
+        find_run_dir()
+
+
+def test_several_live_launches_are_listed(root: Path) -> None:
+    with (
+        live_launch(root / "one"),
+        live_launch(root / "two"),
+        pytest.raises(ConfigError, match=r"one.*two"),
+    ):
+        find_run_dir()
+
+
+def test_settings_of_llm_become_the_command_line_that_means_the_same() -> None:
+    settings = {"model": "m", "page_size": 1, "disable_radix_cache": True, "mem_fraction_static": 0.5}
+    config = parse_args(_flags(settings))
+    assert {name: getattr(config, name) for name in settings} == settings
+
+
+@pytest.mark.parametrize("name", ["no_such_setting", "port", "run_dir", "api_key"])
+def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=name):
+        LLM(**{name: "x"})
+
+
+def test_llm_that_cannot_start_relays_why_and_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(StartError, match="/nonexistent") as caught:
+        LLM(model="/nonexistent")
+    assert caught.value.exit_code == 72
+    assert list(tmp_path.iterdir()) == []

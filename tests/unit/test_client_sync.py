@@ -1,0 +1,450 @@
+"""Client against a fake ring: results, order, aborts, errors; nothing hangs when the ring goes."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from carousel import (
+    Client,
+    Completion,
+    InvalidRequest,
+    Overloaded,
+    ProtocolMismatch,
+    RequestError,
+    RingClosed,
+    SamplingParams,
+)
+from client import connection as connection_module
+from client import ring_watch
+from runtime.config import RuntimeConfig
+from runtime.handle import client_of
+from runtime.messages import GenerateRequest, OutputBatch, SequenceOutput
+from runtime.wire import pack_ids, unpack_ids
+from tests.fake_ring import (
+    CLIENT_ID,
+    WAIT_S,
+    FakeRing,
+    failure,
+    fake_ring,
+    finish,
+    foreign_header,
+    output,
+    spell,
+)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[FakeRing]:
+    with fake_ring(tmp_path, spell("abc")) as ring:
+        yield ring
+
+
+@pytest.fixture
+def client(ring: FakeRing) -> Iterator[Client]:
+    with Client(ring.run_dir, connect_timeout=WAIT_S) as client:
+        yield client
+
+
+def test_a_completion_holds_everything_that_the_terminal_says(client: Client) -> None:
+    completion = client.generate("hello", label="mine")
+    assert completion.text == "abc"
+    assert completion.token_ids == [97, 98, 99]
+    assert completion.finish_reason == "stop"
+    assert completion.usage.completion_tokens == 3
+    assert completion.usage.cached_tokens == 2
+    assert completion.label == "mine"
+
+
+def test_a_stream_gives_each_delta_and_then_ends(client: Client) -> None:
+    deltas = list(client.stream("hello"))
+    assert "".join(delta.text for delta in deltas) == "abc"
+    assert deltas[-1].finish_reason == "stop"
+    assert deltas[-1].usage is not None
+    assert all(delta.finish_reason is None for delta in deltas[:-1])
+
+
+def test_requests_carry_a_handle_of_this_client_and_never_the_same_twice(
+    client: Client, ring: FakeRing
+) -> None:
+    client.generate(["a", "b", "c"])
+    handles = [request.handle for request in ring.requests]
+    assert len(set(handles)) == 3
+    assert {client_of(handle) for handle in handles} == {CLIENT_ID}
+
+
+def test_an_unseeded_request_gets_a_seed_and_a_seeded_one_keeps_it(client: Client, ring: FakeRing) -> None:
+    client.generate(["a", "b"])
+    client.generate("c", SamplingParams(seed=11))
+    seeds = [request.sampling.seed for request in ring.requests]
+    assert None not in seeds
+    assert seeds[0] != seeds[1]
+    assert seeds[2] == 11
+
+
+def test_all_forms_of_a_prompt_reach_the_wire(client: Client, ring: FakeRing) -> None:
+    client.generate("text")
+    client.generate([1, 2, 3])
+    client.generate(np.array([4, 5]))
+    client.generate([{"role": "user", "content": "hi"}])
+    text, ids, array, chat = ring.requests
+    assert text.text == "text"
+    assert ids.input_ids == pack_ids([1, 2, 3])
+    assert array.input_ids == pack_ids([4, 5])
+    assert chat.messages is not None
+    assert (chat.messages[0].role, chat.messages[0].content) == ("user", "hi")
+
+
+def test_several_prompts_come_back_in_their_order_whatever_order_they_finish_in(tmp_path: Path) -> None:
+    waiting: list[GenerateRequest] = []
+
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        waiting.append(request)
+        if len(waiting) < 3:
+            return []
+        return [output(each, str(each.text), finish=finish()) for each in reversed(waiting)]
+
+    with fake_ring(tmp_path, answer), Client(tmp_path) as client:
+        completions = client.generate(["one", "two", "three"], timeout=WAIT_S)
+        assert [each.text for each in completions] == ["one", "two", "three"]
+
+
+def test_a_long_batch_keeps_no_more_in_flight_than_the_server_queues(tmp_path: Path) -> None:
+    config = RuntimeConfig(max_queued_requests=4)
+    with fake_ring(tmp_path, config=config) as ring, Client(tmp_path) as client:
+        texts = [str(number) for number in range(11)]
+        results: list[Completion] = []
+        caller = threading.Thread(target=lambda: results.extend(client.generate(texts, timeout=WAIT_S)))
+        caller.start()
+        for number in range(11):
+            request = ring.wait_request(number)
+            assert len(ring.requests) - number <= 4
+            ring.send(output(request, str(request.text), finish=finish()))
+        caller.join(WAIT_S)
+        assert [each.text for each in results] == texts
+
+
+def test_no_prompts_give_no_completions(client: Client) -> None:
+    assert client.generate([]) == []
+
+
+def test_sampling_parameters_may_be_one_for_each_prompt(client: Client, ring: FakeRing) -> None:
+    client.generate(["a", "b"], [SamplingParams(max_tokens=3), SamplingParams(max_tokens=4)])
+    assert [request.sampling.max_tokens for request in ring.requests] == [3, 4]
+    with pytest.raises(InvalidRequest, match="1 for 2 prompts"):
+        client.generate(["a", "b"], [SamplingParams()])
+
+
+def test_the_first_error_of_a_batch_is_raised_and_the_others_are_aborted(tmp_path: Path) -> None:
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        return [failure(request, "invalid_value", 400, "top_p")] if request.text == "bad" else []
+
+    with fake_ring(tmp_path, answer) as ring, Client(tmp_path) as client:
+        with pytest.raises(InvalidRequest, match="refused"):
+            client.generate(["bad", "good"], timeout=WAIT_S)
+        assert ring.wait_abort().handles == (ring.requests[1].handle,)
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "kind"),
+    [
+        ("context_length_exceeded", 400, InvalidRequest),
+        ("overloaded", 503, Overloaded),
+        ("lagged", 500, RequestError),
+    ],
+)
+def test_an_error_on_the_wire_becomes_its_exception(
+    tmp_path: Path, code: str, status: int, kind: type[RequestError]
+) -> None:
+    with (
+        fake_ring(tmp_path, lambda request: [failure(request, code, status, "prompt")]),
+        Client(tmp_path) as client,
+    ):
+        with pytest.raises(kind) as caught:
+            client.generate("x", timeout=WAIT_S)
+        assert (caught.value.code, caught.value.status) == (code, status)
+
+
+def test_leaving_a_stream_aborts_its_request(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, lambda request: [output(request, "a")]) as ring, Client(tmp_path) as client:
+        for _ in client.stream("x", timeout=WAIT_S):
+            break
+        assert ring.wait_abort().handles == (ring.requests[0].handle,)
+
+
+def test_a_finished_stream_aborts_nothing(client: Client, ring: FakeRing) -> None:
+    list(client.stream("x"))
+    gc.collect()
+    client.server_info()
+    assert ring.aborts == []
+
+
+def test_an_explicit_abort_delivers_the_rest_and_finish_reason_abort(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, lambda request: [output(request, "a")]) as ring, Client(tmp_path) as client:
+        stream = client.stream("x", timeout=WAIT_S)
+        assert next(stream).text == "a"
+        client.abort(stream)
+        handle = ring.wait_abort().handles[0]
+        ring.send(SequenceOutput(handle, "b", pack_ids([98]), finish=finish("abort")))
+        assert [delta.finish_reason for delta in stream] == ["abort"]
+        assert stream.state.completion().text == "ab"
+
+
+def test_a_timeout_aborts_the_request(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
+        with pytest.raises(TimeoutError):
+            client.generate("x", timeout=0.05)
+        assert ring.wait_abort().handles == (ring.requests[0].handle,)
+
+
+def test_logprobs_come_with_their_tokens(tmp_path: Path) -> None:
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        return [
+            output(
+                request,
+                "ab",
+                logprobs=np.array([-0.5, -1.0], np.float32).tobytes(),
+                top_ids=pack_ids([97, 7, 98, 8]),
+                top_logprobs=np.array([-0.5, -2.0, -1.0, -3.0], np.float32).tobytes(),
+                finish=finish(cumulative_logprob=-1.5),
+            )
+        ]
+
+    with fake_ring(tmp_path, answer), Client(tmp_path) as client:
+        completion = client.generate("x", SamplingParams(logprobs=2), timeout=WAIT_S)
+        assert [entry.token_id for entry in completion.logprobs] == completion.token_ids
+        assert completion.logprobs[1].top == ((98, -1.0), (8, -3.0))
+        assert completion.cumulative_logprob == -1.5
+
+
+@pytest.mark.parametrize("text", ["stop", "stop_token_ids", "logit_bias"])
+def test_convenient_spellings_are_understood(client: Client, ring: FakeRing, text: str) -> None:
+    spelled = {"stop": "END", "stop_token_ids": [3], "logit_bias": {"5": 1.0, 6: -1.0}}
+    client.generate("x", SamplingParams(**{text: spelled[text]}))
+    wire = {"stop": ("END",), "stop_token_ids": (3,), "logit_bias": ((5, 1.0), (6, -1.0))}
+    assert getattr(ring.requests[0].sampling, text) == wire[text]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "options", "param"),
+    [
+        ([1, -2], {}, {}, "prompt"),
+        ([True, 1], {}, {}, "prompt"),
+        ([1, 2.5], {}, {}, "prompt"),
+        ([1 << 31], {}, {}, "prompt"),
+        (np.array([]), {}, {}, "prompt"),
+        ([{"role": "user"}], {}, {}, "messages"),
+        ([{"role": "user", "content": "x", "image": "y"}], {}, {}, "messages"),
+        ("x", {"temperature": -1.0}, {}, "temperature"),
+        ("x", {"stop": 3}, {}, "stop"),
+        ("x", {}, {"label": "y" * 257}, "label"),
+        ("x", {}, {"cache_salt": "y" * 257}, "cache_salt"),
+        ("x", {}, {"priority": 1001}, "priority"),
+    ],
+)
+def test_a_wrong_argument_is_refused_at_the_call_by_its_name(
+    client: Client, ring: FakeRing, prompt: object, sampling: dict, options: dict, param: str
+) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        client.generate(prompt, SamplingParams(**sampling), **options)
+    assert caught.value.param == param
+    client.server_info()
+    assert ring.requests == []
+
+
+def test_what_the_wire_does_not_carry_is_refused_and_not_lost(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        client.generate("\ud800")
+    with pytest.raises(InvalidRequest, match="cannot be sent"):
+        client.generate("x", SamplingParams(ignore_eos="yes"))
+
+
+def test_an_unknown_keyword_is_a_type_error(client: Client) -> None:
+    with pytest.raises(TypeError, match="cach_salt"):
+        client.generate("x", cach_salt="y")
+
+
+def test_server_info_is_answered_by_number(client: Client) -> None:
+    assert client.server_info() == {"op": "server_info"}
+    assert client.flush_cache() == {"op": "flush_cache"}
+
+
+def test_a_bad_frame_ends_nothing(client: Client, ring: FakeRing) -> None:
+    client.server_info()
+    for frame in (b"", b"junk", b"\xff" * 64):
+        ring.send_frame(frame)
+    assert client.generate("x").text == "abc"
+
+
+def test_output_of_an_unknown_sequence_is_ignored(client: Client, ring: FakeRing) -> None:
+    client.server_info()
+    ring.send_message(OutputBatch((SequenceOutput(b"\0" * 16, "ghost"),)))
+    assert client.generate("x").text == "abc"
+
+
+def test_threads_share_a_client(client: Client) -> None:
+    results: list[str] = []
+    threads = [
+        threading.Thread(
+            target=lambda: results.extend(client.generate("x", timeout=WAIT_S).text for _ in range(20))
+        )
+        for _ in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert results == ["abc"] * 160
+
+
+def test_another_build_is_named_with_both_versions(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring:
+        ring.foreign_header = foreign_header()
+        with pytest.raises(ProtocolMismatch, match=r"version 9.*version 1"):
+            Client(tmp_path, connect_timeout=WAIT_S)
+
+
+def test_a_server_that_does_not_answer_is_an_error_after_the_timeout(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring:
+        ring.shakes_hands = False
+        with pytest.raises(RingClosed, match=r"not answered within 0.05 s"):
+            Client(tmp_path, connect_timeout=0.05)
+
+
+def test_no_runtime_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RingClosed, match="there is no runtime"):
+        Client(tmp_path)
+
+
+@pytest.mark.parametrize(("state", "says"), [("failed", "has failed"), ("absent", "has been stopped")])
+def test_every_pending_sequence_ends_when_the_ring_is_gone(tmp_path: Path, state: str, says: str) -> None:
+    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
+        streams = [client.stream("x", timeout=WAIT_S) for _ in range(3)]
+        ring.set_state("launcher", state)
+        for stream in streams:
+            with pytest.raises(RingClosed, match=says):
+                next(stream)
+        with pytest.raises(RingClosed, match=says):
+            client.generate("x")
+
+
+def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with fake_ring(tmp_path) as ring:
+        ring.set_state("launcher", "ready", pid=launcher.pid)
+        with Client(tmp_path) as client:
+            stream = client.stream("x", timeout=WAIT_S)
+            launcher.kill()
+            began = time.monotonic()
+            with pytest.raises(RingClosed, match="launcher is dead"):
+                next(stream)
+            assert time.monotonic() - began < 1.0
+    # Only now is the zombie reaped: it must count as dead before that.
+    launcher.communicate()
+
+
+def test_a_silent_ring_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
+    with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="silent"):
+        client.generate("x", timeout=WAIT_S)
+
+
+def test_a_launcher_without_heartbeat_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_watch, "SILENCE_S", 0.2)
+    with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="no sign of life"):
+        client.generate("x", timeout=WAIT_S)
+
+
+def test_closing_ends_the_waiters_of_other_threads_and_aborts_on_the_server(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring:
+        client = Client(tmp_path)
+        caught: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                client.generate("x")
+            except RingClosed as error:
+                caught.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        ring.wait_request()
+        client.close()
+        client.close()
+        caller.join(WAIT_S)
+        assert len(caught) == 1
+        assert ring.wait_abort().client == CLIENT_ID
+        with pytest.raises(RingClosed, match="closed"):
+            client.generate("y")
+
+
+def test_a_client_pings_from_its_own_thread(client: Client, ring: FakeRing) -> None:
+    ring.wait_for(lambda: ring.pings)
+    assert ring.pings[0].client == CLIENT_ID
+
+
+def test_a_server_that_takes_nothing_makes_callers_overloaded_and_not_blocked(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "MAX_UNSENT", 0)
+    began = time.monotonic()
+    with pytest.raises(Overloaded):
+        client.generate("x")
+    assert time.monotonic() - began < 0.1
+
+
+def test_closing_leaves_no_thread_and_no_file_descriptor(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, spell("a")):
+        Client(tmp_path).close()
+        threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with Client(tmp_path) as client:
+                client.generate("x")
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/fd")) == fds
+
+
+def test_ids_and_text_of_a_stream_add_up_in_its_state(client: Client, ring: FakeRing) -> None:
+    stream = client.stream([1, 2])
+    for _ in stream:
+        pass
+    assert stream.state.token_ids == [97, 98, 99]
+    assert stream.state.text == "abc"
+    packed = stream.state.request.input_ids
+    assert packed is not None
+    assert unpack_ids(packed).tolist() == [1, 2]
+
+
+def test_a_batch_waits_where_a_single_request_is_refused(tmp_path: Path) -> None:
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        refused.append(request.text)
+        if refused.count(request.text) == 1 and request.text != "first":
+            return [failure(request, "overloaded", 503)]
+        return [output(request, str(request.text), finish=finish())]
+
+    refused: list[str | None] = []
+    with fake_ring(tmp_path, answer), Client(tmp_path) as client:
+        sleeps: list[float] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("client.client.time.sleep", sleeps.append)
+            completions = client.generate(["first", "second", "third"], timeout=WAIT_S)
+        assert [each.text for each in completions] == ["first", "second", "third"]
+        assert sleeps == [1.0, 1.0]
+        with pytest.raises(Overloaded):
+            client.generate("alone", timeout=WAIT_S)
+
+
+def test_an_error_about_the_prompt_names_the_callers_argument(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, lambda request: [failure(request, "invalid_value", 400, "input_ids")]):
+        with Client(tmp_path) as client, pytest.raises(InvalidRequest) as caught:
+            client.generate([1, 2], timeout=WAIT_S)
+        assert caught.value.param == "prompt"

@@ -1,0 +1,315 @@
+"""detokenizer_proc.loop: every sequence gets its text and exactly one terminal."""
+
+from __future__ import annotations
+
+import logging
+import random
+
+import msgspec
+import pytest
+
+from runtime.config import DEMO_MODEL
+from runtime.messages import AbortRequest, Closed, ErrorInfo, RequestFailed, Resume, StopMatched, TokenBatch
+from runtime.wire import pack_ids, unpack_floats, unpack_ids
+from tests.detokenizer_ring import EOS, RAW, Ring, logprobs
+from text import tokenizer
+from text.tokenizer import Tokenizer
+
+TEXT = "def f(x): return '😀漢'\n"
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return tokenizer.load(DEMO_MODEL)
+
+
+@pytest.fixture
+def ring(demo: Tokenizer) -> Ring:
+    return Ring(demo)
+
+
+# -- text and terminals --------------------------------------------------------------------------------------
+
+
+def test_a_stream_sends_what_is_new_at_each_step_and_the_terminal_last(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.generate(handle, TEXT)
+    assert ring.num_batches == len(ring.ids(TEXT))
+    ring.close(handle, cached_tokens=16)
+    assert ring.text(handle) == TEXT
+    assert ring.token_ids(handle) == ring.ids(TEXT)
+    finish = ring.terminal(handle)
+    assert (finish.reason, finish.matched, finish.cumulative_logprob) == ("length", None, None)
+    assert finish.usage.prompt_tokens == 5
+    assert finish.usage.completion_tokens == len(ring.ids(TEXT))
+    assert finish.usage.cached_tokens == 16
+    assert ring.loop.num_live == 0
+
+
+def test_without_streaming_there_is_one_output_at_the_end(ring: Ring) -> None:
+    handle = ring.open(ring.handle(), stream=False)
+    ring.generate(handle, TEXT)
+    assert ring.outputs == []
+    ring.close(handle)
+    (output,) = ring.outputs
+    assert (output.text, unpack_ids(output.token_ids).tolist()) == (TEXT, ring.ids(TEXT))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_an_incomplete_character_is_flushed_with_the_terminal(ring: Ring, stream: bool) -> None:
+    handle = ring.open(ring.handle(), stream=stream)
+    for token in ring.ids("a😀")[:-1]:
+        ring.step((handle, token))
+    assert ring.text(handle) == ("a" if stream else "")
+    ring.close(handle)
+    assert ring.text(handle) == "a\ufffd"
+
+
+@pytest.mark.parametrize(("token", "matched"), [(EOS, None), (75, 75)])
+def test_a_stop_token_counts_but_shows_no_text(ring: Ring, token: int, matched: int | None) -> None:
+    handle = ring.open(ring.handle(), skip_special_tokens=False)
+    ring.generate(handle, "ab")
+    ring.step((handle, token), closed=(Closed(handle, "stop", stop_token=token),))
+    assert ring.text(handle) == "ab"
+    assert ring.token_ids(handle) == [*ring.ids("ab"), token]
+    finish = ring.terminal(handle)
+    assert (finish.reason, finish.matched) == ("stop", matched)
+    assert finish.usage.completion_tokens == len(ring.ids("ab")) + 1
+
+
+def test_the_same_token_earlier_in_a_sequence_keeps_its_text(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.step((handle, 75), (handle, 75), closed=(Closed(handle, "stop", stop_token=75),))
+    assert ring.text(handle) == ring.tokenizer.decode([75])
+    assert ring.token_ids(handle) == [75, 75]
+
+
+@pytest.mark.parametrize("reason", ["abort", "error", "length"])
+def test_the_scheduler_s_reason_is_the_terminal_s(ring: Ring, reason: str) -> None:
+    handle = ring.open(ring.handle())
+    error = ErrorInfo("broke", "worker_failed") if reason == "error" else None
+    ring.close(handle, reason, error=error)
+    assert (ring.terminal(handle).reason, ring.terminal(handle).error) == (reason, error)
+
+
+def test_nothing_follows_a_terminal(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.close(handle)
+    ring.generate(handle, TEXT)
+    ring.close(handle, "abort")
+    assert ring.terminal(handle).reason == "length"
+    assert ring.text(handle) == ""
+
+
+def test_sequences_of_one_step_share_one_output_batch(ring: Ring) -> None:
+    handles = [ring.open(ring.handle(seq)) for seq in range(3)]
+    ring.step(*((handle, 70 + n) for n, handle in enumerate(handles)))
+    assert ring.num_batches == 1
+    assert [output.handle for output in ring.outputs] == handles
+
+
+# -- stop strings --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("include", [False, True])
+def test_a_stop_string_ends_the_text_at_once_and_the_sequence_when_it_is_closed(
+    ring: Ring, include: bool
+) -> None:
+    handle = ring.open(ring.handle(), stop=("END",), include_stop_str_in_output=include)
+    ring.generate(handle, "a = 1 END")
+    num_tokens = len(ring.ids("a = 1 END"))
+    assert ring.text(handle) == ("a = 1 END" if include else "a = 1 ")
+    assert ring.scheduler.drain() == [StopMatched(handle, num_tokens)]
+    ring.generate(handle, " overrun")
+    assert all(output.finish is None for output in ring.outputs)
+    ring.close(handle, "stop_string")
+    finish = ring.terminal(handle)
+    assert (finish.reason, finish.matched) == ("stop", "END")
+    assert finish.usage.completion_tokens == num_tokens
+    assert ring.token_ids(handle) == ring.ids("a = 1 END")
+    assert "overrun" not in ring.text(handle)
+
+
+@pytest.mark.parametrize("reason", ["length", "abort", "stop"])
+def test_a_stop_string_in_the_text_goes_before_the_scheduler_s_reason(ring: Ring, reason: str) -> None:
+    handle = ring.open(ring.handle(), stop=("END",))
+    ring.generate(handle, "END")
+    ring.close(handle, reason)
+    assert (ring.terminal(handle).reason, ring.terminal(handle).matched) == ("stop", "END")
+
+
+def test_text_that_only_began_a_stop_string_comes_with_the_terminal(ring: Ring) -> None:
+    handle = ring.open(ring.handle(), stop=("END of all",))
+    ring.generate(handle, "x END")
+    assert ring.text(handle) == "x "
+    ring.close(handle)
+    assert ring.text(handle) == "x END"
+    assert ring.terminal(handle).reason == "length"
+
+
+def test_stop_strings_are_ignored_before_min_tokens(ring: Ring) -> None:
+    ids = ring.ids("a\nb\nc\n")
+    handle = ring.open(ring.handle(), stop=("\n",), min_tokens=4)
+    for token in ids:
+        ring.step((handle, token))
+    assert len(ids) == 6
+    assert ring.text(handle) == "a\nb\nc"
+    assert ring.scheduler.drain() == [StopMatched(handle, 6)]
+
+
+def test_a_scheduler_without_room_does_not_hold_up_the_text(ring: Ring, demo: Tokenizer) -> None:
+    handle = ring.open(ring.handle(), stop=("END",))
+    ring.scheduler._capacity = 0
+    ring.generate(handle, "END")
+    other = ring.open(ring.handle(1))
+    ring.generate(other, "text")
+    assert ring.text(other) == "text"
+    assert ring.loop.is_busy
+    ring.scheduler._capacity = 10
+    ring.turn()
+    assert ring.scheduler.drain() == [StopMatched(handle, len(ring.ids("END")))]
+    assert not ring.loop.is_busy
+
+
+# -- logprobs ------------------------------------------------------------------------------------------------
+
+
+def test_logprobs_stay_in_step_with_the_ids_and_are_summed(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.step((handle, 70), logprobs=(logprobs(handle, [-0.5]),))
+    ring.step((handle, 71), (handle, 72), logprobs=(logprobs(handle, [-1.0, -0.25]),))
+    ring.close(handle)
+    assert [unpack_floats(output.logprobs).tolist() for output in ring.outputs] == [[-0.5], [-1.0, -0.25], []]
+    assert unpack_ids(ring.outputs[1].top_ids).tolist() == [0, 1, 0, 1]
+    assert unpack_floats(ring.outputs[1].top_logprobs).tolist() == [-1.0, -2.0, -0.25, -1.25]
+    assert ring.terminal(handle).cumulative_logprob == -1.75
+
+
+def test_logprobs_of_tokens_behind_a_stop_string_are_dropped(ring: Ring) -> None:
+    first, *_ = ids = ring.ids("\n")
+    assert len(ids) == 1
+    handle = ring.open(ring.handle(), stop=("\n",))
+    ring.step((handle, 70), (handle, first), (handle, 71), logprobs=(logprobs(handle, [-1.0, -2.0, -4.0]),))
+    ring.close(handle, "stop_string")
+    assert ring.token_ids(handle) == [70, first]
+    assert unpack_floats(ring.outputs[0].logprobs).tolist() == [-1.0, -2.0]
+    assert len(ring.outputs[0].top_ids) == 2 * 2 * 4
+    assert ring.terminal(handle).cumulative_logprob == -3.0
+
+
+# -- attempts and resuming -----------------------------------------------------------------------------------
+
+
+def test_a_higher_attempt_replaces_a_lower_one_without_a_terminal(ring: Ring) -> None:
+    old, new = ring.handle(attempt=0), ring.handle(attempt=1)
+    ring.open(old)
+    ring.open(new)
+    ring.step((old, 70), (new, 71), closed=(Closed(old, "abort"), Closed(new, "length")))
+    assert [output.handle for output in ring.outputs] == [new]
+    assert ring.token_ids(new) == [71]
+
+
+def test_a_lower_attempt_is_dropped(ring: Ring) -> None:
+    new, old = ring.open(ring.handle(attempt=1)), ring.handle(attempt=0)
+    ring.open(old)
+    ring.inbox.send(RequestFailed(old, ErrorInfo("late")))
+    ring.generate(old, TEXT)
+    ring.generate(new, "x")
+    assert ring.outputs
+    assert all(output.handle == new for output in ring.outputs)
+
+
+@pytest.mark.parametrize("num_chars", [0, 3, 9])
+def test_a_resumed_sequence_goes_on_after_the_last_character_delivered(ring: Ring, num_chars: int) -> None:
+    ids = ring.ids(TEXT)
+    for split in range(len(ids)):
+        handle = ring.handle(split, attempt=1)
+        resume = Resume(pack_ids(ids[:split]), num_chars, cumulative_logprob=-2.0)
+        ring.open(handle, resume=resume)
+        for token in ids[split:]:
+            ring.step((handle, token))
+        ring.close(handle)
+        assert ring.text(handle) == TEXT[num_chars:]
+        assert ring.token_ids(handle) == ids[split:]
+        finish = ring.terminal(handle)
+        assert finish.usage.completion_tokens == len(ids)
+        assert finish.cumulative_logprob == -2.0
+
+
+def test_a_stop_string_found_while_resuming_stops_again(ring: Ring) -> None:
+    ids = ring.ids("x END")
+    handle = ring.open(ring.handle(attempt=1), stop=("END",), resume=Resume(pack_ids(ids), 2))
+    assert ring.scheduler.drain() == [StopMatched(handle, len(ids))]
+    ring.generate(handle, "overrun")
+    ring.close(handle, "stop_string")
+    assert ring.text(handle) == ""
+    assert ring.terminal(handle).usage.completion_tokens == len(ids)
+
+
+def test_resumed_logprobs_continue_the_sum(ring: Ring) -> None:
+    handle = ring.open(ring.handle(attempt=1), resume=Resume(pack_ids([70, 71]), 2, cumulative_logprob=-2.0))
+    ring.step((handle, 72), logprobs=(logprobs(handle, [-0.5]),))
+    ring.close(handle)
+    assert ring.terminal(handle).cumulative_logprob == -2.5
+
+
+# -- what breaks ---------------------------------------------------------------------------------------------
+
+
+def test_what_breaks_in_one_sequence_ends_it_alone_and_is_logged_without_its_text(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    bad, good = ring.open(ring.handle(0)), ring.open(ring.handle(1))
+
+    class Breaks:
+        def push(self, token: int) -> str:
+            raise RuntimeError("secret text")
+
+    ring.loop._live[bad].stream._decoder = Breaks()
+    with caplog.at_level(logging.DEBUG):
+        ring.step((bad, 70), (good, 71))
+        ring.step((bad, 70), (good, 72), closed=(Closed(bad, "abort"), Closed(good, "length")))
+    assert ring.terminal(bad).error.code == "internal_error"
+    assert ring.token_ids(good) == [71, 72]
+    assert ring.scheduler.drain() == [AbortRequest((bad,))]
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_a_batch_that_contradicts_itself_is_dropped(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.inbox.send(TokenBatch(9, handle, pack_ids([70, 71])))
+    ring.inbox.send(TokenBatch(10, opened=(msgspec.Raw(RAW(["no", "stream"])),)))
+    ring.turn()
+    ring.step((handle, 72))
+    assert ring.token_ids(handle) == [72]
+
+
+def test_every_sequence_of_random_traffic_has_one_terminal_and_the_whole_text(ring: Ring) -> None:
+    rng = random.Random(0)
+    handles = [ring.handle(seq) for seq in range(40)]
+    ids = {handle: rng.choices(range(4096), k=rng.randrange(1, 20)) for handle in handles}
+    streams = {handle: rng.random() < 0.5 for handle in handles}
+    left = {handle: list(tokens) for handle, tokens in ids.items()}
+    for handle in handles:
+        ring.open(handle, stream=streams[handle])
+    while left:
+        chosen = [handle for handle in left if rng.random() < 0.5]
+        ended = []
+        tokens = []
+        for handle in chosen:
+            take = min(len(left[handle]), rng.randrange(1, 3))
+            tokens += [(handle, left[handle].pop(0)) for _ in range(take)]
+            if not left[handle]:
+                del left[handle]
+                ended.append(Closed(handle, "length"))
+        if rng.random() < 0.3:
+            ring.peers.full = {b"peer"} - ring.peers.full
+        ring.step(*tokens, closed=tuple(ended))
+    ring.peers.full.clear()
+    ring.turn()
+    for handle in handles:
+        assert ring.terminal(handle).usage.completion_tokens == len(ids[handle])
+        assert ring.token_ids(handle) == ids[handle]
+        assert ring.text(handle) == ring.tokenizer.decode(ids[handle])
+    assert not ring.loop.is_busy

@@ -1,0 +1,218 @@
+"""The HTTP server over a fake ring: bodies, keys, probes, disconnects, shutdown."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.errors import RingClosed
+from runtime.messages import GenerateRequest, SequenceOutput
+from tests.fake_ring import WAIT_S, output, spell
+from tests.http_front import Front, http_front
+
+JSON = {"content-type": "application/json"}
+MIB = 1 << 20
+
+
+def one_letter(request: GenerateRequest) -> list[SequenceOutput]:
+    return [output(request, "a")] if request.stream else []
+
+
+def answer(request: GenerateRequest) -> list[SequenceOutput]:
+    """What the first word of the prompt asks for; "abc" by default."""
+    answers = {"silence": lambda _: [], "letter": one_letter}
+    return answers.get((request.text or "").partition(" ")[0], spell("abc"))(request)
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    run_dir = tmp_path_factory.mktemp("run")
+    with http_front(run_dir, answer, log_level="info", slow_reader_timeout=0.25) as front:
+        yield front
+
+
+def status_of(response: httpx.Response) -> int:
+    """The status of an error, whose body must have the shape of OpenAI's."""
+    assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+    return response.status_code
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"prompt": "\xff"}',
+        b'{"prompt": "\\ud800"}',
+        b'{"prompt": ' + b"[" * 100_000,
+        b'{"metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"prompt": "x", "temperature": NaN}',
+        b'{"prompt": "x", "temperature": 1e999}',
+        b'{"prompt": "x", "seed": 123456789012345678901234567890}',
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_body_that_is_no_request_is_a_400(front: Front, path: str, body: bytes) -> None:
+    assert status_of(front.http.post(path, content=body, headers=JSON)) == 400
+
+
+def test_a_body_beyond_the_limit_is_refused_by_its_length_and_while_it_comes(front: Front) -> None:
+    assert status_of(front.http.post("/v1/completions", content=b" " * (9 * MIB), headers=JSON)) == 413
+
+    def endless() -> Iterator[bytes]:
+        for _ in range(9):
+            yield b" " * MIB
+
+    assert status_of(front.http.post("/v1/completions", content=endless(), headers=JSON)) == 413
+
+
+def test_only_plain_json_is_accepted(front: Front) -> None:
+    body = b'{"prompt": "x"}'
+    gzip = {**JSON, "content-encoding": "gzip"}
+    assert status_of(front.http.post("/v1/completions", content=body, headers=gzip)) == 415
+    text = {"content-type": "text/plain"}
+    assert status_of(front.http.post("/v1/completions", content=body, headers=text)) == 415
+    charset = {"content-type": "application/json; charset=utf-8"}
+    assert front.http.post("/v1/completions", content=body, headers=charset).status_code == 200
+
+
+def test_with_a_key_only_the_probes_are_open(tmp_path: Path) -> None:
+    with http_front(tmp_path, spell("a"), api_key="secret") as front:
+        for path in ("/live", "/ready", "/health"):
+            assert front.http.get(path).status_code == 200
+        for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
+            assert status_of(front.http.get("/v1/models", headers=given)) == 401
+            assert status_of(front.http.get("/nope", headers=given)) == 401
+        right = {"authorization": "Bearer secret"}
+        assert front.http.get("/v1/models", headers=right).status_code == 200
+        two = [("authorization", "Bearer wrong"), ("authorization", "Bearer secret")]
+        assert status_of(front.http.get("/v1/models", headers=two)) == 401
+
+
+@pytest.mark.parametrize("role", ["scheduler", "worker", "tokenizer", "detokenizer"])
+def test_ready_names_the_role_that_is_not(front: Front, role: str) -> None:
+    front.ring.set_all("ready")
+    assert front.http.get("/ready").status_code == 200
+    front.ring.set_state(role, "loading")
+    response = front.http.get("/ready")
+    front.ring.set_all("ready")
+    assert response.status_code == 503
+    assert response.json()["role"] == role
+    assert front.http.get("/live").status_code == 200
+
+
+def test_ready_names_a_role_that_gives_no_sign_of_life(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    front.ring.set_all("ready")
+    monkeypatch.setattr("api_server.probes.STALLED_S", 0.0)
+    response = front.http.get("/health")
+    assert response.status_code == 503
+    assert "no sign of life" in response.json()["reason"]
+
+
+def test_a_launch_that_is_not_ready_or_is_ending_refuses_at_once(front: Front) -> None:
+    for state, code in (("loading", "not_ready"), ("draining", "shutting_down")):
+        front.ring.set_state("launcher", state)
+        response = front.complete()
+        front.ring.set_all("ready")
+        assert status_of(response) == 503
+        assert response.json()["error"]["code"] == code
+        assert "retry-after" in response.headers
+
+
+def leave(connection: socket.socket, *, reset: bool) -> None:
+    if reset:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def wait_requests(front: Front, text: str, number: int) -> list[GenerateRequest]:
+    def found() -> list[GenerateRequest]:
+        requests = [request for request in front.ring.requests if request.text == text]
+        return requests if len(requests) == number else []
+
+    return front.ring.wait_for(found)
+
+
+def aborted_handles(front: Front) -> set[bytes]:
+    return {handle for abort in front.ring.aborts for handle in abort.handles}
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("word", ["silence", "letter"])
+def test_a_client_that_leaves_has_its_requests_aborted_at_once(
+    front: Front, stream: bool, reset: bool, word: str
+) -> None:
+    prompt = f"{word} {stream} {reset}"
+    connection = front.open_raw("/v1/completions", prompt=[prompt, prompt], stream=stream)
+    handles = {request.handle for request in wait_requests(front, prompt, 2)}
+    if stream and word == "letter":
+        received = b""
+        while b"data: " not in received:
+            received += connection.recv(4096)
+    began = time.monotonic()
+    leave(connection, reset=reset)
+    front.ring.wait_for(lambda: handles <= aborted_handles(front))
+    assert time.monotonic() - began < 0.5
+
+
+def test_a_client_that_does_not_read_is_cut_off(front: Front) -> None:
+    connection = front.open_raw("/v1/completions", prompt="silence unread", stream=True)
+    (request,) = wait_requests(front, "silence unread", 1)
+    for text in "xy":
+        front.ring.send(output(request, text * (4 * MIB), token_ids=b""))
+    front.ring.wait_for(lambda: request.handle in aborted_handles(front))
+    connection.close()
+
+
+def test_sigterm_ends_open_streams_with_an_error_within_a_second(tmp_path: Path) -> None:
+    with http_front(tmp_path, one_letter) as front:
+        streaming = front.open_raw("/v1/completions", prompt="x", stream=True)
+        waiting = front.open_raw("/v1/completions", prompt="x")
+        front.ring.wait_request(1)
+        received = b""
+        while b"data: " not in received:
+            received += streaming.recv(4096)
+        began = time.monotonic()
+        front.stop.set()
+        front.join()
+        assert time.monotonic() - began < 1.0
+        assert b'"shutting_down"' in received + read_all(streaming)
+        assert b" 503 " in read_all(waiting)
+
+
+def test_a_ring_that_is_gone_ends_callers_and_the_process(tmp_path: Path) -> None:
+    with http_front(tmp_path) as front:
+        waiting = front.open_raw("/v1/completions", prompt="x")
+        front.ring.wait_request()
+        front.ring.set_state("launcher", "failed")
+        assert b'"runtime_closed"' in read_all(waiting)
+        front.join()
+        assert isinstance(front.error, RingClosed)
+
+
+def read_all(connection: socket.socket) -> bytes:
+    connection.settimeout(WAIT_S)
+    with connection:
+        data = b""
+        while part := connection.recv(4096):
+            data += part
+        return data
+
+
+def test_logs_hold_no_prompt(front: Front, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    front.complete(prompt="a very private prompt")
+    front.complete(prompt="a very private prompt", temperature="a very private value")
+    texts: list[Any] = [record.getMessage() for record in caplog.records]
+    assert any("/v1/completions" in text for text in texts)
+    assert not any("private" in text for text in texts)

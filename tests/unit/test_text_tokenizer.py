@@ -1,0 +1,132 @@
+"""text.tokenizer: what is beside a checkpoint, read without torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from runtime.config import DEMO_MODEL
+from runtime.errors import InvalidRequest, ModelError
+from text import tokenizer
+from text.tokenizer import Tokenizer
+
+TEXTS = ["def main() -> None:\n    pass\n", "naïve 漢字 😀\u200d🔥", "", "a" * 500]
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return tokenizer.load(DEMO_MODEL)
+
+
+@pytest.fixture
+def copy_of_demo(tmp_path: Path) -> Path:
+    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
+        shutil.copy(DEMO_MODEL / name, tmp_path)
+    return tmp_path
+
+
+def test_loading_and_using_a_tokenizer_imports_no_torch() -> None:
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from text import tokenizer, incremental\n"
+        f"loaded = tokenizer.load(Path({str(DEMO_MODEL)!r}))\n"
+        "loaded.encode_batch(['x'])\n"
+        "loaded.apply_chat_template([{'role': 'user', 'content': 'x'}])\n"
+        "incremental.DecoderFactory(loaded).open([]).push(5)\n"
+        "assert 'torch' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=DEMO_MODEL.parent.parent)
+
+
+def test_a_batch_encodes_like_its_texts_one_by_one(demo: Tokenizer) -> None:
+    batch = demo.encode_batch(TEXTS)
+    assert all(ids.dtype == np.int32 for ids in batch)
+    for text, ids in zip(TEXTS, batch, strict=True):
+        assert np.array_equal(ids, demo.encode_batch([text])[0])
+        assert demo.decode(ids.tolist()) == text
+
+
+def test_special_ids_are_those_that_decoding_skips(demo: Tokenizer) -> None:
+    assert demo.special_ids == {0, 1, 2}
+    assert demo.eos_token_id == 0
+    assert demo.decode([0, 1, 2]) == ""
+    assert demo.decode([0], skip_special_tokens=False) == "<|endoftext|>"
+    assert demo.vocab_size == 4096
+
+
+def test_truncation_and_padding_of_the_file_are_switched_off(copy_of_demo: Path) -> None:
+    file = copy_of_demo / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["truncation"] = {"max_length": 2, "strategy": "LongestFirst", "stride": 0, "direction": "Right"}
+    content["padding"] = {
+        "strategy": {"Fixed": 5},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "<|endoftext|>",
+    }
+    file.write_text(json.dumps(content))
+    loaded = tokenizer.load(copy_of_demo)
+    assert len(loaded.encode_batch([TEXTS[0]])[0]) > 5
+    assert len(loaded.encode_batch(["x"])[0]) == 1
+
+
+def test_the_demo_template_writes_a_conversation_as_one_source_file(demo: Tokenizer) -> None:
+    messages = [{"role": "system", "content": "import os"}, {"role": "user", "content": "def f(x):"}]
+    assert demo.apply_chat_template(messages) == "<|endoftext|>import os\ndef f(x):"
+    ended = demo.apply_chat_template(messages, add_generation_prompt=False)
+    assert ended == "<|endoftext|>import os\ndef f(x):<|endoftext|>"
+
+
+def test_a_template_file_replaces_the_models(copy_of_demo: Path, tmp_path: Path) -> None:
+    file = tmp_path / "own.jinja"
+    file.write_text("{% for message in messages %}[{{ message.role }}]{{ message.content }}{% endfor %}")
+    loaded = tokenizer.load(copy_of_demo, chat_template=file)
+    assert loaded.apply_chat_template([{"role": "user", "content": "hi"}]) == "[user]hi"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ raise_exception('roles must alternate') }}",
+        "{{ messages[7].content }}",
+        "{{ messages[0].content + 1 }}",
+        "{{ ''.__class__.__mro__ }}",
+        "{% for message in messages %}",
+    ],
+)
+def test_whatever_a_template_raises_is_an_invalid_request(
+    copy_of_demo: Path, tmp_path: Path, template: str
+) -> None:
+    file = tmp_path / "bad.jinja"
+    file.write_text(template)
+    loaded = tokenizer.load(copy_of_demo, chat_template=file)
+    with pytest.raises(InvalidRequest) as caught:
+        loaded.apply_chat_template([{"role": "user", "content": "hi"}])
+    assert caught.value.param == "messages"
+
+
+def test_messages_without_a_template_are_refused(copy_of_demo: Path) -> None:
+    (copy_of_demo / "chat_template.jinja").unlink()
+    loaded = tokenizer.load(copy_of_demo)
+    assert not loaded.has_chat_template
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        loaded.apply_chat_template([{"role": "user", "content": "hi"}])
+
+
+def test_a_missing_or_broken_file_is_a_model_error_that_names_it(copy_of_demo: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match=r"tokenizer\.json"):
+        tokenizer.load(tmp_path / "nowhere")
+    with pytest.raises(ModelError, match="chat template"):
+        tokenizer.load(copy_of_demo, chat_template=tmp_path / "nowhere.jinja")
+    (copy_of_demo / "tokenizer.json").write_text("{")
+    with pytest.raises(ModelError, match="cannot be read"):
+        tokenizer.load(copy_of_demo)

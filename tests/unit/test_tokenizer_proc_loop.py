@@ -1,0 +1,260 @@
+"""tokenizer_proc.loop: every request goes on or is refused, in order, whatever the others are."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.config import DEMO_MODEL
+from runtime.handle import make_handle
+from runtime.messages import (
+    AbortRequest,
+    ChatMessage,
+    ControlRequest,
+    GenerateRequest,
+    RequestFailed,
+    Resume,
+    StreamOpen,
+    TokenizedRequest,
+)
+from runtime.sampling_params import SamplingParams
+from runtime.status_page import Status
+from runtime.transport import MemoryChannel
+from runtime.wire import IntArray, pack_ids, unpack_ids
+from text import tokenizer
+from text.tokenizer import Tokenizer
+from tokenizer_proc.loop import MAX_BATCH_CHARS, PROMPT_TAIL_TOKENS, TokenizerLoop, namespace
+from tokenizer_proc.validation import Admission, Validator
+
+CLIENT = 77
+LONG_TEXT = "x = 1\n" * MAX_BATCH_CHARS
+
+
+@pytest.fixture(scope="module")
+def demo() -> Tokenizer:
+    return tokenizer.load(DEMO_MODEL)
+
+
+class Ring:
+    """A tokenizer loop between channels in memory."""
+
+    def __init__(self, loaded: Any, *, scheduler_room: int = 1000, context_length: int = 1 << 20) -> None:
+        self.inbox = MemoryChannel("tokenizer_in")
+        self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
+        self.detokenizer = MemoryChannel("detokenizer_in")
+        self.status = Status(heartbeat_ns=1)
+        self.loop = TokenizerLoop(
+            inbox=self.inbox,
+            scheduler=self.scheduler,
+            detokenizer=self.detokenizer,
+            tokenizer=loaded,
+            validator=Validator(4096, context_length),
+            admission=Admission(max_waiting=100, max_running=100),
+            scheduler_status=lambda: self.status,
+            secret=b"k" * 32,
+        )
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            assert self.inbox.send(message)
+
+    def refusals(self) -> list[RequestFailed]:
+        return self.detokenizer.drain()
+
+
+def handle(seq: int, client: int = CLIENT) -> bytes:
+    return make_handle(client, seq)
+
+
+def request(seq: int, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"handle": handle(seq), "sampling": SamplingParams(seed=1), **fields})
+
+
+def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.send(
+        request(0, text="def f(x):"),
+        request(1, input_ids=pack_ids([5, 6, 7])),
+        request(2, messages=(ChatMessage("user", "def f(x):"),)),
+    )
+    ring.loop.turn()
+    prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
+    assert demo.decode(prompts[handle(0)]) == "def f(x):"
+    assert prompts[handle(1)] == [5, 6, 7]
+    assert prompts[handle(2)] == [0, *prompts[handle(0)]]
+    assert ring.refusals() == []
+
+
+def test_the_detokenizer_is_told_all_it_needs_through_the_scheduler(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    sampling = SamplingParams(
+        seed=1, stop=("END",), min_tokens=3, skip_special_tokens=False, include_stop_str_in_output=True
+    )
+    resume = Resume(pack_ids([9, 8]), num_chars=4, cumulative_logprob=-1.5, cached_tokens=16)
+    ids = list(range(3, 23))
+    ring.send(
+        request(
+            0,
+            input_ids=pack_ids(ids),
+            sampling=sampling,
+            label="mine",
+            stream=True,
+            priority=7,
+            resume=resume,
+        )
+    )
+    ring.loop.turn()
+    (message,) = ring.scheduler.drain()
+    assert isinstance(message, TokenizedRequest)
+    assert message.sampling == sampling
+    assert (message.priority, message.output_ids, message.cached_tokens) == (7, pack_ids([9, 8]), 16)
+    assert msgspec.msgpack.decode(message.stream_open, type=StreamOpen) == StreamOpen(
+        handle=handle(0),
+        num_prompt_tokens=20,
+        prompt_tail=pack_ids(ids[-PROMPT_TAIL_TOKENS:]),
+        label="mine",
+        stream=True,
+        stop=("END",),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        min_tokens=3,
+        resume=resume,
+    )
+
+
+def test_a_refusal_reaches_the_detokenizer_and_harms_nobody_else(demo: Tokenizer) -> None:
+    ring = Ring(demo, context_length=16)
+    ring.send(request(0, text="a"), request(1, text=""), request(2, text="a b " * 30), request(3, text="b"))
+    ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(0), handle(3)]
+    errors = {m.handle: m.error for m in ring.refusals()}
+    assert errors[handle(1)].param == "text"
+    assert errors[handle(2)].code == "context_length_exceeded"
+    assert errors[handle(2)].status == 400
+
+
+def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
+    class Unused:
+        def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
+            raise AssertionError("tokenized a request that was to be refused")
+
+    ring = Ring(Unused())
+    ring.status = Status(heartbeat_ns=1, num_waiting=100)
+    ring.send(request(0, text="a"))
+    ring.loop.turn()
+    (refused,) = ring.refusals()
+    assert (refused.error.status, refused.error.code) == (503, "overloaded")
+
+
+def test_an_abort_and_a_control_request_never_overtake_a_request(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.send(
+        request(0, text="a"),
+        AbortRequest((handle(0),)),
+        request(1, text="b"),
+        ControlRequest(CLIENT, 1, "server_info"),
+        request(2, text="c"),
+    )
+    ring.loop.turn()
+    kinds = [type(m).__name__ for m in ring.scheduler.drain()]
+    assert kinds == [
+        "TokenizedRequest",
+        "AbortRequest",
+        "TokenizedRequest",
+        "ControlRequest",
+        "TokenizedRequest",
+    ]
+
+
+def test_without_room_ahead_everything_is_kept_and_nothing_new_is_read(demo: Tokenizer) -> None:
+    ring = Ring(demo, scheduler_room=2)
+    ring.send(*(request(seq, text="a") for seq in range(5)))
+    ring.loop.turn()
+    ring.send(request(5, text="a"))
+    ring.loop.turn()
+    assert ring.loop.is_busy
+    ring.loop.turn()
+    assert len(ring.inbox.drain()) == 1, "read on although there was no room"
+    received = []
+    while ring.loop.is_busy:
+        received += ring.scheduler.drain()
+        ring.loop.turn()
+    received += ring.scheduler.drain()
+    assert [m.handle for m in received] == [handle(seq) for seq in range(5)]
+
+
+def test_a_turn_encodes_no_more_than_its_share_so_the_heartbeat_goes_on(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    text = "x" * (MAX_BATCH_CHARS // 4)
+    ring.send(*(request(seq, text=text) for seq in range(12)))
+    num_sent = []
+    while ring.loop.turn():
+        num_sent.append(len(ring.scheduler.drain()))
+    num_sent.append(len(ring.scheduler.drain()))
+    assert num_sent == [5, 5, 2]
+
+
+class GatedTokenizer:
+    """Encodes long texts only after `gate` is opened."""
+
+    def __init__(self, inner: Tokenizer) -> None:
+        self._inner = inner
+        self.gate = threading.Event()
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
+        if len(texts[0]) > MAX_BATCH_CHARS:
+            assert self.gate.wait(10)
+        return self._inner.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+
+@pytest.mark.parametrize("abort", [AbortRequest((handle(0),)), AbortRequest(client=CLIENT)])
+def test_a_long_text_holds_up_nobody_and_cannot_escape_its_abort(
+    demo: Tokenizer, abort: AbortRequest
+) -> None:
+    gated = GatedTokenizer(demo)
+    ring = Ring(gated)
+    ring.send(request(0, text=LONG_TEXT), request(1, text="short"), abort)
+    ring.loop.turn()
+    assert [type(m) for m in ring.scheduler.drain()] == [TokenizedRequest, AbortRequest]
+    assert ring.loop.is_busy
+    gated.gate.set()
+    ring.loop._long[0].ids.exception(timeout=10)
+    ring.loop.turn()
+    late = ring.scheduler.drain()
+    assert [m.handle for m in late if isinstance(m, TokenizedRequest)] == [handle(0)]
+    assert late[-1] == AbortRequest((handle(0),))
+    assert not ring.loop.is_busy
+    ring.loop.close()
+
+
+def test_what_one_request_breaks_fails_it_alone_and_is_logged_without_its_text(
+    demo: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Breaks:
+        def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
+            for text in texts:
+                if "secret" in text:
+                    raise RuntimeError(f"cannot encode {text}")
+            return demo.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    ring = Ring(Breaks())
+    ring.send(request(0, text="a"), request(1, text="my secret"), request(2, text="b"))
+    with caplog.at_level(logging.DEBUG):
+        ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(0), handle(2)]
+    (refused,) = ring.refusals()
+    assert (refused.handle, refused.error.status, refused.error.code) == (handle(1), 500, "internal_error")
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_namespaces_depend_on_salt_and_secret_and_no_salt_shares() -> None:
+    assert namespace("", b"a" * 32) == b""
+    assert namespace("x", b"a" * 32) != namespace("y", b"a" * 32)
+    assert namespace("x", b"a" * 32) != namespace("x", b"b" * 32)
+    assert namespace("x", b"a" * 32) == namespace("x", b"a" * 32)

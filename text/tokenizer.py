@@ -1,0 +1,103 @@
+"""Tokenizer: text to ids, ids to text, conversations to text, as the files beside a checkpoint say.
+
+Owns the one import of transformers outside the model worker, and keeps torch out of it: the class that reads
+tokenizer.json does without, AutoTokenizer would pull it in. Knows no request and no message of the wire.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from jinja2 import TemplateError
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders
+from transformers import PreTrainedTokenizerFast
+
+from runtime.errors import InvalidRequest, ModelError
+from runtime.wire import IntArray
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Several threads may encode at a time, and other threads run meanwhile."""
+
+    def __init__(self, backend: Backend, wrapper: PreTrainedTokenizerFast) -> None:
+        # A file may ask for padding or truncation, left over from training; both would change prompts
+        # silently.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._wrapper = wrapper
+        added = backend.get_added_tokens_decoder()
+        self.vocabulary: dict[int, str] = {
+            token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
+        }
+        """Every id the tokenizer knows, with the token as the vocabulary spells it."""
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """What `skip_special_tokens` leaves out of text."""
+        self.eos_token_id: int | None = wrapper.eos_token_id
+        self.bos_token_id: int | None = wrapper.bos_token_id
+        self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        """Whether every token stands for fixed bytes, whatever is beside it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id. A model may have more rows than that, for padding."""
+        return max(self.vocabulary) + 1
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._wrapper.chat_template is not None
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+        """The ids of each text, int32, in order."""
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+    ) -> str:
+        """The prompt of a conversation, special tokens included: encode it with add_special_tokens=False.
+
+        Raises: InvalidRequest(param="messages") when there is no template or it does not take these messages.
+        """
+        if not self.has_chat_template:
+            raise InvalidRequest(
+                "messages: the model has no chat template; send a text prompt", param="messages"
+            )
+        try:
+            prompt = self._wrapper.apply_chat_template(
+                [dict(message) for message in messages],
+                tokenize=False,
+                add_generation_prompt=add_generation_prompt,
+            )
+        except (TemplateError, TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
+            raise InvalidRequest(
+                f"messages: the model's chat template refuses them: {error}", param="messages"
+            ) from error
+        assert isinstance(prompt, str)
+        return prompt
+
+
+def load(path: Path, *, chat_template: Path | None = None) -> Tokenizer:
+    """Read the tokenizer in the directory `path`; the file `chat_template` replaces its chat template.
+
+    Raises: ModelError when a file is missing or cannot be read.
+    """
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(f"{path} has no tokenizer.json. Convert the model's tokenizer to that format first.")
+    try:
+        wrapper = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:  # the library raises plain Exception for a file that it cannot parse
+        raise ModelError(f"The tokenizer in {path} cannot be read: {error}") from error
+    if chat_template is not None:
+        try:
+            wrapper.chat_template = chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"The chat template {chat_template} cannot be read: {error}") from error
+    return Tokenizer(wrapper.backend_tokenizer, wrapper)
