@@ -164,6 +164,18 @@ def environment_run_dir() -> str:
     return os.environ.get("CAROUSEL_RUN_DIR", "")
 
 
+def child_environment() -> dict[str, str]:
+    """The environment of the processes of a ring: this one's, able to import the project."""
+    root = str(Path(__file__).resolve().parent.parent)
+    paths = filter(None, [root, os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # A worker's OpenMP threads spin before they sleep. The default spin takes the cores from the other
+    # processes: with two spinners beside it a step took 83 ms this way, over a second without (2 cores, EPYC,
+    # 2026-11).
+    environment.setdefault("GOMP_SPINCOUNT", "1000")
+    return environment
+
+
 # -- command line ------------------------------------------------------------------------------------------
 
 

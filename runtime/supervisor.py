@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, child_environment
 from runtime.errors import EXIT_INTERNAL, EXIT_OK, AddressInUse
 from runtime.messages import ProcessFailed, ProcessReady
 from runtime.process import LaunchFile
@@ -126,11 +126,6 @@ class Supervisor:
             self._turn()
 
     def _spawn(self, role: str, module: str, http: socket.socket | None = None) -> None:
-        root = str(Path(__file__).resolve().parent.parent)
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])]),
-        }
         fds = () if http is None else (http.fileno(),)
         # Its own session: a Ctrl-C in the terminal reaches the launcher alone, which then decides.
         process = subprocess.Popen(
@@ -138,7 +133,7 @@ class Supervisor:
             stdin=subprocess.DEVNULL,
             start_new_session=True,
             pass_fds=fds,
-            env=environment,
+            env=child_environment(),
         )
         child = Child(role, process, os.pidfd_open(process.pid))
         self._poller.register(child.pidfd, zmq.POLLIN)

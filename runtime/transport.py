@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 SCHEMA = schema_hash(UNIONS.values())
 HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 << 20
+# The processes start together and senders may connect before a receiver has bound; the default of 100 ms
+# would be felt.
+RECONNECT_MS = 10
 # msgspec raises more than its own errors on hostile input: invalid UTF-8, deep nesting, lengths that
 # overflow.
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError)
@@ -130,6 +133,7 @@ class ZmqOutbox:
         self.socket = context.socket(zmq.PUSH)
         self.socket.setsockopt(zmq.LINGER, linger_ms)
         self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.connect(address)
 
     def send(self, message: Message) -> bool:
