@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.config import DEMO_MODEL, parse_args, resolve
-from runtime.errors import StartError
+from runtime.errors import EXIT_OK, StartError
 from runtime.model_config import ModelConfig
 from runtime.process import configure_logging, set_title
 from runtime.supervisor import Supervisor
@@ -31,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             model_path=model_path.resolve(),
         )
         return Supervisor(config).run()
+    except KeyboardInterrupt:
+        return EXIT_OK
     except StartError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return error.exit_code

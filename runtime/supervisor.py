@@ -263,5 +263,6 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _write_atomically(path: Path, data: bytes) -> None:
     new = path.with_suffix(".new")
-    new.write_bytes(data)
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
     new.replace(path)

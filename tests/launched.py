@@ -34,6 +34,8 @@ class Launched:
     def __init__(self, *arguments: str) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="launched-")
         self.run_dir = Path(self._folder.name) / "run"
+        if "--run-dir" in arguments:
+            self.run_dir = Path(arguments[arguments.index("--run-dir") + 1])
         self._log_path = Path(self._folder.name) / "log"
         self._log = self._log_path.open("w+b")
         self.process = subprocess.Popen(
@@ -60,7 +62,10 @@ class Launched:
 
     def wait_ready(self) -> Launched:
         def ready_or_ended() -> bool:
-            return self.state().get("state") == "ready" or self.process.poll() is not None
+            state = self.state()
+            # A killed launch may have left its state in the same directory.
+            is_ready = state.get("pid") == self.process.pid and state["state"] == "ready"
+            return is_ready or self.process.poll() is not None
 
         wait_until(ready_or_ended, START_TIMEOUT_S, "the launch gets ready")
         assert self.process.poll() is None, self.log()

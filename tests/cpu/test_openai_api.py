@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -12,7 +14,7 @@ import pytest
 
 from runtime.endpoints import Endpoints
 from runtime.status_page import Status, StatusPage
-from tests.launched import Launched, launched, wait_until
+from tests.launched import ROOT, Launched, launched, wait_until
 
 PROMPT = "def fibonacci(n):\n"
 # Greedy decoding gives the same tokens whatever else is in the batch.
@@ -206,3 +208,15 @@ def test_a_client_that_leaves_frees_its_row(launch: Launched, stream: bool) -> N
 def test_the_probes_answer(launch: Launched) -> None:
     for path in ("/live", "/ready", "/health"):
         assert httpx.get(launch.url + path).status_code == 200
+
+
+def test_the_example_runs(launch: Launched) -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "examples/openai_client.py"), "--base-url", f"{launch.url}/v1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "CompletionUsage" in done.stdout

@@ -1,0 +1,77 @@
+"""From the bytes of an HTTP request to a typed body: limits, and errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import ClientDisconnect, Request
+
+from runtime.errors import InvalidRequest, RequestAborted, RequestError
+from runtime.transport import DECODE_ERRORS
+
+MAX_BODY_BYTES = 8 << 20
+BODY_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+_AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
+_FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """Raises RequestError with the status of what is wrong: 400, 408, 413 or 415."""
+    data = await _read_bytes(request)
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise _field_error(str(error)) from None
+    except DECODE_ERRORS as error:
+        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+
+
+async def _read_bytes(request: Request) -> bytes:
+    headers = request.headers
+    # A page in a browser can send any other type to this server without asking first.
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestError("Content-Type must be application/json", code="unsupported_media_type", status=415)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise RequestError("Content-Encoding is not supported", code="unsupported_encoding", status=415)
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_BODY_BYTES:
+                    raise _too_large()
+    except TimeoutError:
+        raise RequestError(
+            f"the body took longer than {BODY_TIMEOUT_S:.0f} s", code="timeout", status=408
+        ) from None
+    except ClientDisconnect:
+        raise RequestAborted("the client has left") from None
+    return bytes(body)
+
+
+def _too_large() -> RequestError:
+    return RequestError(
+        f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", code="request_too_large", status=413
+    )
+
+
+def _field_error(message: str) -> InvalidRequest:
+    at = _AT.search(message)
+    path = at["path"] if at else ""
+    field = _FIELD.match(message)
+    if field is None:
+        text = message[: at.start()] if at else message
+        return InvalidRequest(f"{path}: {text}" if path else text, param=path or None)
+    name = f"{path}.{field['name']}" if path else field["name"]
+    if field["what"].startswith("missing"):
+        return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
+    return InvalidRequest(f"{name} is not a parameter of this endpoint", param=name, code="unknown_parameter")

@@ -1,0 +1,73 @@
+"""Errors as OpenAI's clients expect them: a status and {"error": {message, type, param, code}}."""
+
+from __future__ import annotations
+
+import logging
+import math
+from http import HTTPStatus
+
+import msgspec
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from runtime.errors import CarouselError, Overloaded, RequestError, RingClosed
+
+logger = logging.getLogger(__name__)
+
+UNAVAILABLE_RETRY_S = 1.0
+
+
+class ErrorDetail(msgspec.Struct):
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorBody(msgspec.Struct):
+    error: ErrorDetail
+
+
+def as_request_error(error: Exception) -> RequestError:
+    """What the HTTP client is told; the inside of an error that is not the client's stays in the log."""
+    if isinstance(error, RequestError):
+        return error
+    if isinstance(error, RingClosed):
+        return RequestError("the runtime behind this server is gone", code="runtime_closed", status=503)
+    if isinstance(error, HTTPException):
+        code = HTTPStatus(error.status_code).name.lower()
+        return RequestError(error.detail, code=code, status=error.status_code)
+    logger.error("a request failed", exc_info=error)
+    return RequestError("the server failed on this request", status=500)
+
+
+def error_body(error: RequestError) -> bytes:
+    detail = ErrorDetail(error.message, _type_of(error.status), error.param, error.code)
+    return msgspec.json.encode(ErrorBody(detail))
+
+
+def error_response(error: RequestError) -> Response:
+    headers: dict[str, str] = {}
+    if error.status == 503:
+        seconds = error.retry_after_s if isinstance(error, Overloaded) else UNAVAILABLE_RETRY_S
+        headers["Retry-After"] = str(max(1, math.ceil(seconds)))
+    if error.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return Response(error_body(error), error.status, headers, media_type="application/json")
+
+
+async def handle_error(_: Request, error: Exception) -> Response:
+    """The exception handler of the application."""
+    return error_response(as_request_error(error))
+
+
+HANDLERS = dict.fromkeys((HTTPException, CarouselError, Exception), handle_error)
+
+
+def _type_of(status: int) -> str:
+    if status == 401:
+        return "authentication_error"
+    if status == 503:
+        return "overloaded_error"
+    return "invalid_request_error" if status < 500 else "server_error"

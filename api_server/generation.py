@@ -1,0 +1,199 @@
+"""Generation: runs one HTTP request's sequences and writes them out, as one JSON body or as events.
+
+The response begins with the first thing that comes back, so what is refused is an HTTP error; a failure after
+that is an event. As soon as the HTTP client has gone, whatever its request is doing is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from api_server.errors import as_request_error, error_body
+from api_server.openai_types import PromptTokensDetails, UsageBody
+from client.async_client import AsyncClient, AsyncResultStream
+from client.request_builder import Prompt, RequestOptions
+from client.result import Completion, Delta
+from runtime.errors import RequestError
+from runtime.messages import Usage
+from runtime.sampling_params import SamplingParams
+
+EVENT_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a checked body asks for: one choice for each prompt."""
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    options: RequestOptions
+    stream: bool
+    include_usage: bool
+
+
+class Format(Protocol):
+    """How one endpoint spells its answers."""
+
+    def chunk(self, index: int, delta: Delta) -> msgspec.Struct:
+        """The event of a choice's delta."""
+
+    def usage_chunk(self, usage: UsageBody) -> msgspec.Struct:
+        """The last event, with the usage of all choices."""
+
+    def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
+        """The body of an answer that is not streamed."""
+
+
+class Generation(Response):
+    """The ASGI response of a generating endpoint."""
+
+    def __init__(
+        self, client: AsyncClient, job: Job, answer: Format, *, slow_reader_timeout_s: float
+    ) -> None:
+        super().__init__()
+        self._client = client
+        self._job = job
+        self._answer = answer
+        self._slow_reader_timeout_s = slow_reader_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises RequestError and RingClosed only while nothing has been sent."""
+        work = self._stream(send) if self._job.stream else self._complete(scope, receive, send)
+        await _run_until_disconnect(receive, work)
+
+    async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        try:
+            async with asyncio.TaskGroup() as group:
+                calls = [
+                    group.create_task(self._client.generate(prompt, job.sampling, **job.options))
+                    for prompt in job.prompts
+                ]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        completions = [_complete_or_raise(call.result()) for call in calls]
+        body = msgspec.json.encode(self._answer.response(completions))
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _stream(self, send: Send) -> None:
+        job = self._job
+        streams = [self._client.stream(prompt, job.sampling, **job.options) for prompt in job.prompts]
+        try:
+            await self._send_stream(send, _merge(streams))
+        finally:
+            for stream in streams:
+                await stream.aclose()
+
+    async def _send_stream(self, send: Send, deltas: AsyncIterator[tuple[int, Delta]]) -> None:
+        first = await anext(deltas)
+        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
+        try:
+            await self._send_events(send, first, deltas)
+        except TimeoutError:
+            return  # nobody reads: end without an end, so that the connection is closed
+        except Exception as error:
+            await self._send_event(send, error_body(as_request_error(error)))
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_events(
+        self, send: Send, first: tuple[int, Delta], deltas: AsyncIterator[tuple[int, Delta]]
+    ) -> None:
+        encode = msgspec.json.Encoder().encode
+        usages: list[Usage] = []
+        index, delta = first
+        while True:
+            if delta.finish_reason == "abort":
+                raise _aborted()
+            await self._send_event(send, encode(self._answer.chunk(index, delta)))
+            if delta.usage is not None:
+                usages.append(delta.usage)
+                if len(usages) == len(self._job.prompts):
+                    break
+            index, delta = await anext(deltas)
+        if self._job.include_usage:
+            await self._send_event(send, encode(self._answer.usage_chunk(usage_body(usages))))
+        await self._send_event(send, b"[DONE]")
+
+    async def _send_event(self, send: Send, data: bytes) -> None:
+        """Raises TimeoutError when the client has not read for too long."""
+        async with asyncio.timeout(self._slow_reader_timeout_s):
+            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+
+
+def usage_body(usages: Sequence[Usage]) -> UsageBody:
+    """The sum over the choices of one answer."""
+    prompt = sum(usage.prompt_tokens for usage in usages)
+    completion = sum(usage.completion_tokens for usage in usages)
+    cached = sum(usage.cached_tokens for usage in usages)
+    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+
+
+def _complete_or_raise(completion: Completion) -> Completion:
+    if completion.finish_reason == "abort":
+        raise _aborted()
+    return completion
+
+
+def _aborted() -> RequestError:
+    return RequestError("the server ended this request early", code="aborted", status=503)
+
+
+async def _merge(streams: Sequence[AsyncResultStream]) -> AsyncIterator[tuple[int, Delta]]:
+    """(choice, delta) as they come. Raises the first error of any; leaving early aborts all."""
+    if len(streams) == 1:
+        async for delta in streams[0]:
+            yield 0, delta
+        return
+    merged: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
+
+    async def pump(index: int, stream: AsyncResultStream) -> None:
+        try:
+            async for delta in stream:
+                merged.put_nowait((index, delta))
+        except Exception as error:
+            merged.put_nowait(error)
+
+    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
+    num_live = len(pumps)
+    try:
+        while num_live:
+            item = await merged.get()
+            if isinstance(item, Exception):
+                raise item
+            num_live -= item[1].finish_reason is not None
+            yield item
+    finally:
+        for task in pumps:
+            task.cancel()
+
+
+async def _run_until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+    """Run `work` to its end, or cancel it at the moment the HTTP client disconnects."""
+    task = asyncio.ensure_future(work)
+    watch = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+        await asyncio.wait((task, watch))
+    if not task.cancelled():
+        task.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Any = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()

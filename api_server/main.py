@@ -1,0 +1,81 @@
+"""The API process: an HTTP server on the socket it inherits, in front of a client of the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+import uvloop
+
+from api_server.app import make_app
+from api_server.server_state import ServerState
+from client.async_client import AsyncClient
+from runtime.errors import RequestError
+from runtime.model_config import ModelConfig
+from runtime.process import ProcessContext, run_process
+
+# Between two looks at whether to stop: short against the second after which the launcher kills what is left.
+TICK_S = 0.05
+SHUTDOWN_S = 0.8
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn without its signal handlers: SIGTERM is the process context's."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def main(context: ProcessContext) -> None:
+    uvloop.run(serve(context))
+
+
+async def serve(context: ProcessContext) -> None:
+    """Answer from the first moment (/live, /ready), serve once the ring has answered, until SIGTERM.
+
+    Raises: RingClosed when the ring is gone.
+    """
+    config = context.config
+    client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
+    state = ServerState(client, config, ModelConfig.from_path(Path(config.model)).sampling, context.status)
+    server = _Server(
+        uvicorn.Config(
+            make_app(state),
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=config.log_level in ("debug", "info"),
+            server_header=False,
+        )
+    )
+    listener = socket.socket(fileno=context.http_fd)
+    listener.setblocking(False)
+    serving = asyncio.create_task(server.serve([listener]))
+    connecting = asyncio.create_task(client.connect())
+    is_ready = False
+    try:
+        while not context.stop.is_set():
+            if connecting.done() and not is_ready:
+                connecting.result()
+                is_ready = True
+                context.ready()
+            if client.error is not None:
+                raise client.error
+            context.beat()
+            await asyncio.sleep(TICK_S)
+    finally:
+        connecting.cancel()
+        # Every caller gets an answer, then the connections are closed.
+        await client.aclose(RequestError("the server is shutting down", code="shutting_down", status=503))
+        server.should_exit = True
+        await asyncio.wait((serving,), timeout=SHUTDOWN_S)
+
+
+if __name__ == "__main__":
+    run_process("api", main)

@@ -1,0 +1,152 @@
+"""LLM: a client with a runtime of its own, a child process that ends with the object."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections import deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from client.client import Client
+from runtime.config import RuntimeConfig, from_values
+from runtime.endpoints import Endpoints
+from runtime.errors import ConfigError, StartError
+
+POLL_S = 0.05
+STOP_TIMEOUT_S = 10.0
+MAX_QUEUED = 1 << 20
+"""Nobody else shares this runtime, so it queues whatever its one caller has."""
+OWN_SETTINGS = frozenset({"run_dir", "no_http", "parent_pid", "host", "port", "api_key"})
+"""What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""
+
+
+class LLM(Client):
+    def __init__(self, model: str = "", **settings: Any) -> None:
+        """Start a runtime and wait until it is ready. Keywords are the settings of launch.py.
+
+        Its log shows warnings only, unless `log_level` is set.
+        Raises: ConfigError for an unknown or wrong setting, StartError with the runtime's last words.
+        """
+        flags = _flags(
+            {"max_queued_requests": MAX_QUEUED, "log_level": "warning", **settings, "model": model}
+        )
+        run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
+        runtime = _Runtime(run_dir, flags)
+        # Also called when this object is dropped, and at exit.
+        self._stop_runtime = weakref.finalize(self, runtime.stop)
+        try:
+            runtime.wait_ready()
+            super().__init__(run_dir)
+        except BaseException:
+            self._stop_runtime()
+            raise
+
+    def close(self) -> None:
+        """Stop the runtime: afterwards none of its processes and files is left. Idempotent."""
+        super().close()
+        self._stop_runtime()
+
+
+class _Runtime:
+    """The child process that is the launcher, and what it says."""
+
+    def __init__(self, run_dir: Path, flags: list[str]) -> None:
+        self._run_dir = run_dir
+        self._state_file = Endpoints(run_dir).state_file
+        self._last_lines: deque[str] = deque(maxlen=20)
+        # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                _launcher(),
+                *flags,
+                "--no-http",
+                f"--run-dir={run_dir}",
+                f"--parent-pid={os.getpid()}",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self._reader = threading.Thread(
+            target=_relay, args=(self._process.stderr, self._last_lines), name="carousel-log", daemon=True
+        )
+        self._reader.start()
+
+    def wait_ready(self) -> None:
+        """The launcher limits the time. Raises StartError when it gives up."""
+        while self._state() != "ready":
+            if self._process.poll() is not None:
+                self._reader.join(STOP_TIMEOUT_S)
+                error = StartError(self._last_words())
+                error.exit_code = self._process.returncode
+                raise error
+            time.sleep(POLL_S)
+
+    def _state(self) -> Any:
+        try:
+            return msgspec.json.decode(self._state_file.read_bytes())["state"]
+        except FileNotFoundError:
+            return "absent"
+
+    def _last_words(self) -> str:
+        said = [line for line in self._last_lines if line.startswith("error: ")] or list(self._last_lines)
+        reason = (
+            said[-1].removeprefix("error: ") if said else f"it ended with code {self._process.returncode}"
+        )
+        return f"the runtime could not start: {reason}"
+
+    def stop(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(STOP_TIMEOUT_S)
+        shutil.rmtree(self._run_dir, ignore_errors=True)
+
+
+def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
+    with source:
+        for line in source:
+            text = line.decode(errors="replace").rstrip("\n")
+            last_lines.append(text)
+            print(text, file=sys.stderr, flush=True)
+
+
+def _launcher() -> str:
+    """The launcher by its file: it is found whatever directory this process was started in."""
+    spec = importlib.util.find_spec("launch")
+    if spec is None or spec.origin is None:
+        raise ConfigError("launch.py is not installed beside the client library")
+    return spec.origin
+
+
+def _flags(settings: dict[str, Any]) -> list[str]:
+    """Settings as a command line. Raises ConfigError that names a wrong one."""
+    known = set(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise ConfigError(f"{unknown[0]} is not a setting of LLM; known: {', '.join(sorted(known))}")
+    config = from_values(settings)
+    flags = []
+    for name in settings:
+        value = getattr(config, name)
+        if value == RuntimeConfig.__struct_defaults__[RuntimeConfig.__struct_fields__.index(name)]:
+            continue
+        flag = "--" + name.replace("_", "-")
+        flags.append(flag if value is True else f"{flag}={value}")
+    return flags

@@ -1,0 +1,163 @@
+"""The connection behind a client: handshake, pings, bad frames; nothing hangs when the ring goes."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from carousel import (
+    Client,
+    Overloaded,
+    ProtocolMismatch,
+    RingClosed,
+)
+from client import connection as connection_module
+from client import ring_watch
+from runtime.messages import OutputBatch, SequenceOutput
+from tests.fake_ring import (
+    CLIENT_ID,
+    WAIT_S,
+    FakeRing,
+    fake_ring,
+    foreign_header,
+    spell,
+)
+
+
+@pytest.fixture
+def ring(tmp_path: Path) -> Iterator[FakeRing]:
+    with fake_ring(tmp_path, spell("abc")) as ring:
+        yield ring
+
+
+@pytest.fixture
+def client(ring: FakeRing) -> Iterator[Client]:
+    with Client(ring.run_dir, connect_timeout=WAIT_S) as client:
+        yield client
+
+
+def test_a_bad_frame_ends_nothing(client: Client, ring: FakeRing) -> None:
+    client.server_info()
+    for frame in (b"", b"junk", b"\xff" * 64):
+        ring.send_frame(frame)
+    assert client.generate("x").text == "abc"
+
+
+def test_output_of_an_unknown_sequence_is_ignored(client: Client, ring: FakeRing) -> None:
+    client.server_info()
+    ring.send_message(OutputBatch((SequenceOutput(b"\0" * 16, "ghost"),)))
+    assert client.generate("x").text == "abc"
+
+
+def test_another_build_is_named_with_both_versions(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring:
+        ring.foreign_header = foreign_header()
+        with pytest.raises(ProtocolMismatch, match=r"version 9.*version 1"):
+            Client(tmp_path, connect_timeout=WAIT_S)
+
+
+def test_a_server_that_does_not_answer_is_an_error_after_the_timeout(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring:
+        ring.shakes_hands = False
+        with pytest.raises(RingClosed, match=r"not answered within 0.05 s"):
+            Client(tmp_path, connect_timeout=0.05)
+
+
+def test_no_runtime_is_an_error_at_once(tmp_path: Path) -> None:
+    with pytest.raises(RingClosed, match="there is no runtime"):
+        Client(tmp_path)
+
+
+@pytest.mark.parametrize(("state", "says"), [("failed", "has failed"), ("absent", "has been stopped")])
+def test_every_pending_sequence_ends_when_the_ring_is_gone(tmp_path: Path, state: str, says: str) -> None:
+    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
+        streams = [client.stream("x", timeout=WAIT_S) for _ in range(3)]
+        ring.set_state("launcher", state)
+        for stream in streams:
+            with pytest.raises(RingClosed, match=says):
+                next(stream)
+        with pytest.raises(RingClosed, match=says):
+            client.generate("x")
+
+
+def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: Path) -> None:
+    launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with fake_ring(tmp_path) as ring:
+        ring.set_state("launcher", "ready", pid=launcher.pid)
+        with Client(tmp_path) as client:
+            stream = client.stream("x", timeout=WAIT_S)
+            launcher.kill()
+            began = time.monotonic()
+            with pytest.raises(RingClosed, match="launcher is dead"):
+                next(stream)
+            assert time.monotonic() - began < 1.0
+    # Only now is the zombie reaped: it must count as dead before that.
+    launcher.communicate()
+
+
+def test_a_silent_ring_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
+    with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="silent"):
+        client.generate("x", timeout=WAIT_S)
+
+
+def test_a_launcher_without_heartbeat_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ring_watch, "SILENCE_S", 0.2)
+    with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="no sign of life"):
+        client.generate("x", timeout=WAIT_S)
+
+
+def test_closing_ends_the_waiters_of_other_threads_and_aborts_on_the_server(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring:
+        client = Client(tmp_path)
+        caught: list[BaseException] = []
+
+        def call() -> None:
+            try:
+                client.generate("x")
+            except RingClosed as error:
+                caught.append(error)
+
+        caller = threading.Thread(target=call)
+        caller.start()
+        ring.wait_request()
+        client.close()
+        client.close()
+        caller.join(WAIT_S)
+        assert len(caught) == 1
+        assert ring.wait_abort().client == CLIENT_ID
+        with pytest.raises(RingClosed, match="closed"):
+            client.generate("y")
+
+
+def test_a_client_pings_from_its_own_thread(client: Client, ring: FakeRing) -> None:
+    ring.wait_for(lambda: ring.pings)
+    assert ring.pings[0].client == CLIENT_ID
+
+
+def test_a_server_that_takes_nothing_makes_callers_overloaded_and_not_blocked(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection_module, "MAX_UNSENT", 0)
+    began = time.monotonic()
+    with pytest.raises(Overloaded):
+        client.generate("x")
+    assert time.monotonic() - began < 0.1
+
+
+def test_closing_leaves_no_thread_and_no_file_descriptor(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, spell("a")):
+        Client(tmp_path).close()
+        threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
+        for _ in range(3):
+            with Client(tmp_path) as client:
+                client.generate("x")
+        assert threading.active_count() == threads
+        assert len(os.listdir("/proc/self/fd")) == fds
