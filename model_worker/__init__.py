@@ -1,1 +1,1 @@
-"""model_worker: executes BatchPlans on a device. The only package that imports torch; importing this name alone does not."""
+"""The model worker: executes plans on a device. The only package that imports torch; importing it is light."""

@@ -16,6 +16,7 @@ import logging
 import random
 import time
 from collections import Counter
+from typing import Any
 
 import msgspec
 
@@ -122,7 +123,7 @@ class Simulation:
 
     def _propose(self, req: Request, num_guesses: int) -> list[int]:
         spec = self.specs[req.key]
-        tokens = req.tokens.tolist()
+        tokens: list[int] = req.tokens.tolist()
         self.counts["drafted"] += num_guesses
         for _ in range(num_guesses):
             tokens.append(next_token(spec, tokens)[0])
@@ -183,6 +184,8 @@ class Simulation:
         if spec.start:
             return  # a fork has no message of its own that says how it began
         old, detokenizer = spec.message, self.system.detokenizer
+        if reference(spec)[0] == unpack_ids(old.output_ids).tolist() + detokenizer.tokens[old.handle]:
+            return  # it would end where it arrives, and its stale copy would begin anew
         handle = with_attempt(old.handle, attempt_of(old.handle) + 1)
         spec.message = msgspec.structs.replace(
             old,
@@ -221,9 +224,10 @@ class Simulation:
         spec = self._keep(message, frozenset())
         spec.start = tokens
         spec.is_sent = True
+        stops = StopIds(stop_ids_of(sampling))
         child = Request(
-            handle, 10_000 + number, system.rows, sampling, StopIds(stop_ids_of(sampling)), len(prompt),
-            parent.max_len, pack_ids(tokens), parent.namespace,
+            handle, sequence_key(handle), 10_000 + number, system.rows, sampling, stops, len(prompt),
+            parent.max_len, parent.min_len, pack_ids(tokens), parent.namespace,
         )  # fmt: skip
         lifecycle = system.lifecycle
         if lifecycle.kv.try_fork(parent, child):
@@ -315,7 +319,7 @@ def first_difference(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def setting_of(seed: int, **changes: float) -> Setting:
+def setting_of(seed: int, **changes: Any) -> Setting:
     """The setting that a seed draws, with some of it changed."""
     return dataclasses.replace(Setting.draw(random.Random(seed)), **changes)
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from runtime.handle import make_handle
+from runtime.handle import make_handle, sequence_key
 from runtime.messages import TokenizedRequest
 from runtime.sampling_params import SamplingParams
 from runtime.wire import pack_ids
@@ -76,12 +76,14 @@ def request(
 ) -> Request:
     return Request(
         make_handle(1, number),
+        sequence_key(make_handle(1, number)),
         number,
         kv.rows,
         SamplingParams(max_tokens=max_tokens, seed=1),
         StopIds(frozenset()),
         len(tokens),
         len(tokens) + max_tokens,
+        0,
         pack_ids(tokens),
         **fields,
     )
@@ -91,5 +93,5 @@ def seat(kv: KVCacheManager, req: Request) -> None:
     """Admit req with room for all its tokens, and count them as computed, as a launched plan would."""
     prefix = kv.match(req)
     kv.cache.lock(prefix.node)
-    kv.seat(req, prefix, req.num_tokens)
+    kv.seat(req, prefix, prefix.num_left)
     kv.rows.kv_len[req.row] = req.num_tokens

@@ -11,6 +11,7 @@ import pytest
 import zmq
 
 from detokenizer_proc.router import RouterChannel
+from detokenizer_proc.text_stream import TextStream
 from runtime.config import DEMO_MODEL
 from runtime.handle import make_handle
 from runtime.messages import (
@@ -24,6 +25,7 @@ from runtime.messages import (
     OutputBatch,
     Ping,
     RequestFailed,
+    SequenceOutput,
     StreamOpen,
     TokenBatch,
 )
@@ -111,6 +113,69 @@ def test_a_client_that_does_not_read_for_too_long_is_cut_off(ring: Ring) -> None
     for handle in handles:
         assert ring.token_ids(handle) == [70]
         assert (ring.terminal(handle).reason, ring.terminal(handle).error.code) == ("error", "lagged")
+
+
+def test_what_a_client_does_not_read_costs_nothing_until_it_reads_again(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle = ring.open(ring.handle())
+    ring.peers.full.add(b"peer")
+    ring.generate(handle, "a")
+    num_encoded = 0
+    output = TextStream.output
+
+    def counted(stream: TextStream) -> SequenceOutput:
+        nonlocal num_encoded
+        num_encoded += 1
+        return output(stream)
+
+    monkeypatch.setattr(TextStream, "output", counted)
+    for _ in range(50):
+        ring.step((handle, 70))
+    assert num_encoded == 0
+    ring.peers.full.clear()
+    ring.turn()
+    assert num_encoded == 1
+    assert ring.token_ids(handle) == ring.ids("a") + [70] * 50
+
+
+def test_sequences_opened_while_their_client_lags_end_at_once(ring: Ring) -> None:
+    ring.step((ring.open(ring.handle()), 70))
+    ring.peers.full.add(b"peer")
+    ring.step((ring.handle(), 70))
+    ring.now += SLOW_S + 1
+    ring.say(Ping(ring.client))
+    ring.turn()
+    ring.open(ring.handle(1))
+    assert ring.loop.num_live == 0
+    assert AbortRequest((ring.handle(1),)) in ring.scheduler.drain()
+    ring.peers.full.clear()
+    ring.turn()
+    assert ring.terminal(ring.handle(1)).error.code == "lagged"
+
+
+def test_a_client_that_never_reads_is_dropped_in_the_end(ring: Ring) -> None:
+    ring.step((ring.open(ring.handle()), 70))
+    ring.peers.full.add(b"peer")
+    ring.step((ring.handle(), 70))
+    for _ in range(int(2 * SLOW_S)):
+        ring.now += 1.0
+        ring.say(Ping(ring.client))
+        ring.inbox.send(RequestFailed(ring.handle(7), ErrorInfo("no")))
+        ring.turn()
+    assert ring.scheduler.drain() == [AbortRequest((ring.handle(),)), AbortRequest((), ring.client)]
+    assert not ring.loop.is_busy
+
+
+def test_what_a_client_leaves_unread_is_bounded(ring: Ring, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("detokenizer_proc.loop.MAX_UNREAD", 100)
+    ring.peers.full.add(b"peer")
+    for number in range(60):
+        ring.inbox.send(RequestFailed(ring.handle(number), ErrorInfo("no")))
+        ring.inbox.send(ControlReply(ring.client, number, msgspec.Raw(RAW({}))))
+        ring.turn()
+    assert ring.scheduler.drain() == [AbortRequest((), ring.client)]
+    assert not ring.loop.is_busy
 
 
 def test_a_reader_that_comes_back_in_time_is_not_cut_off(ring: Ring) -> None:

@@ -9,9 +9,19 @@ import msgspec
 import pytest
 
 from runtime.config import DEMO_MODEL
-from runtime.messages import AbortRequest, Closed, ErrorInfo, RequestFailed, Resume, StopMatched, TokenBatch
+from runtime.messages import (
+    AbortRequest,
+    Closed,
+    ErrorInfo,
+    RequestFailed,
+    Resume,
+    StopMatched,
+    TensorBatch,
+    TokenBatch,
+)
 from runtime.wire import pack_ids, unpack_floats, unpack_ids
 from tests.detokenizer_ring import EOS, RAW, Ring, logprobs
+from tests.hostile_frames import hostile_frames
 from text import tokenizer
 from text.tokenizer import Tokenizer
 
@@ -279,10 +289,33 @@ def test_what_breaks_in_one_sequence_ends_it_alone_and_is_logged_without_its_tex
 def test_a_batch_that_contradicts_itself_is_dropped(ring: Ring) -> None:
     handle = ring.open(ring.handle())
     ring.inbox.send(TokenBatch(9, handle, pack_ids([70, 71])))
+    ring.inbox.send(TokenBatch(9, handle, b"\1\2\3\4\5"))
+    ring.inbox.send(TokenBatch(9, handle[:-1], pack_ids([70])))
     ring.inbox.send(TokenBatch(10, opened=(msgspec.Raw(RAW(["no", "stream"])),)))
     ring.turn()
     ring.step((handle, 72))
     assert ring.token_ids(handle) == [72]
+
+
+def test_mutated_frames_raise_nothing_and_are_logged_once_a_second(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("tests.hostile_frames.HANDLE", ring.handle(0))
+    good = ring.open(ring.handle(1))
+    with caplog.at_level(logging.WARNING):
+        for frames in hostile_frames("detokenizer_in", 0, 3000, random.Random(1)):
+            if len(frames) == 1:
+                ring.inbox._frames.append(frames[0])
+                ring.turn()
+        for _ in range(100):
+            ring.inbox.send(TensorBatch(()))
+            ring.inbox.send(TokenBatch(9, good, pack_ids([70, 71])))
+        ring.turn()
+    num_bad = sum("dropped a frame" in record.message for record in caplog.records)
+    assert 0 < num_bad < 30
+    ring.generate(good, TEXT)
+    ring.close(good)
+    assert ring.text(good) == TEXT
 
 
 def test_every_sequence_of_random_traffic_has_one_terminal_and_the_whole_text(ring: Ring) -> None:

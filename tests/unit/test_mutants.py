@@ -15,4 +15,4 @@ SLOW = {"tables written when launched, not on the stream", "rejected guesses kep
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name not in SLOW], ids=lambda mutant: mutant.name)
 def test_mutant_is_caught(mutant: Mutant, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL)
-    assert try_catch(mutant, mutant.seed) is not None, "not caught: find a seed with `python -m tests.mutants`"
+    assert try_catch(mutant, mutant.seed) is not None, "find a seed with `python -m tests.mutants`"

@@ -1,4 +1,4 @@
-"""The scheduler's process switches the cycle collector off; so nothing that comes and goes may end in a cycle."""
+"""The scheduler's process switches the collector off: nothing that comes and goes may end in a cycle."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_traffic_leaves_no_cycles(caplog: pytest.LogCaptureFixture) -> None:
     gc.collect()
     gc.disable()
     try:
-        # Kept until after the collection: a scheduler and its tree are cycles, and live as long as the process.
+        # Kept until after the collection: a scheduler and its tree are cycles and live with the process.
         simulations = [Simulation(seed) for seed in range(6)]
         for simulation in simulations:
             simulation.run()

@@ -61,7 +61,8 @@ def test_insert_names_the_pages_that_were_there_first() -> None:
     done = cache.insert(root, ids(1, 2, 9), pages(7, 8, 9))
     assert done.found.tolist() == [1, 2]
     assert done.num_owned == 3
-    cache.unlock(root)
+    cache.move_lock(root, done.node)
+    cache.unlock(done.node)
     cache.check()
 
 

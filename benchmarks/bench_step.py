@@ -1,0 +1,255 @@
+"""Host time of one scheduler step, with a worker that costs nothing.
+
+    python -m benchmarks.bench_step [--repeats 5]
+
+steady  every row decodes one token in every step; nobody comes or goes
+churn   a tenth of the rows finish in every step and are replaced in it, each by a prompt that nobody had
+before
+
+A step is timed as the process runs it: decoding the inbox, building and encoding the plan, decoding the
+StepResult, commit, encoding the TokenBatch; overlap depth 2 with feedback. Each case runs several times,
+because the machine may be busy with something else: p50 and p99 are the best run's. `worst` is the run with
+the highest p50. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import itertools
+import json
+import sys
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent.parent))
+
+from runtime.handle import make_handle
+from runtime.messages import (
+    BatchPlan,
+    SampleMasks,
+    StepResult,
+    StreamOpen,
+    TokenizedRequest,
+    ToScheduler,
+)
+from runtime.sampling_params import SamplingParams
+from runtime.transport import Codec
+from runtime.wire import Message, pack_ids, unpack_ids
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.radix_cache import RadixCache
+from scheduler_proc.capacity import MaxUtilization, SlotPool
+from scheduler_proc.executor import Executor
+from scheduler_proc.features.logprobs import attach_logprobs
+from scheduler_proc.intake import Intake, ModelLimits
+from scheduler_proc.lifecycle import Lifecycle
+from scheduler_proc.output import Output
+from scheduler_proc.policy.fcfs import Fcfs
+from scheduler_proc.rows import Rows
+from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.step_log import StepLog
+
+NUM_PROMPT = 1024
+NUM_OUTPUT = 256
+VOCAB_SIZE = 32_000
+EOS_ID = 2
+TOKEN = 17
+WARMUP_STEPS = 30
+STEPS = 200
+CHURN_OUTPUT = 9
+"""Output of a request of the churn case: with the lag of depth 2 its stay is ten steps."""
+
+
+class NullHandle:
+    """A step that was done at once: its result is bytes, as from a socket."""
+
+    def __init__(self, data: bytes, codec: Codec) -> None:
+        self._data = data
+        self._codec = codec
+
+    def result(self) -> StepResult:
+        result = self._codec.decode(self._data)
+        assert isinstance(result, StepResult)
+        return result
+
+    def done(self) -> bool:
+        return True
+
+
+class NullExecutor:
+    """Encodes plans and answers each with as many tokens as it samples; time spent on the answer is not the
+    step's.
+    """
+
+    max_in_flight = 2
+    feeds_back = True
+
+    def __init__(self, max_rows: int) -> None:
+        self._plans = Codec(BatchPlan, 0)
+        self._results = Codec(StepResult, 0)
+        self._tokens = np.full(max_rows, TOKEN, np.int32)
+        self.seconds = 0.0
+
+    def launch(self, plan: BatchPlan) -> NullHandle:
+        self._plans.encode(plan)
+        started = time.perf_counter()
+        samples = unpack_ids(plan.samples)
+        tokens = self._tokens[: plan.num_decodes + int(samples.sum())]
+        data = self._results.encode(StepResult(plan.step, tokens.tobytes(), samples.tobytes()))
+        self.seconds += time.perf_counter() - started
+        return NullHandle(data, self._results)
+
+    def sample(self, handle: object, masks: SampleMasks) -> None:
+        raise AssertionError("no row has a mask")
+
+    def close(self) -> None:
+        """There is nothing to stop."""
+
+
+class EncodingOutbox:
+    """The near half of a socket."""
+
+    def __init__(self) -> None:
+        self._codec = Codec(None, 0)
+        self.num_bytes = 0
+
+    def send(self, message: Message) -> bool:
+        self.num_bytes += len(self._codec.encode(message))
+        return True
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+ROOMY = 24
+"""Times the pages that the rows need: as many as all the prompts of a churn run."""
+
+
+class Figures(NamedTuple):
+    p50_us: float
+    p99_us: float
+    ended_per_step: float
+
+
+class Case(NamedTuple):
+    num_rows: int
+    page_size: int
+    churn: bool
+    num_prompt: int = NUM_PROMPT
+    num_output: int = NUM_OUTPUT
+    num_idle_rows: int = 0
+    pool_scale: int = 1
+
+
+class Bench:
+    """One scheduler, its rows full, ready to be stepped."""
+
+    def __init__(self, case: Case, executor: Executor | None = None) -> None:
+        self.case = case
+        max_len = case.num_prompt + case.num_output
+        num_pages = (case.num_rows + 64) * (max_len // case.page_size + 2) * case.pool_scale
+        self.rows = Rows(case.num_rows + case.num_idle_rows, max_len)
+        kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size))
+        self._null = NullExecutor(case.num_rows)
+        output = Output(EncodingOutbox())
+        self.lifecycle = Lifecycle(kv, SlotPool(0), output)
+        limits = ModelLimits(VOCAB_SIZE, max_len, frozenset({EOS_ID}))
+        intake = Intake(self.lifecycle, limits, (attach_logprobs(output.add_logprobs),))
+        capacity = MaxUtilization(self.rows, kv, 0.01)
+        self.scheduler = Scheduler(
+            self.lifecycle,
+            intake,
+            Fcfs(),
+            capacity,
+            executor or self._null,
+            1 << 20,
+            StepLog(kv, self.lifecycle.waiting, 40),
+        )
+        self._codec = Codec(ToScheduler, 0)
+        self._random = np.random.default_rng(0)
+        self._numbers = itertools.count()
+
+    def frame(self, max_tokens: int) -> bytes:
+        """A request as it comes from the socket; its prompt has nothing in common with any other."""
+        ids = self._random.integers(8, VOCAB_SIZE, self.case.num_prompt, dtype=np.int32)
+        handle = make_handle(1, next(self._numbers))
+        stream_open = msgspec.Raw(msgspec.msgpack.encode(StreamOpen(handle, self.case.num_prompt)))
+        sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+        return self._codec.encode(TokenizedRequest(handle, pack_ids(ids), sampling, stream_open))
+
+    def step(self, frames: list[bytes]) -> float:
+        """Seconds of one step."""
+        self._null.seconds = 0.0
+        started = time.perf_counter()
+        self.scheduler.step([self._codec.decode(frame) for frame in frames])
+        return time.perf_counter() - started - self._null.seconds
+
+    def first_frames(self) -> list[bytes]:
+        """A tenant for every row but the idle ones; with churn, a tenth of them ends in each step."""
+        return [
+            self.frame(1 + i % CHURN_OUTPUT if self.case.churn else self.case.num_output)
+            for i in range(self.case.num_rows)
+        ]
+
+    def next_frames(self) -> list[bytes]:
+        num_free = self.rows.num_free - self.case.num_idle_rows
+        return [self.frame(CHURN_OUTPUT) for _ in range(num_free)] if self.case.churn else []
+
+
+def run(case: Case) -> Figures:
+    gc.collect()
+    bench = Bench(case)
+    bench.step(bench.first_frames())
+    for _ in range(WARMUP_STEPS):
+        bench.step(bench.next_frames())
+    num_ended = bench.lifecycle.num_terminated
+    times = sorted(bench.step(bench.next_frames()) * 1e6 for _ in range(STEPS))
+    num_ended = bench.lifecycle.num_terminated - num_ended
+    return Figures(times[STEPS // 2], times[STEPS * 99 // 100], num_ended / STEPS)
+
+
+CASES = {
+    "rows": [Case(rows, 16, False) for rows in (1, 64, 256)],
+    "churn": [Case(rows, 16, True, pool_scale=ROOMY) for rows in (1, 64, 256)],
+    "churn_full_pool": [Case(rows, 16, True) for rows in (1, 64, 256)],
+    "rows_page_1": [Case(rows, 1, False) for rows in (1, 64, 256)],
+    "churn_page_1": [Case(rows, 1, True, pool_scale=ROOMY) for rows in (1, 64, 256)],
+    "long_prompts": [Case(256, 16, False, num_prompt=8192)],
+    "idle_rows": [Case(256, 16, False, num_idle_rows=3840)],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    args = parser.parse_args()
+    gc.disable()  # as the process does: the scheduler leaves no cycles (tests/unit/test_no_cycles.py)
+    runs: dict[tuple[str, Case], list[Figures]] = {}
+    for _ in range(args.repeats):
+        for name, cases in CASES.items():
+            for case in cases:
+                runs.setdefault((name, case), []).append(run(case))
+    report: dict[str, dict[str, dict[str, float]]] = {}
+    print(f"{'case':14s} {'rows':>5s} {'p50 us':>8s} {'p99 us':>8s} {'worst p50':>10s} {'ended/step':>11s}")
+    for (name, case), figures in runs.items():
+        best = min(figures)
+        worst = max(figures)
+        print(
+            f"{name:14s} {case.num_rows:5d} {best.p50_us:8.1f} {best.p99_us:8.1f} {worst.p50_us:10.1f}"
+            f" {best.ended_per_step:11.1f}"
+        )
+        report.setdefault(name, {})[str(case.num_rows)] = {
+            "p50_us": round(best.p50_us, 1),
+            "p99_us": round(best.p99_us, 1),
+            "worst_p50_us": round(worst.p50_us, 1),
+            "ended_per_step": round(best.ended_per_step, 1),
+        }
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""PrefixCache: the seam between the KV cache manager and whatever remembers prefixes. Token ids and page
+numbers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+
+from runtime.wire import IntArray
+
+NO_PAGES: IntArray = np.empty(0, np.int32)
+
+
+CacheNode: TypeAlias = Any
+"""A place in the cache, opaque to everybody else but for its `uid`, an int that is never used twice. Whoever
+holds a lock on it may use every page on the way to it.
+"""
+
+
+class Match(NamedTuple):
+    """A cached prefix. Valid until the cache changes, unless `node` is locked."""
+
+    node: CacheNode
+    pages: IntArray
+    """In order; all of them full."""
+
+
+class Insertion(NamedTuple):
+    """What became of pages offered to the cache."""
+
+    node: CacheNode
+    found: IntArray
+    """Pages that were there already: use these instead of the first `len(found)` offered ones, which stay the
+    caller's.
+    """
+    num_owned: int
+    """How many of the offered run the cache now holds, found ones included."""
+
+
+class PrefixCache(Protocol):
+    """Remembers which page holds the KV of which prefix, per namespace. Owns the pages it was given until it
+    evicts them.
+    """
+
+    shares: bool
+    """False: nothing is ever found, so nobody need wait for what another row computes."""
+    version: int
+    """Changes whenever a match could come out differently."""
+    num_evictable: int
+    """Pages that `evict` could give back now."""
+    num_evicted: int
+
+    @property
+    def num_pages(self) -> int:
+        """Pages that it owns. Walks the cache."""
+
+    def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
+        """The longest cached prefix of the first num_tokens packed ids, in full pages. Marks it as used; lock
+        it to keep it.
+        """
+
+    def match_len(self, tokens: bytes, num_tokens: int, namespace: bytes) -> int:
+        """Number of tokens that `match` would find. Changes nothing at all."""
+
+    def insert(self, node: CacheNode, tokens: bytes, pages: IntArray) -> Insertion:
+        """Offer full pages that continue `node`, which is locked; next, move that lock to the new node."""
+
+    def lock(self, node: CacheNode) -> None:
+        """Keep everything down to node from being evicted. Counted: one `unlock` each."""
+
+    def unlock(self, node: CacheNode) -> None:
+        """Undo one `lock`."""
+
+    def move_lock(self, above: CacheNode, below: CacheNode) -> None:
+        """Turn a lock on `above` into one on its descendant `below`."""
+
+    def evict(self, num_pages: int) -> IntArray:
+        """Give back the least recently used unlocked pages: num_pages of them, or all there are if that is
+        fewer.
+        """
+
+    def owned_pages(self) -> Iterator[IntArray]:
+        """Every page it owns, in runs; for checks."""
+
+    def check(self) -> None:
+        """Assert that its counters agree with its content."""

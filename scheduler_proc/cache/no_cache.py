@@ -1,0 +1,53 @@
+"""NoCache: the prefix cache that remembers nothing, for --disable-radix-cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from runtime.wire import IntArray
+from scheduler_proc.cache.base import NO_PAGES, CacheNode, Insertion, Match
+
+
+class _Nowhere:
+    uid = 0
+
+
+class NoCache:
+    """Satisfies PrefixCache: every match is empty, every offered page stays its row's."""
+
+    shares = False
+    version = 0
+    num_pages = 0
+    num_evictable = 0
+    num_evicted = 0
+
+    def __init__(self, page_size: int) -> None:
+        self.page_size = page_size
+        self._nowhere = _Nowhere()
+
+    def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
+        return Match(self._nowhere, NO_PAGES)
+
+    def match_len(self, tokens: bytes, num_tokens: int, namespace: bytes) -> int:
+        return 0
+
+    def insert(self, node: CacheNode, tokens: bytes, pages: IntArray) -> Insertion:
+        return Insertion(node, NO_PAGES, 0)
+
+    def lock(self, node: CacheNode) -> None:
+        """There is nothing to keep."""
+
+    def unlock(self, node: CacheNode) -> None:
+        """There is nothing to let go."""
+
+    def move_lock(self, above: CacheNode, below: CacheNode) -> None:
+        """There is nothing to move."""
+
+    def evict(self, num_pages: int) -> IntArray:
+        return NO_PAGES
+
+    def owned_pages(self) -> Iterator[IntArray]:
+        return iter(())
+
+    def check(self) -> None:
+        """Nothing can be wrong."""

@@ -1,0 +1,40 @@
+"""What the scheduler needs from whatever runs the model. Implementations live in the model worker; this
+imports none.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from runtime.messages import BatchPlan, SampleMasks, StepResult
+
+
+class StepHandle(Protocol):
+    """One launched step."""
+
+    def result(self) -> StepResult:
+        """Wait until the step is done. Raises ExecutorError when the worker failed or is gone."""
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+
+
+class Executor(Protocol):
+    """Runs plans strictly in the order of their launch."""
+
+    max_in_flight: int
+    """Steps launched before one must be committed: 1 = no overlap, 2 = overlap, P = a pipeline of P stages.
+    """
+    feeds_back: bool
+    """A token sampled by one step reaches the next step of its row on the device (FutureMap), so a plan may
+    say -1.
+    """
+
+    def launch(self, plan: BatchPlan) -> StepHandle:
+        """Start a step; does not wait. Raises ExecutorError when the worker is gone."""
+
+    def sample(self, handle: StepHandle, masks: SampleMasks) -> None:
+        """Give a step whose plan says `defer_sampling` what it waits for; exactly once for each such step."""
+
+    def close(self) -> None:
+        """Stop the worker; steps in flight may be lost."""

@@ -1,0 +1,87 @@
+"""RequestFeature: what one capability keeps about one request, and the moments at which it may act.
+
+    waiting      ready() ── cost() ──┐ ◄──────────────────────────┐
+    running                row_opened() ─ plan_row() ─ accept() ─ row_lost()    (retracted: back to waiting)
+    finished                                                      row_lost(), release()
+
+Only rows whose request has a feature are visited. A feature may end its request by raising RequestError from
+any hook that says so; it must not raise anything else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+from runtime.wire import FloatArray
+from scheduler_proc.batch import RowLogprobs, ScheduledRow
+
+
+class Cost(NamedTuple):
+    """What must be free for a request to start, besides the pages of its own tokens."""
+
+    rows: int = 1
+    pages: int = 0
+    slot: Hashable = None
+    """Something that occupies a slot of the device (an adapter); requests with an equal one share it. None:
+    nothing.
+    """
+
+
+NO_COST = Cost()
+
+
+class Sampled(NamedTuple):
+    """What a step gave one row. `ids` is cut at stop ids and limits already, and is never empty."""
+
+    ids: list[int]
+    logprobs: RowLogprobs | None = None
+    vector: FloatArray | None = None
+
+
+class RequestFeature:
+    """A capability that does nothing; subclasses override the hooks they need."""
+
+    def ready(self) -> bool:
+        """May the request be admitted now? Asked in every step while it waits. Raises RequestError when it
+        never can.
+        """
+        return True
+
+    def cost(self) -> Cost:
+        """Asked when it could be admitted; constant while it runs."""
+        return NO_COST
+
+    def row_opened(self, row: int) -> None:
+        """The request got a row."""
+
+    def plan_row(self, row: ScheduledRow) -> None:
+        """Its row is about to sample: add guesses or a mask. Change nothing but `row`: it may not be
+        scheduled after all.
+        """
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        """See the result of a step; return the ids that count: at least one. Raises RequestError to end the
+        request.
+        """
+        return sampled.ids
+
+    def row_lost(self) -> None:
+        """The row is gone: retracted or finished. What was in flight for it will not come."""
+
+    def release(self) -> None:
+        """The request has finished."""
+
+
+def combined_cost(features: Sequence[RequestFeature]) -> Cost:
+    """What all of them need together; at most one of them may ask for a slot."""
+    if not features:
+        return NO_COST
+    costs = [feature.cost() for feature in features]
+    slots = [cost.slot for cost in costs if cost.slot is not None]
+    assert len(slots) <= 1
+    return Cost(
+        1 + sum(cost.rows - 1 for cost in costs),
+        sum(cost.pages for cost in costs),
+        slots[0] if slots else None,
+    )

@@ -1,0 +1,40 @@
+"""Logprobs: passes the logprobs of a sequence's tokens on, trimmed to what it asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.messages import TokenLogprobs
+from scheduler_proc.features.base import RequestFeature, Sampled
+from scheduler_proc.request import Request
+
+
+class Logprobs(RequestFeature):
+    """Must be the last feature of its request: what it reports is what counts."""
+
+    def __init__(self, handle: bytes, num_top: int, emit: Callable[[TokenLogprobs], None]) -> None:
+        self._handle = handle
+        self._num_top = num_top
+        self._emit = emit
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        got, n, k = sampled.logprobs, len(sampled.ids), self._num_top
+        assert got is not None, "the row was planned without logprobs"
+        self._emit(
+            TokenLogprobs(
+                self._handle,
+                got.chosen[:n].tobytes(),
+                got.top_ids[:n, :k].tobytes(),
+                got.top[:n, :k].tobytes(),
+            )
+        )
+        return sampled.ids
+
+
+def attach_logprobs(emit: Callable[[TokenLogprobs], None]) -> Callable[[Request], RequestFeature | None]:
+    """A factory for the intake: gives Logprobs to each request that asked."""
+
+    def attach(req: Request) -> RequestFeature | None:
+        return None if req.num_logprobs < 0 else Logprobs(req.handle, req.num_logprobs, emit)
+
+    return attach

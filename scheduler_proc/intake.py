@@ -1,0 +1,266 @@
+"""Intake: what arrives in the scheduler's inbox, checked once more and turned into life-cycle transitions.
+
+Nothing that arrives can raise here: a sequence that cannot run is closed with the reason, never dropped.
+Knows no step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import msgspec
+import numpy as np
+
+from runtime.errors import InvalidRequest, RequestError
+from runtime.handle import attempt_of, client_of, sequence_key
+from runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    ControlRequest,
+    StopMatched,
+    TokenizedRequest,
+    ToScheduler,
+)
+from runtime.wire import TOKEN_BYTES
+from scheduler_proc.features.base import RequestFeature, combined_cost
+from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.request import Request, StopIds
+
+TOMBSTONE_S = 30.0
+"""How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
+MAX_TOMBSTONES = 65536
+
+FeatureFactory: TypeAlias = Callable[[Request], RequestFeature | None]
+"""Makes a feature for a new request, or None when it did not ask for it. Raises RequestError to refuse the
+request.
+"""
+
+
+@dataclass(slots=True, frozen=True)
+class ModelLimits:
+    """What a request must fit."""
+
+    vocab_size: int
+    max_len: int
+    """Tokens of one sequence, prompt and output: the context length or the whole pool, whichever is less."""
+    eos_ids: frozenset[int]
+
+
+@dataclass(slots=True)
+class Tombstones:
+    """Handles whose abort came before they did. Bounded in time and number; the oldest go first."""
+
+    clock: Callable[[], float]
+    max_handles: int = MAX_TOMBSTONES
+    _expires_at: dict[bytes, float] = field(default_factory=dict)
+
+    def add(self, handle: bytes) -> None:
+        now = self.clock()
+        while self._expires_at:
+            oldest = next(iter(self._expires_at))
+            if self._expires_at[oldest] > now and len(self._expires_at) < self.max_handles:
+                break
+            del self._expires_at[oldest]
+        self._expires_at.setdefault(handle, now + TOMBSTONE_S)
+
+    def try_take(self, handle: bytes) -> bool:
+        """Whether the handle was aborted before it came."""
+        return bool(self._expires_at) and self._expires_at.pop(handle, 0.0) > self.clock()
+
+    def __len__(self) -> int:
+        return len(self._expires_at)
+
+
+class Intake:
+    """One `receive` for every message of the socket's union."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        limits: ModelLimits,
+        factories: tuple[FeatureFactory, ...] = (),
+        *,
+        settings: Mapping[str, int | float | str] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._limits = limits
+        self._factories = factories
+        self._settings = dict(settings or {})
+        self._clock = clock
+        self._tombstones = Tombstones(clock)
+        self._eos = StopIds(limits.eos_ids)
+        self._never = StopIds(frozenset())
+        self._num_requests = 0
+
+    def receive(self, message: ToScheduler) -> None:
+        if isinstance(message, TokenizedRequest):
+            self._take_in(message)
+        elif isinstance(message, AbortRequest):
+            self._abort(message)
+        elif isinstance(message, StopMatched):
+            self._stop_matched(message)
+        else:
+            self._control(message)
+
+    # -- new sequences --------------------------------------------------------------------------------------
+
+    def _take_in(self, message: TokenizedRequest) -> None:
+        handle, lifecycle = message.handle, self._lifecycle
+        key = sequence_key(handle)
+        earlier = lifecycle.requests.get(key)
+        if earlier is not None:
+            if attempt_of(earlier.handle) >= attempt_of(handle):
+                return
+            lifecycle.replace(earlier)
+        if self._tombstones.try_take(handle):
+            lifecycle.refuse(handle, message.stream_open, "abort", None)
+            return
+        try:
+            req = self._checked(message, key)
+        except RequestError as error:
+            lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
+            return
+        lifecycle.add(req, message.stream_open)
+        if message.output_ids:
+            self._finish_if_complete(req)
+
+    def _checked(self, message: TokenizedRequest, key: bytes) -> Request:
+        """The request, if it can ever run. Raises RequestError."""
+        limits, sampling = self._limits, message.sampling
+        check_ids("input_ids", message.input_ids, limits.vocab_size)
+        num_prompt = len(message.input_ids) // TOKEN_BYTES
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty", param="input_ids")
+        if num_prompt >= limits.max_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens; with at least one token of output, at most"
+                f" {limits.max_len} fit",
+                param="input_ids",
+                code="context_length_exceeded",
+            )
+        if sampling.seed is None:
+            raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
+        if message.output_ids:
+            check_ids("output_ids", message.output_ids, limits.vocab_size)
+        self._num_requests += 1
+        req = Request(
+            message.handle,
+            key,
+            self._num_requests,
+            self._lifecycle.kv.rows,
+            sampling,
+            self._stops(message),
+            num_prompt,
+            min(num_prompt + sampling.max_tokens, limits.max_len),
+            num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
+            message.input_ids + message.output_ids,
+            message.namespace,
+            message.priority,
+            self._clock(),
+            message.cached_tokens,
+        )
+        self._attach_features(req)
+        return req
+
+    def _stops(self, message: TokenizedRequest) -> StopIds:
+        sampling = message.sampling
+        if not sampling.stop_token_ids:
+            return self._never if sampling.ignore_eos else self._eos
+        own = frozenset(sampling.stop_token_ids)
+        return StopIds(own if sampling.ignore_eos else own | self._limits.eos_ids)
+
+    def _attach_features(self, req: Request) -> None:
+        features: tuple[RequestFeature, ...] = ()
+        for factory in self._factories:
+            feature = factory(req)
+            if feature is not None:
+                features += (feature,)
+        if not features:
+            return
+        if combined_cost(features).rows > self._lifecycle.kv.rows.max_rows:
+            raise InvalidRequest(
+                f"the request needs {combined_cost(features).rows} rows, there are"
+                f" {self._lifecycle.kv.rows.max_rows}",
+                code="request_too_large",
+            )
+        req.features = features
+
+    def _finish_if_complete(self, req: Request) -> None:
+        """A resumed sequence may lack nothing but its end."""
+        last = req.tokens.item(-1)
+        if req.num_output and req.stops_at(last, req.num_tokens - 1):
+            self._lifecycle.finish(req, "stop", stop_token=last)
+        elif req.num_tokens >= req.max_len:
+            self._lifecycle.finish(req, "length")
+
+    # -- the end, from outside ------------------------------------------------------------------------------
+
+    def _abort(self, message: AbortRequest) -> None:
+        """By exact handle, which may be on its way still, or everything that a client has here now."""
+        for handle in message.handles:
+            req = self._live(handle)
+            if req is not None:
+                self._lifecycle.finish(req, "abort")
+            else:
+                self._tombstones.add(handle)
+        if message.client:
+            for req in list(self._lifecycle.requests.values()):
+                if client_of(req.handle) == message.client:
+                    self._lifecycle.finish(req, "abort")
+
+    def _stop_matched(self, message: StopMatched) -> None:
+        req = self._live(message.handle)
+        if req is not None:
+            self._lifecycle.finish(req, "stop_string")
+
+    def _live(self, handle: bytes) -> Request | None:
+        req = self._lifecycle.requests.get(sequence_key(handle))
+        return req if req is not None and req.handle == handle else None
+
+    # -- questions ------------------------------------------------------------------------------------------
+
+    def _control(self, message: ControlRequest) -> None:
+        body = self._flush_cache() if message.op == "flush_cache" else self.server_info()
+        raw = msgspec.Raw(msgspec.msgpack.encode(body))
+        self._lifecycle.output.reply(ControlReply(message.client, message.number, raw))
+
+    def _flush_cache(self) -> dict[str, int | float | str]:
+        """Everything that no running request uses; what they use becomes evictable when they end."""
+        kv = self._lifecycle.kv
+        num_freed = kv.flush()
+        return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}
+
+    def server_info(self) -> dict[str, int | float | str]:
+        lifecycle, kv = self._lifecycle, self._lifecycle.kv
+        return {
+            **self._settings,
+            "num_running": kv.rows.num_running,
+            "num_waiting": len(lifecycle.waiting),
+            "queued_tokens": lifecycle.waiting.num_tokens(),
+            "max_running_requests": kv.rows.max_rows,
+            "max_len": self._limits.max_len,
+            "page_size": kv.page_size,
+            "num_pages": kv.pages.num_pages,
+            "num_free_pages": kv.pages.num_free,
+            "num_cached_pages": kv.cache.num_pages,
+            "num_evicted_pages": kv.cache.num_evicted,
+            "num_accepted": lifecycle.num_accepted,
+            "num_terminated": lifecycle.num_terminated,
+            "num_replaced": lifecycle.num_replaced,
+            "num_retracted": lifecycle.num_retracted,
+        }
+
+
+def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
+    """Raises InvalidRequest unless these are packed token ids of the vocabulary."""
+    if len(packed) % TOKEN_BYTES:
+        raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
+    if not packed:
+        return
+    # Unsigned, so that a negative id is a large one.
+    if np.maximum.reduce(np.frombuffer(packed, np.uint32)) >= vocab_size:
+        raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)

@@ -1,0 +1,117 @@
+"""Lifecycle: every live sequence, and the only code that moves one from one state to the next.
+
+    add ──► WAITING ──admit──► RUNNING ──finish──► FINISHED     (one Closed each)
+               ▲                  │
+               └─────retract──────┘        replaced: FINISHED without a Closed, a higher attempt goes on
+
+accepted = terminated + replaced + live, always.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+from msgspec import Raw
+
+from runtime.errors import RequestError
+from runtime.messages import Closed, ErrorInfo
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.capacity import SlotPool
+from scheduler_proc.output import Output
+from scheduler_proc.request import Request, Status
+from scheduler_proc.waiting_queue import WaitingQueue
+
+Reason: TypeAlias = Literal["stop", "length", "abort", "stop_string", "error"]
+
+
+class Lifecycle:
+    """Owns the table of live sequences and the waiting queue."""
+
+    def __init__(self, kv: KVCacheManager, slots: SlotPool, output: Output) -> None:
+        self.kv = kv
+        self.slots = slots
+        self.output = output
+        self.requests: dict[bytes, Request] = {}
+        """By sequence key: at most one attempt of a sequence is alive."""
+        self.waiting = WaitingQueue()
+        self.num_accepted = 0
+        self.num_terminated = 0
+        self.num_replaced = 0
+        self.num_retracted = 0
+
+    def add(self, req: Request, stream_open: Raw) -> None:
+        """A new sequence waits for its row."""
+        self.open(stream_open)
+        self.requests[req.key] = req
+        self.waiting.add(req)
+
+    def refuse(self, handle: bytes, stream_open: Raw, reason: Reason, error: ErrorInfo | None) -> None:
+        """A sequence that ends where it arrives."""
+        self.open(stream_open)
+        self.num_terminated += 1
+        self.output.close(Closed(handle, reason, error=error))
+
+    def open(self, stream_open: Raw) -> None:
+        self.num_accepted += 1
+        self.output.open(stream_open)
+
+    def note_admitted(self, positions: list[int]) -> None:
+        """The requests at these places of the waiting queue have got a row."""
+        for position in positions:
+            self.waiting[position].status = Status.RUNNING
+        self.waiting.remove_at(positions)
+
+    def finish(
+        self, req: Request, reason: Reason, *, stop_token: int = -1, error: ErrorInfo | None = None
+    ) -> None:
+        """The end: everything it holds is given back, and its stream is closed."""
+        self._let_go(req)
+        self.num_terminated += 1
+        self.output.close(Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error))
+
+    def replace(self, req: Request) -> None:
+        """A higher attempt of the sequence takes its place: what it computed stays in the cache, nobody is
+        told.
+        """
+        self._let_go(req)
+        self.num_replaced += 1
+
+    def retract(self, req: Request) -> None:
+        """Give up the row and start over later.
+
+        Committed tokens are kept; those in flight are dropped and come out again, to the same values.
+        """
+        self._give_back_row(req)
+        req.num_retractions += 1
+        req.status = Status.WAITING
+        self.num_retracted += 1
+        self.waiting.add(req)
+
+    def _let_go(self, req: Request) -> None:
+        if req.status is Status.WAITING:
+            self.waiting.remove(req)
+        req.status = Status.FINISHED
+        if req.row >= 0:
+            self._give_back_row(req)
+        del self.requests[req.key]
+        if req.features:
+            for feature in req.features:
+                feature.release()
+            req.features = ()  # they may point back at it: leave no cycle for the collector
+
+    def _give_back_row(self, req: Request) -> None:
+        self.kv.release(req)
+        if req.features:
+            self.slots.give_back(req.slot)
+            req.slot = None
+            for feature in req.features:
+                feature.row_lost()
+
+    def check(self) -> None:
+        """Assert that every accepted sequence is accounted for, once."""
+        assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
+        assert len(self.requests) == len(self.waiting) + self.kv.rows.num_running
+
+
+def error_info(error: RequestError) -> ErrorInfo:
+    return ErrorInfo(str(error)[:4096], error.code, error.param, error.status)

@@ -1,0 +1,78 @@
+"""SchedulerLoop: one turn of the scheduler process. Drains a bounded part of the inbox, steps, says how long
+it may sleep.
+
+Never spins: a turn that found nothing to do sleeps until a message comes. While the process is idle it checks
+once that nothing was lost; a breach is reported and counted, and the process goes on.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import time
+from collections.abc import Callable
+
+from runtime.process import HEARTBEAT_S
+from runtime.transport import Inbox
+from scheduler_proc.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+MAX_MESSAGES_PER_STEP = 256
+RETRY_S = 0.002
+"""Pause when requests live but nothing can be done: the detokenizer has no room, or a feature is not ready.
+"""
+CHECK_AFTER_IDLE_S = 1.0
+
+
+class SchedulerLoop:
+    """`turn` until told to stop."""
+
+    def __init__(
+        self, scheduler: Scheduler, inbox: Inbox, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._scheduler = scheduler
+        self._inbox = inbox
+        self._clock = clock
+        self._idle_since = clock()
+        self._is_checked = True
+        self.num_failed_checks = 0
+
+    def turn(self) -> float:
+        """One step. Returns the seconds to wait for a message before the next turn; 0.0: there is work."""
+        messages = self._inbox.drain(MAX_MESSAGES_PER_STEP)
+        worked = self._scheduler.step(messages)
+        if worked or messages:
+            self._idle_since = self._clock()
+            self._is_checked = False
+            return 0.0
+        if not self._scheduler.is_idle:
+            return RETRY_S
+        if not self._is_checked and self._clock() - self._idle_since >= CHECK_AFTER_IDLE_S:
+            self._check()
+        return HEARTBEAT_S / 2
+
+    def _check(self) -> None:
+        """Assert conservation of pages, rows and sequences, and do what is too slow for a busy loop."""
+        self._is_checked = True
+        self._scheduler.capacity.note_idle()
+        try:
+            self._scheduler.kv.check()
+            self._scheduler.lifecycle.check()
+        except AssertionError:
+            self.num_failed_checks += 1
+            logger.exception("self-check failed (%d so far); going on", self.num_failed_checks)
+        gc.collect()  # switched off while busy; the scheduler itself leaves no cycles, what it uses might
+
+    def status(self) -> dict[str, int | float]:
+        """The scheduler's part of its slot on the status page."""
+        lifecycle, kv = self._scheduler.lifecycle, self._scheduler.kv
+        return {
+            "num_running": kv.rows.num_running,
+            "num_waiting": len(lifecycle.waiting),
+            "queued_prompt_tokens": lifecycle.waiting.num_tokens(),
+            "num_free_pages": kv.num_available,
+            "num_pages": kv.pages.num_pages,
+            "tokens_per_s": self._scheduler.step_log.tokens_per_s(),
+            "max_len": kv.rows.tokens.shape[1],
+        }

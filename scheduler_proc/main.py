@@ -1,0 +1,138 @@
+"""The scheduler process: puts its parts together around an executor and turns the loop until it is told to
+stop.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any, Protocol
+
+from runtime.config import RuntimeConfig
+from runtime.errors import ExecutorError
+from runtime.messages import ErrorInfo, WorkerReady
+from runtime.model_config import ModelConfig
+from runtime.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.registry import resolve
+from runtime.transport import Outbox, Waiter
+from scheduler_proc.cache import CACHES
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.capacity import MaxUtilization, SlotPool
+from scheduler_proc.executor import Executor
+from scheduler_proc.features.logprobs import attach_logprobs
+from scheduler_proc.intake import Intake, ModelLimits
+from scheduler_proc.lifecycle import Lifecycle
+from scheduler_proc.loop import SchedulerLoop
+from scheduler_proc.output import Output
+from scheduler_proc.policy import POLICIES
+from scheduler_proc.rows import Rows
+from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.step_log import StepLog
+
+# By device: where the worker runs. On a CPU it needs a process of its own; each entry is
+# `create(context, on_wait)`, which returns once the worker is ready.
+EXECUTORS = {
+    "cpu": "model_worker.executors.process:create",
+    "cuda": "model_worker.executors.inproc:create",
+}
+NUM_ADAPTER_SLOTS = 0
+"""Nothing that is served occupies a slot of the device."""
+
+
+class ServingExecutor(Executor, Protocol):
+    """An executor whose worker has said what it can hold."""
+
+    limits: WorkerReady
+
+
+def build_scheduler(
+    config: RuntimeConfig, eos_ids: frozenset[int], executor: Executor, limits: WorkerReady, outbox: Outbox
+) -> Scheduler:
+    """Compose the parts. Raises ConfigError when a policy or a cache cannot be found."""
+    page_size = limits.page_size
+    max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
+    rows = Rows(limits.max_rows, max_len)
+    cache = resolve("prefix cache", "none" if config.disable_radix_cache else "radix", CACHES)(page_size)
+    kv = KVCacheManager(limits.num_pages, page_size, rows, cache)
+    output = Output(outbox)
+    lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output)
+    intake = Intake(
+        lifecycle,
+        ModelLimits(limits.vocab_size, max_len, eos_ids),
+        (attach_logprobs(output.add_logprobs),),
+        settings={
+            "model": config.served_model_name,
+            "device": limits.device,
+            "schedule_policy": config.schedule_policy,
+            "chunked_prefill_size": config.chunked_prefill_size,
+            "max_steps_in_flight": executor.max_in_flight,
+        },
+    )
+    return Scheduler(
+        lifecycle,
+        intake,
+        resolve("schedule policy", config.schedule_policy, POLICIES)(),
+        MaxUtilization(rows, kv, config.schedule_conservativeness),
+        executor,
+        config.chunked_prefill_size,
+        StepLog(kv, lifecycle.waiting, config.decode_log_interval),
+    )
+
+
+class Heartbeat:
+    """Writes this process's slot of the status page when it is time to."""
+
+    def __init__(self, context: ProcessContext) -> None:
+        self._context = context
+        self._fields: dict[str, Any] = {}
+        self._next_at = 0.0
+
+    def beat(self) -> None:
+        """From within a wait: the process lives, its figures are those of the last turn."""
+        self._context.beat(**self._fields)
+
+    def beat_after(self, loop: SchedulerLoop) -> None:
+        """Between two turns: with fresh figures, which are gathered only when they will be shown."""
+        now = time.monotonic()
+        if now >= self._next_at:
+            self._next_at = now + HEARTBEAT_S / 2
+            self._fields = loop.status()
+            self._context.beat(force=True, **self._fields)
+
+
+def main(context: ProcessContext) -> None:
+    config = context.config
+    inbox = context.inbox("scheduler_in", context.endpoints.scheduler_in)
+    heartbeat = Heartbeat(context)
+    try:
+        executor: ServingExecutor = resolve("device", config.device, EXECUTORS)(context, heartbeat.beat)
+    except ExecutorError:
+        if context.stop.is_set():
+            return
+        raise
+    eos_ids = frozenset(ModelConfig.from_path(Path(config.model)).eos_token_ids)
+    outbox = context.outbox(context.endpoints.detokenizer_in)
+    scheduler = build_scheduler(config, eos_ids, executor, executor.limits, outbox)
+    loop = SchedulerLoop(scheduler, inbox)
+    waiter = Waiter([inbox.socket])
+    # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
+    # cycle
+    # (tests/unit/test_no_cycles.py).
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    context.ready(num_pages=executor.limits.num_pages, max_len=scheduler.rows.tokens.shape[1])
+    try:
+        while not context.stop.is_set():
+            heartbeat.beat_after(loop)
+            timeout_s = loop.turn()
+            if timeout_s:
+                waiter.wait(timeout_s)
+        scheduler.fail_all(ErrorInfo("the server is shutting down", "shutting_down", None, 503))
+    finally:
+        executor.close()
+
+
+if __name__ == "__main__":
+    run_process("scheduler", main)

@@ -1,0 +1,150 @@
+"""PrefillAdder: one step's budgets, and the only code that decides how many tokens a row gets.
+
+Running rows are continued first, decodes before anything else, so prefill never starves decode; what is left
+of the budget goes to newcomers. Every try_* method does what it says or changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from scheduler_proc.batch import ScheduleBatch, ScheduledRow
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
+from scheduler_proc.capacity import CapacityScheduler, SlotPool
+from scheduler_proc.features.base import NO_COST, Cost, combined_cost
+from scheduler_proc.request import Request
+from scheduler_proc.rows import RowArray
+
+
+class PrefillTotals(NamedTuple):
+    """What a batch does besides decoding."""
+
+    num_admitted: int
+    num_new_tokens: int
+    num_cached_tokens: int
+
+
+class PrefillAdder:
+    """Fills one batch. `token_budget`: new tokens of the whole step, decodes included."""
+
+    def __init__(
+        self,
+        batch: ScheduleBatch,
+        kv: KVCacheManager,
+        capacity: CapacityScheduler,
+        slots: SlotPool,
+        token_budget: int,
+    ) -> None:
+        self._batch = batch
+        self._rows = kv.rows
+        self._kv = kv
+        self._capacity = capacity
+        self._slots = slots
+        self._token_budget = token_budget
+        self._promised_pages = -1  # to running rows, beyond what they hold; -1: not asked yet
+        self._num_admitted = 0
+        self._num_prefill_tokens = 0
+        self._num_cached_tokens = 0
+
+    @property
+    def can_admit(self) -> bool:
+        return self._token_budget > 0 and self._rows.num_free > 0
+
+    @property
+    def totals(self) -> PrefillTotals:
+        return PrefillTotals(self._num_admitted, self._num_prefill_tokens, self._num_cached_tokens)
+
+    def try_continue_together(self, decodes: RowArray) -> bool:
+        """The next token of every plain decode. False: budget or pages are short; take them one by one."""
+        if len(decodes) > self._token_budget or not self._kv.try_reserve_next(decodes):
+            return False
+        self._batch.decodes = decodes
+        self._token_budget -= len(decodes)
+        return True
+
+    def try_continue(self, req: Request) -> bool:
+        """The next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
+
+        False: pages are short.
+        """
+        start = req.kv_len
+        num_left = req.predicted_len - start
+        if num_left <= 0 or self._token_budget <= 0:
+            return True
+        num_new = self._chunk_len(start, num_left)
+        if not self._kv.try_reserve(req, start + num_new):
+            return False
+        self._schedule(req, start, num_new, samples=num_new == num_left)
+        return True
+
+    def try_admit(self, req: Request, prefix: Prefix) -> bool:
+        """A row and the first chunk for a waiting request, if it fits beside what was promised to others."""
+        kv = self._kv
+        cost = combined_cost(req.features) if req.features else NO_COST
+        if not self.can_admit or not self._can_afford(cost):
+            return False
+        # Locked before the room is counted: its own prefix is not there for it to evict.
+        kv.cache.lock(prefix.node)
+        num_missing = self._capacity.pages_for(req) - prefix.num_pages + cost.pages
+        if not self._has_room_for(num_missing):
+            kv.cache.unlock(prefix.node)
+            return False
+        start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
+        num_new = self._chunk_len(start, num_left)
+        num_taken = kv.seat(req, prefix, num_new)
+        if num_missing > num_taken:
+            self._promised_pages += num_missing - num_taken
+        if req.features:
+            self._open_features(req, cost)
+        self._schedule(req, start, num_new, samples=num_new == num_left)
+        self._num_admitted += 1
+        self._num_cached_tokens += start
+        return True
+
+    def _can_afford(self, cost: Cost) -> bool:
+        return cost is NO_COST or (self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slot))
+
+    def _open_features(self, req: Request, cost: Cost) -> None:
+        self._slots.take(cost.slot)
+        req.slot = cost.slot
+        for feature in req.features:
+            feature.row_opened(req.row)
+
+    def _has_room_for(self, num_pages: int) -> bool:
+        if not self._rows.num_running:
+            # Alone, it may use everything: intake has seen to it that it can never need more.
+            self._promised_pages = 0
+            return True
+        if self._promised_pages < 0:
+            self._promised_pages = self._capacity.pages_wanted()
+        return num_pages <= self._kv.num_available - self._promised_pages
+
+    def _chunk_len(self, start: int, num_left: int) -> int:
+        """What the budget allows; a chunk that is not the last one ends with a page, if it reaches the end of
+        one.
+        """
+        if num_left <= self._token_budget:
+            return num_left
+        end = start + self._token_budget
+        aligned = end - end % self._kv.page_size
+        return (aligned if aligned > start else end) - start
+
+    def _schedule(self, req: Request, start: int, num_new: int, *, samples: bool) -> None:
+        """Put a row that has room for its num_new tokens into the batch."""
+        is_prefill = start < req.num_given
+        scheduled = ScheduledRow(req, req.row, start, num_new, samples, is_prefill)
+        self._token_budget -= num_new
+        if is_prefill:
+            self._num_prefill_tokens += num_new
+        if samples and req.features:
+            self._plan_features(scheduled)
+        self._batch.add(scheduled)
+
+    def _plan_features(self, scheduled: ScheduledRow) -> None:
+        for feature in scheduled.req.features:
+            feature.plan_row(scheduled)
+        if scheduled.guesses:
+            scheduled.guesses = scheduled.guesses[: self._token_budget]
+            if not self._kv.try_reserve(scheduled.req, scheduled.start + scheduled.num_new):
+                scheduled.guesses = ()
+            self._token_budget -= len(scheduled.guesses)

@@ -1,0 +1,219 @@
+"""Intake: everything that arrives is answered, and nothing that arrives can raise."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from runtime.handle import make_handle
+from runtime.messages import AbortRequest, Closed, ControlRequest, StopMatched, TokenizedRequest
+from runtime.wire import pack_ids
+from scheduler_proc.features.base import Cost, RequestFeature
+from scheduler_proc.intake import TOMBSTONE_S, Tombstones
+from tests.fakes import VOCAB_SIZE
+from tests.sim_system import System
+from tests.unit.scheduler_parts import SETTING, message, run_until_idle, running
+
+PROMPT = [1, 2, 3, 4, 6]
+
+
+def closed_of(system: System, request: TokenizedRequest) -> Closed:
+    return system.detokenizer.closed[request.handle]
+
+
+def refused(request: TokenizedRequest) -> Closed:
+    with running() as system:
+        run_until_idle(system, request)
+        system.check_empty()
+        assert system.detokenizer.tokens[request.handle] == []
+        closed = closed_of(system, request)
+        assert closed.reason == "error"
+        return closed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "param", "code"),
+    [
+        ([], "input_ids", "invalid_value"),
+        ([1, VOCAB_SIZE], "input_ids", "invalid_value"),
+        ([1, -1], "input_ids", "invalid_value"),
+        ([1] * SETTING.max_len, "input_ids", "context_length_exceeded"),
+        ([1] * 5000, "input_ids", "context_length_exceeded"),
+    ],
+)
+def test_a_prompt_that_can_never_run_is_closed_with_the_reason(
+    tokens: list[int], param: str, code: str
+) -> None:
+    error = refused(message(1, tokens)).error
+    assert error is not None
+    assert (error.param, error.code, error.status) == (param, code, 400)
+
+
+def test_bytes_that_are_no_ids_are_refused() -> None:
+    request = message(1, PROMPT)
+    error = refused(msgspec.structs.replace(request, input_ids=b"12345")).error
+    assert error is not None
+    assert error.param == "input_ids"
+    error = refused(msgspec.structs.replace(request, output_ids=pack_ids([VOCAB_SIZE]))).error
+    assert error is not None
+    assert error.param == "output_ids"
+
+
+def test_a_request_without_a_seed_is_refused() -> None:
+    request = message(1, PROMPT)
+    sampling = msgspec.structs.replace(request.sampling, seed=None)
+    error = refused(msgspec.structs.replace(request, sampling=sampling)).error
+    assert error is not None
+    assert error.param == "seed"
+
+
+def test_the_longest_prompt_that_fits_gives_one_token() -> None:
+    with running() as system:
+        request = message(1, [3] * (SETTING.max_len - 1), max_tokens=50)
+        run_until_idle(system, request)
+        assert closed_of(system, request).reason == "length"
+        assert len(system.detokenizer.tokens[request.handle]) == 1
+
+
+def test_a_feature_that_needs_more_rows_than_there_are_is_refused() -> None:
+    class TooWide(RequestFeature):
+        def cost(self) -> Cost:
+            return Cost(rows=SETTING.max_rows + 1)
+
+    with running() as system:
+        system.scheduler.intake._factories = (lambda req: TooWide(),)
+        request = message(1, PROMPT)
+        run_until_idle(system, request)
+        error = closed_of(system, request).error
+        assert error is not None
+        assert error.code == "request_too_large"
+
+
+# -- resume and attempts -----------------------------------------------------------------------------------
+
+
+def full_output(request: TokenizedRequest) -> list[int]:
+    with running() as system:
+        run_until_idle(system, request)
+        return system.detokenizer.tokens[request.handle]
+
+
+def test_a_resumed_request_goes_on_after_what_it_has() -> None:
+    whole = full_output(message(1, PROMPT, max_tokens=8))
+    resumed = message(1, PROMPT, max_tokens=8, attempt=1, output_ids=pack_ids(whole[:5]), cached_tokens=0)
+    with running() as system:
+        run_until_idle(system, resumed)
+        assert system.detokenizer.tokens[resumed.handle] == whole[5:]
+        assert closed_of(system, resumed).reason == "length"
+
+
+def test_a_resumed_request_that_lacks_only_its_end_is_closed_at_once() -> None:
+    whole = full_output(message(1, PROMPT, max_tokens=4))
+    by_length = message(1, PROMPT, max_tokens=4, attempt=1, output_ids=pack_ids(whole))
+    stops = {"stop_token_ids": (whole[1],)}
+    by_stop = message(2, PROMPT, max_tokens=9, attempt=1, output_ids=pack_ids(whole[:2]), sampling=stops)
+    with running() as system:
+        run_until_idle(system, by_length, by_stop)
+        assert closed_of(system, by_length).reason == "length"
+        assert (closed_of(system, by_stop).reason, closed_of(system, by_stop).stop_token) == (
+            "stop",
+            whole[1],
+        )
+        assert system.executor.num_computed == 0
+
+
+def test_cached_tokens_of_a_resumed_request_are_as_first_reported() -> None:
+    with running() as system:
+        run_until_idle(system, message(1, [*PROMPT, 7, 8, 9, 10]))
+        request = message(2, [*PROMPT, 7, 8, 9, 10], attempt=1, cached_tokens=4)
+        run_until_idle(system, request)
+        assert closed_of(system, request).cached_tokens == 4
+
+
+def test_a_higher_attempt_replaces_the_live_one_without_a_terminal() -> None:
+    with running() as system:
+        old, new = message(1, PROMPT), message(1, PROMPT, attempt=2)
+        system.inbox.send(old)
+        system.step()
+        run_until_idle(system, new, old, message(1, PROMPT, attempt=1))
+        assert set(system.detokenizer.closed) == {new.handle}
+        assert system.detokenizer.opened == {old.handle, new.handle}
+        assert system.lifecycle.num_replaced == 1
+
+
+# -- the end, from outside ---------------------------------------------------------------------------------
+
+
+def test_an_abort_ends_exactly_the_handle_it_names() -> None:
+    with running() as system:
+        requests = [message(i, PROMPT, max_tokens=20) for i in (1, 256 + 1)]
+        run_until_idle(system, *requests, AbortRequest((requests[0].handle,)))
+        assert closed_of(system, requests[0]).reason == "abort"
+        assert closed_of(system, requests[1]).reason == "length"
+
+
+def test_an_abort_that_comes_first_kills_the_request_on_arrival() -> None:
+    with running() as system:
+        request = message(1, PROMPT)
+        run_until_idle(system, AbortRequest((request.handle,)), request, message(2, PROMPT))
+        assert closed_of(system, request).reason == "abort"
+        assert system.detokenizer.tokens[request.handle] == []
+
+
+def test_an_abort_by_client_ends_all_of_its_own_and_nobody_elses() -> None:
+    with running() as system:
+        mine = [message(i, PROMPT, max_tokens=30) for i in range(6)]
+        other = message(1, PROMPT, max_tokens=30, client=2)
+        for request in (*mine, other):
+            system.inbox.send(request)
+        system.step()
+        later = message(9, PROMPT)
+        run_until_idle(system, AbortRequest(client=1), later)
+        assert {closed_of(system, request).reason for request in mine} == {"abort"}
+        assert closed_of(system, other).reason == "length"
+        assert closed_of(system, later).reason == "length", "the client lives and may ask again"
+        system.check_empty()
+
+
+def test_a_stop_string_closes_a_live_handle_and_nothing_else() -> None:
+    with running() as system:
+        request = message(1, PROMPT, max_tokens=30)
+        system.inbox.send(request)
+        system.step()
+        run_until_idle(system, StopMatched(request.handle, 1), StopMatched(make_handle(1, 5), 3))
+        assert closed_of(system, request).reason == "stop_string"
+        run_until_idle(system, StopMatched(request.handle, 1))
+
+
+def test_tombstones_end_with_time_and_are_bounded() -> None:
+    now = [0.0]
+    tombstones = Tombstones(lambda: now[0], max_handles=8)
+    tombstones.add(b"a")
+    assert tombstones.try_take(b"a")
+    assert not tombstones.try_take(b"a")
+    tombstones.add(b"b")
+    now[0] = TOMBSTONE_S + 1
+    assert not tombstones.try_take(b"b")
+    for i in range(8 + 5):
+        tombstones.add(i.to_bytes(4, "little"))
+    assert len(tombstones) == 8
+    assert not tombstones.try_take((0).to_bytes(4, "little")), "the oldest made room"
+    now[0] *= 3
+    tombstones.add(b"c")
+    assert len(tombstones) == 1
+
+
+# -- questions ---------------------------------------------------------------------------------------------
+
+
+def test_control_requests_are_answered_by_their_number() -> None:
+    with running() as system:
+        run_until_idle(system, message(1, [*PROMPT, 7, 8, 9, 10]))
+        run_until_idle(system, ControlRequest(7, 1, "server_info"), ControlRequest(7, 2, "flush_cache"))
+        info, flushed = system.detokenizer.replies
+        assert (info.client, info.number, info.ok) == (7, 1, True)
+        body = msgspec.msgpack.decode(info.body)
+        assert body["num_pages"] == SETTING.num_pages
+        assert body["num_cached_pages"] == 3
+        assert msgspec.msgpack.decode(flushed.body) == {"num_freed_pages": 3, "num_pages_in_use": 0}
+        system.check_empty()
