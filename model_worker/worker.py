@@ -9,13 +9,14 @@ sample(step, masks)   sampling                    result to the host
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.attention import ATTENTION_BACKENDS
 from model_worker.device import Device, Ticket
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
@@ -24,8 +25,11 @@ from runtime.config import RuntimeConfig
 from runtime.errors import ExecutorError
 from runtime.messages import BatchPlan, SampleMasks, StepResult, WorkerReady
 from runtime.model_config import ModelConfig
+from runtime.registry import resolve
 
 logger = logging.getLogger(__name__)
+
+LINE_INTERVAL_S = 1.0
 
 
 class WorkerStep:
@@ -127,6 +131,21 @@ def _to_bytes(tensor: Tensor | None) -> bytes:
     return b"" if tensor is None else tensor.numpy().tobytes()
 
 
+class LoadProgress:
+    """Says once a second how much of the weights is there, and lets the process show that it lives."""
+
+    def __init__(self, on_progress: Callable[[], None]) -> None:
+        self._on_progress = on_progress
+        self._next_line_at = time.monotonic() + LINE_INTERVAL_S
+
+    def note(self, loaded: int, total: int) -> None:
+        self._on_progress()
+        now = time.monotonic()
+        if now >= self._next_line_at:
+            self._next_line_at = now + LINE_INTERVAL_S
+            logger.info("loading weights: %d of %d tensors (%d %%)", loaded, total, 100 * loaded // total)
+
+
 def load_worker(config: RuntimeConfig, device: Device, on_progress: Callable[[], None]) -> ModelWorker:
     """Load the model of resolved settings, give the KV cache the memory that is left, and warm up.
 
@@ -150,7 +169,7 @@ def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[]
         dtype,
         device.torch_device,
         load_format=config.load_format,
-        progress=lambda loaded, total: on_progress(),
+        progress=LoadProgress(on_progress).note,
     )
     num_pages = size_kv_pool(
         free_bytes=device.free_bytes(),
@@ -180,7 +199,7 @@ def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[]
     return ModelRunner(
         model,
         kv_pool,
-        TorchNativeAttention(),
+        resolve("attention backend", config.attention_backend, ATTENTION_BACKENDS)(),
         device,
         max_rows=config.max_running_requests,
         max_len=config.context_length,

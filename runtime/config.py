@@ -47,6 +47,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _setting("dtype of weights and KV cache; auto: the checkpoint's"),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], _setting("where the model runs")] = "auto"
+    attention_backend: Annotated[str, _setting("torch_native, or your own as package.module:Class")] = (
+        "torch_native"
+    )
     cpu_threads: Annotated[int, _setting("threads of the CPU worker; 0: one per core", ge=0, le=1024)] = 0
     context_length: Annotated[
         int,

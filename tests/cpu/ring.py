@@ -8,32 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
 
-from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
-from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.loader import load_model
-from model_worker.model_runner import ModelRunner
-from model_worker.worker import ModelWorker
-from runtime.handle import make_handle
+from model_worker.worker import load_worker
+from runtime.config import RuntimeConfig
+from runtime.handle import HANDLE_BYTES, make_handle
 from runtime.messages import Closed, StreamOpen, TokenBatch, TokenizedRequest
 from runtime.model_config import ModelConfig
-from runtime.registry import resolve
 from runtime.sampling_params import SamplingParams
 from runtime.wire import pack_ids, unpack_ids
-from scheduler_proc.cache import CACHES
-from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.capacity import MaxUtilization, SlotPool
-from scheduler_proc.features.logprobs import attach_logprobs
-from scheduler_proc.intake import Intake, ModelLimits
-from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.output import Output
-from scheduler_proc.policy import POLICIES
-from scheduler_proc.rows import Rows
-from scheduler_proc.scheduler import Scheduler
-from scheduler_proc.step_log import StepLog
+from scheduler_proc.main import build_scheduler
 from tests.fakes import RecordingOutbox
 
 CLIENT = 77
@@ -50,62 +35,35 @@ class Setting:
     chunk: int = 512
     pool_tokens: int = 65536
     max_rows: int = 64
+    device: str = "cpu"
 
 
 class Ring:
     """A model of the folder `model_path` in float32, behind a scheduler of the given setting."""
 
     def __init__(self, model_path: Path, setting: Setting) -> None:
-        self.setting = setting
-        config = ModelConfig.from_path(model_path)
-        self._load_worker(model_path, config)
-        rows = Rows(setting.max_rows, config.max_position_embeddings)
-        cache = resolve("prefix cache", "radix" if setting.radix else "none", CACHES)(setting.page_size)
-        self.kv = KVCacheManager(setting.pool_tokens // setting.page_size, setting.page_size, rows, cache)
+        model = ModelConfig.from_path(model_path)
+        config = RuntimeConfig(
+            model=str(model_path),
+            dtype="float32",
+            device="cuda" if setting.device == "cuda" else "cpu",
+            context_length=model.max_position_embeddings,
+            max_running_requests=setting.max_rows,
+            max_total_tokens=setting.pool_tokens,
+            page_size=setting.page_size,
+            chunked_prefill_size=setting.chunk,
+            disable_radix_cache=not setting.radix,
+            # So low that a small pool is overcommitted and somebody has to give way.
+            schedule_conservativeness=0.1,
+        )
+        worker = load_worker(config, make_device(config.device, threaded=setting.overlap), lambda: None)
+        self._executor = InprocExecutor(worker, max_in_flight=2 if setting.overlap else 1)
         self._outbox = RecordingOutbox()
-        output = Output(self._outbox)
-        self.lifecycle = Lifecycle(self.kv, SlotPool(0), output)
-        max_len = min(config.max_position_embeddings, setting.pool_tokens)
-        self.scheduler = Scheduler(
-            self.lifecycle,
-            Intake(
-                self.lifecycle,
-                ModelLimits(config.vocab_size, max_len, frozenset(config.eos_token_ids)),
-                (attach_logprobs(output.add_logprobs),),
-            ),
-            resolve("schedule policy", "fcfs", POLICIES)(),
-            MaxUtilization(rows, self.kv, conservativeness=0.1),
-            self._executor,
-            setting.chunk,
-            StepLog(self.kv, self.lifecycle.waiting, 1000),
+        self.scheduler = build_scheduler(
+            config, frozenset(model.eos_token_ids), self._executor, worker.limits, self._outbox
         )
+        self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0
-
-    def _load_worker(self, model_path: Path, config: ModelConfig) -> None:
-        setting = self.setting
-        device = make_device("cpu", threaded=setting.overlap)
-        model = load_model(model_path, config, torch.float32, torch.device("cpu"), "auto", None)
-        kv_pool = MHATokenToKVPool(
-            setting.pool_tokens // setting.page_size,
-            setting.page_size,
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            torch.float32,
-            torch.device("cpu"),
-        )
-        runner = ModelRunner(
-            model,
-            kv_pool,
-            TorchNativeAttention(),
-            device,
-            max_rows=setting.max_rows,
-            max_len=config.max_position_embeddings,
-            vocab_size=config.vocab_size,
-        )
-        self._executor = InprocExecutor(
-            ModelWorker(runner, device), max_in_flight=2 if setting.overlap else 1
-        )
 
     def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> bytes:
         """Hand a request to the scheduler; returns its handle."""
@@ -127,14 +85,15 @@ class Ring:
                 break
         assert self.scheduler.is_idle, "no end"
         assert set(closed) >= set(tokens)
-        self.kv.check()
+        self.lifecycle.kv.check()
         self.lifecycle.check()
         return tokens
 
     def _read(self, batch: Any, tokens: dict[bytes, list[int]], closed: dict[bytes, Closed]) -> None:
         assert isinstance(batch, TokenBatch)
         for i, token in enumerate(unpack_ids(batch.tokens).tolist()):
-            tokens.setdefault(batch.handles[16 * i : 16 * i + 16], []).append(token)
+            handle = batch.handles[HANDLE_BYTES * i : HANDLE_BYTES * (i + 1)]
+            tokens.setdefault(handle, []).append(token)
         for end in batch.closed:
             assert end.handle not in closed, "second terminal"
             assert end.error is None, end.error
