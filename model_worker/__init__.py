@@ -1,1 +1,1 @@
-"""The model worker: executes plans on a device. The only package that imports torch; importing it does not."""
+"""The model worker: executes plans on a device. The only package that imports torch; this file does not."""
