@@ -45,6 +45,11 @@ class Client:
     """What has something new for it, each once."""
     replies: deque[ControlReply] = field(default_factory=deque)
 
+    @property
+    def num_waiting(self) -> int:
+        """What is to be sent to it, before it is joined to messages."""
+        return len(self.outgoing) + len(self.replies)
+
     def queue(self, item: Outgoing) -> None:
         if not item.is_queued:
             item.is_queued = True
@@ -103,12 +108,16 @@ class Clients:
         for client in list(self._by_id.values()):
             if now - client.heard_at > SILENCE_S:
                 logger.info("a client has been silent for %.0f s", SILENCE_S)
-                self._drop(client)
+                self.drop(client)
             elif now - client.sent_at >= PING_S:
                 self._send(client, Ping(client.id), now)
 
     def deliver(self, client: Client, now: float) -> bool:
         """Send what is waiting. False: not all of it could go; what is left stays as it is."""
+        # What a client has not read is encoded again with each try, so ask with something small whether it
+        # reads.
+        if client.blocked_since is not None and not self._send(client, Ping(client.id), now):
+            return False
         while client.replies:
             if not self._send(client, client.replies[0], now):
                 return False
@@ -122,6 +131,12 @@ class Clients:
             item.is_queued = False
         del items[:num_sent]
         return not items
+
+    def drop(self, client: Client) -> None:
+        """It is gone, or is treated so: nothing is read from it or sent to it any more."""
+        if self._by_id.pop(client.id, None) is not None:
+            del self._by_peer[client.peer]
+            self._gone.append(client)
 
     def _send_outputs(self, client: Client, items: list[Outgoing], now: float) -> int:
         """Send the outputs of `items` in one message, or in several if it is too long; how many went out."""
@@ -144,7 +159,7 @@ class Clients:
             client.blocked_since = None
             return True
         if delivery is Delivery.GONE:
-            self._drop(client)
+            self.drop(client)
         elif client.blocked_since is None:
             client.blocked_since = now
         return False
@@ -173,8 +188,3 @@ class Clients:
             client_id = secrets.randbits(CLIENT_ID_BITS)
             if client_id and client_id not in self._by_id:
                 return client_id
-
-    def _drop(self, client: Client) -> None:
-        if self._by_id.pop(client.id, None) is not None:
-            del self._by_peer[client.peer]
-            self._gone.append(client)

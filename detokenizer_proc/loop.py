@@ -25,6 +25,7 @@ from runtime.messages import (
     StopMatched,
     StreamOpen,
     TokenBatch,
+    TokenLogprobs,
 )
 from runtime.transport import DECODE_ERRORS, BadFrames, Inbox, Outbox
 from runtime.wire import TOKEN_BYTES, Message, unpack_ids
@@ -34,6 +35,8 @@ logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
 MAX_ABORT_HANDLES = 4096
+# Terminals and replies that a client may leave unread: more than any sensible queue holds.
+MAX_UNREAD = 1 << 16
 LAGGED = "the client did not read its output for too long"
 
 
@@ -70,7 +73,7 @@ class DetokenizerLoop:
         """Clients for whom something is waiting."""
         self._to_scheduler: deque[Message] = deque()
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
-        self._bad_opens = BadFrames("StreamOpen")
+        self._bad_batches = BadFrames("TokenBatch")
 
     @property
     def is_busy(self) -> bool:
@@ -99,12 +102,7 @@ class DetokenizerLoop:
             if message.tokens:
                 self._take_tokens(message)
             for record in message.logprobs:
-                live = self._live.get(record.handle)
-                if live is not None:
-                    try:
-                        live.stream.add_logprobs(record)
-                    except Exception as error:
-                        self._fail(live, error)
+                self._take_logprobs(record)
             for closed in message.closed:
                 self._close(closed)
         elif isinstance(message, RequestFailed):
@@ -115,7 +113,7 @@ class DetokenizerLoop:
                 client.replies.append(message)
                 self._unsent[client] = None
         else:
-            logger.error("no use for a %s", type(message).__name__)
+            self._bad_batches.add(ValueError(f"no use for a {type(message).__name__}"))
 
     # -- one sequence
     # ----------------------------------------------------------------------------------------------------
@@ -124,7 +122,7 @@ class DetokenizerLoop:
         try:
             opened = self._decode_open(raw)
         except DECODE_ERRORS as error:
-            self._bad_opens.add(error)
+            self._bad_batches.add(error)
             return
         handle = opened.handle
         client = self._clients.get(client_of(handle))
@@ -174,10 +172,11 @@ class DetokenizerLoop:
     def _take_tokens(self, batch: TokenBatch) -> None:
         """Give every sequence its tokens. This is the loop that each step pays for."""
         handles, packed = batch.handles, batch.tokens
-        tokens = unpack_ids(packed).tolist()
-        if len(handles) != HANDLE_BYTES * len(tokens):
-            logger.error("step %d: %d bytes of handles for %d tokens", batch.step, len(handles), len(tokens))
+        if len(packed) % TOKEN_BYTES or len(handles) * TOKEN_BYTES != len(packed) * HANDLE_BYTES:
+            sizes = f"{len(handles)} bytes of handles for {len(packed)} bytes of tokens"
+            self._bad_batches.add(ValueError(sizes))
             return
+        tokens = unpack_ids(packed).tolist()
         stops = self._stop_positions(batch, tokens) if batch.closed else ()
         lives = self._live
         for index, token in enumerate(tokens):
@@ -196,6 +195,15 @@ class DetokenizerLoop:
                 continue
             if stream.stream and not stream.is_queued and stream.has_news():
                 self._send(client, stream)
+
+    def _take_logprobs(self, record: TokenLogprobs) -> None:
+        live = self._live.get(record.handle)
+        if live is None:
+            return
+        try:
+            live.stream.add_logprobs(record)
+        except Exception as error:
+            self._fail(live, error)
 
     def _stop_positions(self, batch: TokenBatch, tokens: list[int]) -> set[int]:
         """Where in the batch the tokens stand that ended their sequence: they have no text.
@@ -267,15 +275,22 @@ class DetokenizerLoop:
                 del self._unsent[client]
 
     def _cut_off_slow_readers(self, now: float) -> None:
+        """End the sequences of clients that have not read for too long, and forget those that go on so: what
+        they leave unread is bounded in time and in number.
+        """
         for client in self._unsent:
-            if client.blocked_since is None or now - client.blocked_since < self._slow_reader_timeout_s:
+            if client.blocked_since is None:
                 continue
-            handles = list(client.handles)
-            logger.info("a client has not read for too long: %d of its sequences end", len(handles))
-            client.blocked_since = now
-            self._abort(handles)
-            for handle in handles:
-                self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
+            blocked_s = now - client.blocked_since
+            if blocked_s >= 2 * self._slow_reader_timeout_s or client.num_waiting > MAX_UNREAD:
+                logger.info("a client that does not read is dropped: %d messages unread", client.num_waiting)
+                self._clients.drop(client)
+            elif blocked_s >= self._slow_reader_timeout_s and client.handles:
+                handles = list(client.handles)
+                logger.info("a client has not read for too long: %d of its sequences end", len(handles))
+                self._abort(handles)
+                for handle in handles:
+                    self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
 
     def _forget_gone_clients(self) -> None:
         for client in self._clients.take_gone():

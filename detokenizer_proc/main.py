@@ -35,7 +35,7 @@ def main(context: ProcessContext) -> None:
     gc.freeze()
     context.ready()
     while not context.stop.is_set():
-        context.beat()
+        context.beat(num_running=loop.num_live)
         loop.turn(time.monotonic())
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
 

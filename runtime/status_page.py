@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 _COUNTER = struct.Struct("<Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQ")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQ")
 SLOT_BYTES = 128
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
 STATES = ("absent", "loading", "ready", "draining", "failed")
@@ -23,7 +23,9 @@ MAX_READ_TRIES = 1000
 
 
 class Status(NamedTuple):
-    """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`."""
+    """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`; of the
+    detokenizer, `num_running` counts the sequences that have no terminal yet.
+    """
 
     epoch: int = 0
     pid: int = 0
@@ -38,6 +40,10 @@ class Status(NamedTuple):
     tokens_per_s: float = 0.0
     max_len: int = 0
     """Longest sequence, prompt and output, that fits; 0 while unknown."""
+    num_received: int = 0
+    """Requests that have come to the scheduler since its start. It, `num_running` and `num_waiting` are of one
+    moment, at most a step ago: what a tokenizer has sent beyond it is on the way.
+    """
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

@@ -95,9 +95,12 @@ class Intake:
         self._eos = StopIds(limits.eos_ids)
         self._never = StopIds(frozenset())
         self._num_requests = 0
+        self.num_received = 0
+        """TokenizedRequests that have come, whatever became of them."""
 
     def receive(self, message: ToScheduler) -> None:
         if isinstance(message, TokenizedRequest):
+            self.num_received += 1
             self._take_in(message)
         elif isinstance(message, AbortRequest):
             self._abort(message)

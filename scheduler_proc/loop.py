@@ -11,6 +11,7 @@ import gc
 import logging
 import time
 from collections.abc import Callable
+from typing import NamedTuple
 
 from runtime.process import HEARTBEAT_S
 from runtime.transport import Inbox
@@ -23,6 +24,14 @@ RETRY_S = 0.002
 """Pause when requests live but nothing can be done: the detokenizer has no room, or a feature is not ready.
 """
 CHECK_AFTER_IDLE_S = 1.0
+
+
+class Load(NamedTuple):
+    """What tokenizers admit new requests by."""
+
+    num_running: int
+    num_waiting: int
+    num_received: int
 
 
 class SchedulerLoop:
@@ -64,12 +73,17 @@ class SchedulerLoop:
             logger.exception("self-check failed (%d so far); going on", self.num_failed_checks)
         gc.collect()  # switched off while busy; the scheduler itself leaves no cycles, what it uses might
 
+    def load(self) -> Load:
+        scheduler = self._scheduler
+        return Load(
+            scheduler.kv.rows.num_running, len(scheduler.lifecycle.waiting), scheduler.intake.num_received
+        )
+
     def status(self) -> dict[str, int | float]:
         """The scheduler's part of its slot on the status page."""
         lifecycle, kv = self._scheduler.lifecycle, self._scheduler.kv
         return {
-            "num_running": kv.rows.num_running,
-            "num_waiting": len(lifecycle.waiting),
+            **self.load()._asdict(),
             "queued_prompt_tokens": lifecycle.waiting.num_tokens(),
             "num_free_pages": kv.num_available,
             "num_pages": kv.pages.num_pages,

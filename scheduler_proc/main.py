@@ -23,7 +23,7 @@ from scheduler_proc.executor import Executor
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.intake import Intake, ModelLimits
 from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.loop import SchedulerLoop
+from scheduler_proc.loop import Load, SchedulerLoop
 from scheduler_proc.output import Output
 from scheduler_proc.policy import POLICIES
 from scheduler_proc.rows import Rows
@@ -81,11 +81,12 @@ def build_scheduler(
 
 
 class Heartbeat:
-    """Writes this process's slot of the status page when it is time to."""
+    """Writes this process's slot of the status page: when it is time to, and when its load has changed."""
 
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self._fields: dict[str, Any] = {}
+        self._load: Load | None = None
         self._next_at = 0.0
 
     def beat(self) -> None:
@@ -93,12 +94,20 @@ class Heartbeat:
         self._context.beat(**self._fields)
 
     def beat_after(self, loop: SchedulerLoop) -> None:
-        """Between two turns: with fresh figures, which are gathered only when they will be shown."""
+        """Between two turns. Tokenizers admit by the load, so a change of it is shown at once; the other
+        figures are gathered at each heartbeat only.
+        """
         now = time.monotonic()
+        load = loop.load()
         if now >= self._next_at:
             self._next_at = now + HEARTBEAT_S / 2
             self._fields = loop.status()
-            self._context.beat(force=True, **self._fields)
+        elif load != self._load:
+            self._fields |= load._asdict()
+        else:
+            return
+        self._load = load
+        self._context.beat(force=True, **self._fields)
 
 
 def main(context: ProcessContext) -> None:

@@ -32,7 +32,9 @@ from runtime.transport import SCHEMA, Codec
 from runtime.wire import HEADER_BYTES, PROTOCOL_VERSION, Message, pack_ids
 
 HANDLE = make_handle(12345, 6)
-SAMPLING = SamplingParams(seed=1, max_tokens=2, stop=("END",), stop_token_ids=(5,), logit_bias=((7, 1.5),), logprobs=2)
+SAMPLING = SamplingParams(
+    seed=1, max_tokens=2, stop=("END",), stop_token_ids=(5,), logit_bias=((7, 1.5),), logprobs=2
+)
 RESUME = Resume(pack_ids([4, 5]), 3, -1.5, 0, 16)
 
 
@@ -53,7 +55,9 @@ def samples() -> dict[str, list[Message]]:
             ControlRequest(12345, 1, "server_info"),
         ],
         "scheduler_in": [
-            TokenizedRequest(HANDLE, pack_ids([1, 2, 3]), SAMPLING, _raw(opened), 3, b"n" * 16, pack_ids([4]), 0),
+            TokenizedRequest(
+                HANDLE, pack_ids([1, 2, 3]), SAMPLING, _raw(opened), 3, b"n" * 16, pack_ids([4]), 0
+            ),
             TokenizedRequest(HANDLE, pack_ids([7]), SAMPLING, _raw(opened)),
             AbortRequest((HANDLE,), 12345),
             StopMatched(HANDLE, 2),

@@ -37,7 +37,7 @@ EPOCH = 1
 MAX_LEN = 96
 MAX_ROWS = 8
 MAX_WAITING = 16
-SLOW_S = 20.0
+SLOW_S = 0.5
 SETTING = Setting(
     page_size=4,
     num_pages=200,
@@ -172,6 +172,13 @@ class MemoryRing:
             for caller in self.callers.values():
                 self._say(caller, Ping(caller.id))
         self.detokenizer.turn(self.now)
+        for caller in list(self.callers.values()):
+            if caller.id and self.detokenizer._clients.get(caller.id) is None:
+                # It has not read for so long that nothing is sent to it any more, so it hears nothing and
+                # gives the ring up.
+                assert caller.peer in self.peers.full
+                self.outcomes["given up"] += len(caller.live)
+                self.leave(caller)
 
     def _read(self) -> None:
         sent, self.peers.sent = self.peers.sent, []

@@ -115,6 +115,7 @@ class TokenizerLoop:
         self._batch_chars = 0
         self._long: deque[_LongPrompt] = deque()
         self._thread = ThreadPoolExecutor(1, "long-texts")
+        self._num_passed_on = 0
 
     @property
     def is_busy(self) -> bool:
@@ -173,7 +174,8 @@ class TokenizerLoop:
 
     def _take(self, request: GenerateRequest) -> None:
         field = self._validator.check_request(request)
-        self._admission.check(self._scheduler_status())
+        num_sent = self._num_passed_on + len(self._batch) + len(self._long)
+        self._admission.check(self._scheduler_status(), num_sent)
         if field == "input_ids":
             self._pass_on(request, field, self._validator.input_ids(request))
             return
@@ -256,6 +258,7 @@ class TokenizerLoop:
             min_tokens=sampling.min_tokens,
             resume=resume,
         )
+        self._num_passed_on += 1
         self._scheduler.send(
             TokenizedRequest(
                 handle=request.handle,

@@ -82,33 +82,31 @@ class Validator:
         return ids
 
 
+@dataclass(frozen=True, slots=True)
 class Admission:
-    """Refuses requests that would wait behind too many others; reads the scheduler's slot of the status page.
+    """Refuses requests that would wait behind too many others.
 
-    The slot is some heartbeats old, so what was let through since it was written counts as well: all of it
-    may wait, but for what the free rows take.
+    Exact, although the scheduler's slot of the status page is a step old: it says how many requests the
+    scheduler had received by then, so what is on the way to it is the difference. All of that may have to
+    wait, but for what the free rows take.
     """
 
-    def __init__(self, *, max_waiting: int, max_running: int) -> None:
-        self._max_waiting = max_waiting
-        self._max_running = max_running
-        self._seen_ns = -1
-        self._num_since = 0
+    max_waiting: int
+    max_running: int
 
-    def check(self, status: Status) -> None:
-        """Count one request in, or raise Overloaded."""
-        if status.heartbeat_ns != self._seen_ns:
-            self._seen_ns = status.heartbeat_ns
-            self._num_since = 0
-        free_rows = max(0, self._max_running - status.num_running)
-        room = self._max_waiting + free_rows - status.num_waiting - self._num_since
-        if status.num_waiting >= self._max_waiting or room <= 0:
+    def check(self, status: Status, num_sent: int) -> None:
+        """Let one more request through, or raise Overloaded. `num_sent`: let through since the start, by the
+        only tokenizer there is.
+        """
+        num_on_way = max(0, num_sent - status.num_received)
+        free_rows = max(0, self.max_running - status.num_running)
+        num_ahead = status.num_waiting + num_on_way
+        if status.num_waiting >= self.max_waiting or num_ahead >= self.max_waiting + free_rows:
             raise Overloaded(
-                f"{status.num_waiting} requests are waiting, {self._max_waiting} may; "
+                f"{num_ahead} requests are ahead, {self.max_waiting} may wait; "
                 f"try again in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._num_since += 1
 
 
 def error_info(error: RequestError) -> ErrorInfo:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -12,7 +13,7 @@ from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
 from runtime.messages import WorkerReady
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
-from scheduler_proc.main import build_scheduler
+from scheduler_proc.main import Heartbeat, build_scheduler
 from scheduler_proc.policy.longest_prefix import LongestPrefix
 from tests.fakes import FakeExecutor, RecordingOutbox
 from tests.sim_system import System
@@ -79,6 +80,7 @@ def test_status_counts_what_waits_and_what_is_free() -> None:
         loop.turn()
         status = loop.status()
         assert (status["num_running"], status["num_waiting"], status["queued_prompt_tokens"]) == (1, 2, 20)
+        assert status["num_received"] == 3
         assert (status["num_pages"], status["max_len"]) == (64, 96)
         assert status["num_free_pages"] == 63
 
@@ -123,3 +125,27 @@ def test_settings_choose_policy_and_cache() -> None:
 def test_an_unknown_policy_ends_the_start() -> None:
     with pytest.raises(ConfigError, match="schedule policy"):
         build(schedule_policy="random")
+
+
+def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat() -> None:
+    class Context:
+        shown: list[dict[str, Any]] = []
+
+        def beat(self, *, force: bool = False, **fields: Any) -> None:
+            self.shown.append(fields)
+
+    with running(max_rows=1) as system:
+        loop, _ = loop_of(system)
+        context = Context()
+        heartbeat = Heartbeat(context)  # type: ignore[arg-type]
+        heartbeat.beat_after(loop)
+        heartbeat.beat_after(loop)
+        assert len(context.shown) == 1
+        for number in range(2):
+            system.inbox.send(message(number, [1] * 8))
+        while loop.turn() == 0.0:
+            heartbeat.beat_after(loop)
+        loads = [(each["num_received"], each["num_running"], each["num_waiting"]) for each in context.shown]
+        assert loads[:2] == [(0, 0, 0), (2, 1, 1)]
+        assert loads[-1] == (2, 0, 0)
+        assert len(loads) <= 5, "written without a change"

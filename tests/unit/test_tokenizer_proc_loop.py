@@ -47,7 +47,7 @@ class Ring:
         self.inbox = MemoryChannel("tokenizer_in")
         self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
         self.detokenizer = MemoryChannel("detokenizer_in")
-        self.status = Status(heartbeat_ns=1)
+        self.status = Status()
         self.loop = TokenizerLoop(
             inbox=self.inbox,
             scheduler=self.scheduler,
@@ -144,11 +144,36 @@ def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
             raise AssertionError("tokenized a request that was to be refused")
 
     ring = Ring(Unused())
-    ring.status = Status(heartbeat_ns=1, num_waiting=100)
+    ring.status = Status(num_waiting=100)
     ring.send(request(0, text="a"))
     ring.loop.turn()
     (refused,) = ring.refusals()
     assert (refused.error.status, refused.error.code) == (503, "overloaded")
+
+
+def test_what_was_let_through_and_has_not_arrived_counts_against_the_queue(demo: Tokenizer) -> None:
+    gated = GatedTokenizer(demo)
+    ring = Ring(gated)
+    ring.status = Status(num_running=99, num_waiting=95)  # five may wait, one finds a free row
+    ring.send(
+        request(0, text=LONG_TEXT),
+        request(1, text="a"),
+        request(2, input_ids=pack_ids([5])),
+        request(3, text=""),  # refused by itself, so it takes nobody's place
+        request(4, text="a"),
+    )
+    ring.loop.turn()
+    assert [refused.handle for refused in ring.refusals()] == [handle(3)]
+    ring.send(*(request(seq, text="a") for seq in range(5, 9)))
+    ring.loop.turn()
+    assert [refused.handle for refused in ring.refusals()] == [handle(7), handle(8)]
+    ring.status = Status(num_running=100, num_waiting=99, num_received=5)
+    ring.send(request(9, text="a"))
+    ring.loop.turn()
+    (refused,) = ring.refusals()
+    assert refused.error.code == "overloaded"
+    gated.gate.set()
+    ring.loop.close()
 
 
 def test_an_abort_and_a_control_request_never_overtake_a_request(demo: Tokenizer) -> None:

@@ -98,16 +98,20 @@ def test_an_empty_prompt_is_refused() -> None:
 def test_a_full_queue_refuses_with_a_time_to_try_again() -> None:
     admission = Admission(max_waiting=4, max_running=2)
     with pytest.raises(Overloaded, match="try again in") as caught:
-        admission.check(Status(heartbeat_ns=1, num_running=0, num_waiting=4))
+        admission.check(Status(num_running=0, num_waiting=4), 0)
     assert caught.value.status == 503
     assert caught.value.retry_after_s > 0
 
 
-def test_requests_let_through_since_the_last_heartbeat_count() -> None:
+def test_requests_on_their_way_to_the_scheduler_count() -> None:
     admission = Admission(max_waiting=4, max_running=2)
-    status = Status(heartbeat_ns=1, num_running=1, num_waiting=2)
-    for _ in range(3):  # two may wait, one finds a free row
-        admission.check(status)
+    status = Status(num_running=1, num_waiting=2, num_received=100)
+    for num_sent in range(100, 103):  # two may wait, one finds a free row
+        admission.check(status, num_sent)
     with pytest.raises(Overloaded):
-        admission.check(status)
-    admission.check(status._replace(heartbeat_ns=2))
+        admission.check(status, 103)
+    admission.check(status._replace(num_received=103), 103)
+
+
+def test_a_scheduler_that_has_received_more_than_was_sent_refuses_nobody() -> None:
+    Admission(max_waiting=1, max_running=1).check(Status(num_received=100), 0)
