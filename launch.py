@@ -11,13 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.config import DEMO_MODEL, parse_args, resolve
+from runtime.console import configure_logging, hold_standard_streams, write_line
 from runtime.errors import EXIT_OK, StartError
 from runtime.model_config import ModelConfig
-from runtime.process import configure_logging, set_title
+from runtime.process import set_title
 from runtime.supervisor import Supervisor
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    hold_standard_streams()
     try:
         config = parse_args(argv)
         set_title("launcher")
@@ -34,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_OK
     except StartError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        write_line(f"error: {error}")
         return error.exit_code
 
 

@@ -30,5 +30,7 @@ def make_app(server: ServerState) -> Starlette:
         middleware=[Middleware(ApiKeyMiddleware, api_key=api_key)] if api_key else [],
         exception_handlers=HANDLERS,
     )
+    # A slash too many is a wrong path; after a redirection some clients send no body.
+    app.router.redirect_slashes = False
     app.state.server = server
     return app

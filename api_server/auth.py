@@ -15,7 +15,7 @@ OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 class ApiKeyMiddleware:
     def __init__(self, app: ASGIApp, api_key: str) -> None:
         self._app = app
-        self._expected = f"Bearer {api_key}".encode()
+        self._key = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_authorized(scope):
@@ -26,5 +26,8 @@ class ApiKeyMiddleware:
 
     def _is_authorized(self, scope: Scope) -> bool:
         given = [value for name, value in scope["headers"] if name == b"authorization"]
+        if len(given) != 1:
+            return False
+        scheme, _, key = given[0].partition(b" ")
         # The time this takes must not tell how much of a guess was right.
-        return len(given) == 1 and hmac.compare_digest(given[0], self._expected)
+        return scheme.lower() == b"bearer" and hmac.compare_digest(key.strip(), self._key)

@@ -66,7 +66,8 @@ def _too_large() -> RequestError:
 
 def _field_error(message: str) -> InvalidRequest:
     at = _AT.search(message)
-    path = at["path"] if at else ""
+    # An entry of an object has no name there: logit_bias[...].
+    path = at["path"].partition("[...]")[0] if at else ""
     field = _FIELD.match(message)
     if field is None:
         text = message[: at.start()] if at else message

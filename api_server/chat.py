@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -101,25 +103,25 @@ class ChatFormat:
         self._created = int(time.time())
         self._model = model
         self._token_text = token_text
-        self._role: str | None = "assistant"
+        self._has_begun = False
         self._streams_usage = streams_usage
 
-    def chunk(self, index: int, delta: Delta) -> ChatChunk:
-        # Only the first event names the role.
-        content = ChatDelta(self._role, delta.text)
-        self._role = None
-        choice = ChatChunkChoice(
-            index, content, self._logprobs(delta.logprobs), delta.finish_reason, delta.matched_stop
-        )
-        event = self._event([choice])
-        if self._streams_usage:
-            event.usage = None
-        return event
+    def events(self, index: int, delta: Delta) -> list[msgspec.Struct]:
+        """As OpenAI: the role comes first and alone, and so does the reason of the end, last."""
+        choices = []
+        if not self._has_begun:
+            self._has_begun = True
+            choices.append(ChatChunkChoice(index, ChatDelta("assistant", "")))
+        if delta.text or delta.logprobs:
+            choices.append(
+                ChatChunkChoice(index, ChatDelta(content=delta.text), self._logprobs(delta.logprobs))
+            )
+        if delta.finish_reason is not None:
+            choices.append(ChatChunkChoice(index, ChatDelta(), None, delta.finish_reason, delta.matched_stop))
+        return [self._event([choice], None if self._streams_usage else UNSET) for choice in choices]
 
-    def usage_chunk(self, usage: UsageBody) -> ChatChunk:
-        event = self._event([])
-        event.usage = usage
-        return event
+    def usage_event(self, usage: UsageBody) -> ChatChunk:
+        return self._event([], usage)
 
     def response(self, completions: Sequence[Completion]) -> ChatResponse:
         choices = [
@@ -135,8 +137,8 @@ class ChatFormat:
         usage = usage_body([each.usage for each in completions])
         return ChatResponse(self._id, "chat.completion", self._created, self._model, choices, usage)
 
-    def _event(self, choices: list[ChatChunkChoice]) -> ChatChunk:
-        return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model, choices)
+    def _event(self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
+        return ChatChunk(self._id, "chat.completion.chunk", self._created, self._model, choices, usage)
 
     def _logprobs(self, logprobs: list[TokenLogprob]) -> ChatLogprobs | None:
         return None if self._token_text is None else chat_logprobs(logprobs, self._token_text)

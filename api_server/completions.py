@@ -6,6 +6,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
+from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -85,45 +87,26 @@ class CompletionFormat:
         self._offsets = [0] * num_choices
         self._streams_usage = streams_usage
 
-    def chunk(self, index: int, delta: Delta) -> CompletionResponse:
-        event = self._body(
-            [
-                CompletionChoice(
-                    index,
-                    delta.text,
-                    self._logprobs(index, delta.logprobs),
-                    delta.finish_reason,
-                    delta.matched_stop,
-                )
-            ]
-        )
-        if self._streams_usage:
-            event.usage = None
-        return event
+    def events(self, index: int, delta: Delta) -> list[msgspec.Struct]:
+        if not delta.text and not delta.logprobs and delta.finish_reason is None:
+            return []
+        return [self._body([self._choice(index, delta)], None if self._streams_usage else UNSET)]
 
-    def usage_chunk(self, usage: UsageBody) -> CompletionResponse:
-        event = self._body([])
-        event.usage = usage
-        return event
+    def usage_event(self, usage: UsageBody) -> CompletionResponse:
+        return self._body([], usage)
 
     def response(self, completions: Sequence[Completion]) -> CompletionResponse:
-        body = self._body(
-            [
-                CompletionChoice(
-                    index,
-                    each.text,
-                    self._logprobs(index, each.logprobs),
-                    each.finish_reason,
-                    each.matched_stop,
-                )
-                for index, each in enumerate(completions)
-            ]
-        )
-        body.usage = usage_body([each.usage for each in completions])
-        return body
+        choices = [self._choice(index, each) for index, each in enumerate(completions)]
+        return self._body(choices, usage_body([each.usage for each in completions]))
 
-    def _body(self, choices: list[CompletionChoice]) -> CompletionResponse:
-        return CompletionResponse(self._id, "text_completion", self._created, self._model, choices)
+    def _choice(self, index: int, part: Delta | Completion) -> CompletionChoice:
+        logprobs = self._logprobs(index, part.logprobs)
+        return CompletionChoice(index, part.text, logprobs, part.finish_reason, part.matched_stop)
+
+    def _body(
+        self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None
+    ) -> CompletionResponse:
+        return CompletionResponse(self._id, "text_completion", self._created, self._model, choices, usage)
 
     def _logprobs(self, index: int, logprobs: list[TokenLogprob]) -> CompletionLogprobs | None:
         if self._token_text is None:

@@ -43,8 +43,8 @@ def as_request_error(error: Exception) -> RequestError:
 
 
 def error_body(error: RequestError) -> bytes:
-    detail = ErrorDetail(error.message, _type_of(error.status), error.param, error.code)
-    return msgspec.json.encode(ErrorBody(detail))
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.param, error.code)))
 
 
 def error_response(error: RequestError) -> Response:
@@ -59,15 +59,11 @@ def error_response(error: RequestError) -> Response:
 
 async def handle_error(_: Request, error: Exception) -> Response:
     """The exception handler of the application."""
-    return error_response(as_request_error(error))
+    response = error_response(as_request_error(error))
+    if isinstance(error, HTTPException):
+        # A refused method must be answered with those that are allowed.
+        response.headers.update(error.headers or {})
+    return response
 
 
 HANDLERS = dict.fromkeys((HTTPException, CarouselError, Exception), handle_error)
-
-
-def _type_of(status: int) -> str:
-    if status == 401:
-        return "authentication_error"
-    if status == 503:
-        return "overloaded_error"
-    return "invalid_request_error" if status < 500 else "server_error"

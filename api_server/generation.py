@@ -7,7 +7,8 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,18 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from api_server.errors import as_request_error, error_body
 from api_server.openai_types import PromptTokensDetails, UsageBody
+from api_server.sse import EventWriter
 from client.async_client import AsyncClient, AsyncResultStream
 from client.request_builder import Prompt, RequestOptions
 from client.result import Completion, Delta
 from runtime.errors import RequestError
 from runtime.messages import Usage
 from runtime.sampling_params import SamplingParams
-
-EVENT_HEADERS = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,10 +41,10 @@ class Job:
 class Format(Protocol):
     """How one endpoint spells its answers."""
 
-    def chunk(self, index: int, delta: Delta) -> msgspec.Struct:
-        """The event of a choice's delta."""
+    def events(self, index: int, delta: Delta) -> list[msgspec.Struct]:
+        """The events of a choice's delta; none where there is nothing to tell."""
 
-    def usage_chunk(self, usage: UsageBody) -> msgspec.Struct:
+    def usage_event(self, usage: UsageBody) -> msgspec.Struct:
         """The last event, with the usage of all choices."""
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
@@ -69,8 +65,15 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
-        work = self._stream(send) if self._job.stream else self._complete(scope, receive, send)
-        await _run_until_disconnect(receive, work)
+        if self._job.stream:
+            writer = EventWriter(
+                send,
+                scope["state"]["abort_connection"],
+                slow_reader_timeout_s=self._slow_reader_timeout_s,
+            )
+            await _run_until_disconnect(receive, self._stream(writer))
+        else:
+            await _run_until_disconnect(receive, self._complete(scope, receive, send))
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
@@ -86,49 +89,33 @@ class Generation(Response):
         body = msgspec.json.encode(self._answer.response(completions))
         await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _stream(self, send: Send) -> None:
+    async def _stream(self, writer: EventWriter) -> None:
         job = self._job
         streams = [self._client.stream(prompt, job.sampling, **job.options) for prompt in job.prompts]
         try:
-            await self._send_stream(send, _merge(streams))
+            await self._write_events(writer, streams)
+        except Exception as error:
+            if not writer.has_begun:
+                raise
+            await writer.write(error_body(as_request_error(error)))
         finally:
             for stream in streams:
                 await stream.aclose()
+        await writer.end()
 
-    async def _send_stream(self, send: Send, deltas: AsyncIterator[tuple[int, Delta]]) -> None:
-        first = await anext(deltas)
-        await send({"type": "http.response.start", "status": 200, "headers": EVENT_HEADERS})
-        try:
-            await self._send_events(send, first, deltas)
-        except TimeoutError:
-            return  # nobody reads: end without an end, so that the connection is closed
-        except Exception as error:
-            await self._send_event(send, error_body(as_request_error(error)))
-        await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _send_events(
-        self, send: Send, first: tuple[int, Delta], deltas: AsyncIterator[tuple[int, Delta]]
-    ) -> None:
+    async def _write_events(self, writer: EventWriter, streams: Sequence[AsyncResultStream]) -> None:
         encode = msgspec.json.Encoder().encode
         usages: list[Usage] = []
-        index, delta = first
-        while True:
-            if delta.finish_reason == "abort":
-                raise _aborted()
-            await self._send_event(send, encode(self._answer.chunk(index, delta)))
-            if delta.usage is not None:
-                usages.append(delta.usage)
-                if len(usages) == len(self._job.prompts):
-                    break
-            index, delta = await anext(deltas)
+        async with aclosing(_merge(streams)) as deltas:
+            async for index, delta in deltas:
+                if delta.finish_reason == "abort":
+                    raise _aborted()
+                await writer.write(*map(encode, self._answer.events(index, delta)))
+                if delta.usage is not None:
+                    usages.append(delta.usage)
         if self._job.include_usage:
-            await self._send_event(send, encode(self._answer.usage_chunk(usage_body(usages))))
-        await self._send_event(send, b"[DONE]")
-
-    async def _send_event(self, send: Send, data: bytes) -> None:
-        """Raises TimeoutError when the client has not read for too long."""
-        async with asyncio.timeout(self._slow_reader_timeout_s):
-            await send({"type": "http.response.body", "body": b"data: " + data + b"\n\n", "more_body": True})
+            await writer.write(encode(self._answer.usage_event(usage_body(usages))))
+        await writer.write(b"[DONE]")
 
 
 def usage_body(usages: Sequence[Usage]) -> UsageBody:
@@ -149,7 +136,7 @@ def _aborted() -> RequestError:
     return RequestError("the server ended this request early", code="aborted", status=503)
 
 
-async def _merge(streams: Sequence[AsyncResultStream]) -> AsyncIterator[tuple[int, Delta]]:
+async def _merge(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[tuple[int, Delta]]:
     """(choice, delta) as they come. Raises the first error of any; leaving early aborts all."""
     if len(streams) == 1:
         async for delta in streams[0]:

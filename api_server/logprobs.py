@@ -58,7 +58,9 @@ def completion_logprobs(
         columns.tokens.append(token)
         columns.token_logprobs.append(entry.logprob)
         columns.text_offset.append(text_offset)
-        columns.top_logprobs.append({token_text(token_id): value for token_id, value in reversed(entry.top)})
+        # Parts of characters may read the same. The last one stays: the most likely, or the one in the text.
+        top = {token_text(token_id): value for token_id, value in reversed(entry.top)}
+        columns.top_logprobs.append({**top, token: entry.logprob})
         text_offset += len(token)
     return columns
 

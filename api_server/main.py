@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +13,7 @@ import uvicorn
 import uvloop
 
 from api_server.app import make_app
+from api_server.http_protocol import HttpProtocol
 from api_server.server_state import ServerState
 from client.async_client import AsyncClient
 from runtime.errors import RequestError
@@ -32,6 +34,9 @@ class _Server(uvicorn.Server):
 
 
 def main(context: ProcessContext) -> None:
+    # Every stream holds a file descriptor, and 1024 is a common default.
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     uvloop.run(serve(context))
 
 
@@ -46,7 +51,7 @@ async def serve(context: ProcessContext) -> None:
     server = _Server(
         uvicorn.Config(
             make_app(state),
-            http="httptools",
+            http=HttpProtocol,
             ws="none",
             lifespan="off",
             log_config=None,
@@ -67,12 +72,15 @@ async def serve(context: ProcessContext) -> None:
                 context.ready()
             if client.error is not None:
                 raise client.error
+            if serving.done():
+                raise RuntimeError("the HTTP server has ended") from serving.exception()
             context.beat()
             await asyncio.sleep(TICK_S)
     finally:
         connecting.cancel()
         # Every caller gets an answer, then the connections are closed.
-        await client.aclose(RequestError("the server is shutting down", code="shutting_down", status=503))
+        error = RequestError("the server is shutting down", code="shutting_down", status=503)
+        await client.aclose(client.error or error)
         server.should_exit = True
         await asyncio.wait((serving,), timeout=SHUTDOWN_S)
 

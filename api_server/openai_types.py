@@ -6,11 +6,14 @@ spellings only (`NEUTRAL`), because client libraries send those unasked.
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
 
 from runtime.errors import InvalidRequest
+from runtime.sampling_params import MAX_LOGPROBS, MAX_TOKENS_LIMIT
+from runtime.wire import TURNS
 
 ANY_TEXT = object()
 """In NEUTRAL: any string is fine; the field is a label for the operator and asks for nothing."""
@@ -63,7 +66,11 @@ def refuse_unsupported(body: Struct, where: str = "") -> None:
 
 
 def _spell(accepted: tuple[Any, ...]) -> str:
-    return " or ".join("null" if value is None else repr(value).lower() for value in accepted)
+    return " or ".join(_spell_one(value) for value in accepted)
+
+
+def _spell_one(value: Any) -> str:
+    return "a string" if value is ANY_TEXT else msgspec.json.encode(value).decode()
 
 
 # -- requests ------------------------------------------------------------------------------------------------
@@ -112,7 +119,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[int | str | list[int]]
-    logprobs: int | Literal[False] | None = None
+    logprobs: int | bool | None = None
     add_special_tokens: bool | None = None
 
     best_of: Any = None
@@ -138,10 +145,11 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
-    messages: list[MessageBody]
-    max_completion_tokens: int | None = None
+    messages: Annotated[list[MessageBody], TURNS]
+    # Bounded here, because SamplingParams would complain by another name.
+    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)] | None = None
     logprobs: bool | None = None
-    top_logprobs: int | None = None
+    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     add_generation_prompt: bool | None = None
 
     audio: Any = None
@@ -249,9 +257,9 @@ class ChatDelta(Struct, omit_defaults=True):
 class ChatChunkChoice(Struct):
     index: int
     delta: ChatDelta
-    logprobs: ChatLogprobs | None
-    finish_reason: str | None
-    matched_stop: str | int | None
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    matched_stop: str | int | None = None
 
 
 class ChatChunk(Struct):

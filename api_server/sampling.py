@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from api_server.openai_types import GenerationBody
-from client.request_builder import RequestOptions, normalize
+from client.request_builder import RequestOptions
 from runtime.errors import InvalidRequest
 from runtime.model_config import SamplingDefaults
 from runtime.sampling_params import SamplingParams
@@ -23,21 +23,21 @@ OWN_FIELDS = frozenset({"max_tokens", "logprobs", "stop", "logit_bias"})
 def sampling_params(
     body: GenerationBody, defaults: SamplingDefaults, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
-    """Raises InvalidRequest naming the field."""
+    """A seed that is not given stays open: each prompt draws its own. Raises InvalidRequest."""
     values: dict[str, Any] = {name: value for name, value in _items(defaults) if value is not None}
     for name in SamplingParams.__struct_fields__:
         value = None if name in OWN_FIELDS else getattr(body, name)
         if value is not None:
             values[name] = value
-    return normalize(
-        SamplingParams(
-            max_tokens=max_tokens,
-            logprobs=logprobs,
-            stop=_stop_strings(body.stop),
-            logit_bias=_logit_bias(body.logit_bias),
-            **values,
-        )
+    sampling = SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        stop=_stop_strings(body.stop),
+        logit_bias=_logit_bias(body.logit_bias),
+        **values,
     )
+    sampling.validate()
+    return sampling
 
 
 def request_options(body: GenerationBody) -> RequestOptions:

@@ -10,7 +10,7 @@ from pathlib import Path
 from api_server.logprobs import TokenTexts
 from client.async_client import AsyncClient
 from runtime.config import RuntimeConfig
-from runtime.errors import RequestError
+from runtime.errors import RequestError, RingClosed
 from runtime.model_config import SamplingDefaults
 from runtime.status_page import StatusPage
 
@@ -28,8 +28,12 @@ class ServerState:
         self.token_texts = TokenTexts(Path(self.config.tokenizer))
 
     def check_serving(self) -> None:
-        """Raises RequestError (503) while the launch as a whole is not ready, or no longer."""
+        """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""
+        if self.client.error is not None:
+            raise self.client.error
         state = self.status.read("launcher").state
+        if state == "failed":
+            raise RingClosed("the runtime has failed")
         if state == "draining":
             raise RequestError("the server is shutting down", code="shutting_down", status=503)
         if state != "ready" or not self.client.is_connected:

@@ -15,7 +15,7 @@ from client.client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
 from client.discovery import find_run_dir
 from client.request_builder import Prompt, RequestOptions
 from client.result import Completion, Delta, SequenceState
-from client.session import ControlOp, Item, Session, control_result, outputs_of
+from client.session import ControlOp, Item, Session, control_result, deadline_after, outputs_of
 from runtime.errors import CarouselError, RingClosed
 from runtime.sampling_params import SamplingParams
 
@@ -62,6 +62,7 @@ class AsyncResultStream:
         self._deadline: float | None = None
         self._session: Session[LoopMailbox] | None = None
         self._mailbox: LoopMailbox | None = None
+        self._is_awaited = False
         self._ended = False
 
     def __aiter__(self) -> Self:
@@ -70,29 +71,32 @@ class AsyncResultStream:
     async def __anext__(self) -> Delta:
         if self._ended:
             raise StopAsyncIteration
+        if self._is_awaited:
+            raise RuntimeError("another task is already waiting for this stream")
+        self._is_awaited = True
+        if self._mailbox is None:
+            self._deadline = deadline_after(self._timeout, asyncio.get_running_loop().time())
         try:
-            delta = await self._next()
+            async with asyncio.timeout_at(self._deadline):
+                delta = await self._next()
+        except TimeoutError:
+            self._abandon()
+            raise TimeoutError("the time limit of the call is over") from None
         except BaseException:
             self._abandon()
             raise
+        finally:
+            self._is_awaited = False
         self._ended = delta.finish_reason is not None
         return delta
 
     async def _next(self) -> Delta:
         if self._mailbox is None or self.state is None:
-            if self._timeout is not None:
-                self._deadline = asyncio.get_running_loop().time() + self._timeout
-            async with asyncio.timeout_at(self._deadline):
-                self._session, self.state, self._mailbox = await self._open_sequence()
-        if self._deadline is None:
-            items = await self._mailbox.take()
-        else:
-            async with asyncio.timeout_at(self._deadline):
-                items = await self._mailbox.take()
-        return self.state.receive(outputs_of(items))
+            self._session, self.state, self._mailbox = await self._open_sequence()
+        return self.state.receive(outputs_of(await self._mailbox.take()))
 
     async def aclose(self) -> None:
-        """Abort unless finished. Idempotent."""
+        """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""
         self._abandon()
 
     def abort(self) -> None:
@@ -129,6 +133,7 @@ class AsyncClient:
         self._run_dir = find_run_dir(run_dir)
         self._connect_timeout_s = connect_timeout
         self._session: Session[LoopMailbox] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def connect(self) -> None:
         """Connect now. Raises ProtocolMismatch, or RingClosed when the runtime does not answer."""
@@ -194,14 +199,17 @@ class AsyncClient:
 
     async def _opened(self) -> Session[LoopMailbox]:
         """The session, connected."""
+        loop = asyncio.get_running_loop()
         if self._session is None:
-            loop = asyncio.get_running_loop()
+            self._loop = loop
             self._session = Session(
                 self._run_dir,
                 lambda: LoopMailbox(loop),
                 lambda function, argument: _call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
             )
+        if loop is not self._loop:
+            raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")
         opened = self._session.connection.opened
         if not opened.done():
             await asyncio.shield(asyncio.wrap_future(opened))
@@ -223,15 +231,17 @@ class AsyncClient:
 
     async def _control(self, op: ControlOp, timeout: float) -> Any:
         session = await self._opened()
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
             items = await session.open_control(op).take()
         return control_result(items[0])
 
     async def aclose(self, error: CarouselError | None = None) -> None:
         """Abort what is in flight and disconnect; who waits gets `error`, or RingClosed. Idempotent."""
         if self._session is not None:
-            self._session.end_all(error or RingClosed("the client was closed"))
-            await asyncio.to_thread(self._session.close)
+            error = error or RingClosed("the client was closed")
+            self._session.end_all(error)
+            await asyncio.to_thread(self._session.connection.close)
+            self._session.fail_all(error)
 
     async def __aenter__(self) -> Self:
         await self._opened()

@@ -13,8 +13,8 @@ from typing import Any, Self, Unpack, overload
 from client.discovery import find_run_dir
 from client.request_builder import Prompt, RequestOptions, is_single_prompt, one_per_prompt
 from client.result import Completion, Delta, SequenceState
-from client.session import Item, Session, control_result, outputs_of
-from runtime.errors import Overloaded
+from client.session import ControlOp, Item, Session, control_result, deadline_after, outputs_of
+from runtime.errors import Overloaded, RingClosed
 from runtime.sampling_params import SamplingParams
 
 CONNECT_TIMEOUT_S = 10.0
@@ -52,7 +52,9 @@ class QueueMailbox:
 
 
 class ResultStream:
-    """Iterator over the deltas of one sequence. Leaving it early aborts the request."""
+    """Iterator over the deltas of one sequence, for one thread. Leaving it early aborts the request; a thread
+    that waits while another one calls `close` gets RequestAborted.
+    """
 
     def __init__(
         self,
@@ -112,7 +114,7 @@ class Client:
         try:
             self._session.connection.opened.result()
         except BaseException:
-            self._session.close()
+            self.close()
             raise
 
     @overload
@@ -161,7 +163,7 @@ class Client:
 
         Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed, TimeoutError.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout, time.monotonic())
         single = is_single_prompt(prompt)
         prompts: Any = [prompt] if single else prompt
         all_sampling = one_per_prompt(sampling_params, len(prompts))
@@ -214,6 +216,7 @@ class Client:
                         completions[number] = _finish(stream)
                 except Overloaded as error:
                     refusal = error
+                    remaining.clear()
         finally:
             for _, stream in streams:
                 stream.close()
@@ -236,7 +239,7 @@ class Client:
 
         Raises: as `generate`, from the call or from the iteration.
         """
-        deadline = None if timeout is None else time.monotonic() + timeout
+        deadline = deadline_after(timeout, time.monotonic())
         return self._open(prompt, sampling_params, True, deadline, options)
 
     def _open(
@@ -263,12 +266,15 @@ class Client:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return control_result(self._control("flush_cache", timeout))
 
-    def _control(self, op: Any, timeout: float) -> Item:
-        return self._session.open_control(op).take(time.monotonic() + timeout)[0]
+    def _control(self, op: ControlOp, timeout: float) -> Item:
+        return self._session.open_control(op).take(deadline_after(timeout, time.monotonic()))[0]
 
     def close(self) -> None:
         """Abort what is in flight and disconnect; who waits in another thread gets RingClosed. Idempotent."""
-        self._session.close()
+        error = RingClosed("the client was closed")
+        self._session.end_all(error)
+        self._session.connection.close()
+        self._session.fail_all(error)
 
     def __enter__(self) -> Self:
         return self

@@ -69,6 +69,9 @@ class Connection:
         self._bad_frames = BadFrames("client_out")
         self._unsent: deque[bytes] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        # Reentrant: a destructor that aborts its request may interrupt one that holds it.
+        self._wake_lock = threading.RLock()
+        self._pid = os.getpid()
         self._stop = False
         self._last_heard = time.monotonic()
         self._next_tick_at = 0.0
@@ -99,12 +102,12 @@ class Connection:
     def close(self) -> None:
         """Send what is waiting, within a moment, and end the thread. Idempotent."""
         self._stop = True
-        if self._wake_fd < 0:
-            return
         self._wake()
         self._thread.join(JOIN_TIMEOUT_S)
-        os.close(self._wake_fd)
-        self._wake_fd = -1
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.close(self._wake_fd)
+                self._wake_fd = -1
 
     def _encode(self, message: ToTokenizer) -> bytes:
         """The frame, checked by the receiver's own bounds: one that it drops is never answered."""
@@ -124,11 +127,15 @@ class Connection:
             raise self.error
         if self._stop:
             raise RingClosed("the client is closed")
+        if os.getpid() != self._pid:
+            raise RingClosed("the client belongs to the process that this one was forked from; make another")
         self._unsent.append(frame)
         self._wake()
 
     def _wake(self) -> None:
-        os.eventfd_write(self._wake_fd, 1)
+        with self._wake_lock:
+            if self._wake_fd >= 0:
+                os.eventfd_write(self._wake_fd, 1)
 
     # -- the I/O thread --------------------------------------------------------------------------------------
 

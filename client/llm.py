@@ -31,7 +31,7 @@ OWN_SETTINGS = frozenset({"run_dir", "no_http", "parent_pid", "host", "port", "a
 
 
 class LLM(Client):
-    def __init__(self, model: str = "", **settings: Any) -> None:
+    def __init__(self, model: str | Path = "", **settings: Any) -> None:
         """Start a runtime and wait until it is ready. Keywords are the settings of launch.py.
 
         Its log shows warnings only, unless `log_level` is set.
@@ -62,6 +62,7 @@ class _Runtime:
 
     def __init__(self, run_dir: Path, flags: list[str]) -> None:
         self._run_dir = run_dir
+        self._owner_pid = os.getpid()
         self._state_file = Endpoints(run_dir).state_file
         self._last_lines: deque[str] = deque(maxlen=20)
         # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
@@ -109,6 +110,8 @@ class _Runtime:
         return f"the runtime could not start: {reason}"
 
     def stop(self) -> None:
+        if os.getpid() != self._owner_pid:
+            return  # a forked child has a copy of the object, but the runtime is its parent's
         self._process.terminate()
         try:
             self._process.wait(STOP_TIMEOUT_S)
@@ -141,7 +144,9 @@ def _flags(settings: dict[str, Any]) -> list[str]:
     unknown = sorted(set(settings) - known)
     if unknown:
         raise ConfigError(f"{unknown[0]} is not a setting of LLM; known: {', '.join(sorted(known))}")
-    config = from_values(settings)
+    config = from_values(
+        {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
+    )
     flags = []
     for name in settings:
         value = getattr(config, name)

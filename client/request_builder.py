@@ -17,7 +17,7 @@ import numpy.typing as npt
 from runtime.errors import InvalidRequest
 from runtime.messages import ChatMessage, GenerateRequest
 from runtime.sampling_params import SamplingParams
-from runtime.wire import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, pack_ids
+from runtime.wire import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Conversation: TypeAlias = Sequence[Mapping[str, str]]
@@ -46,21 +46,26 @@ class RequestOptions(TypedDict, total=False):
 
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """True for one prompt in any form, False for a sequence of prompts."""
-    if isinstance(prompts, str):
-        return True
     if isinstance(prompts, np.ndarray):
         return prompts.ndim == 1
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+        return True  # what is no prompt at all is refused as one
     return len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping)
 
 
 def one_per_prompt(
     sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
 ) -> Sequence[SamplingParams]:
-    """Raises InvalidRequest when a sequence of sampling parameters has another length than the prompts."""
+    """Raises InvalidRequest when it is neither, or a sequence of another length than the prompts."""
     if sampling_params is None:
         sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
+    if not isinstance(sampling_params, Sequence):
+        raise InvalidRequest(
+            f"sampling_params must be SamplingParams or several, got {type(sampling_params).__name__}",
+            param="sampling_params",
+        )
     if len(sampling_params) != num_prompts:
         raise InvalidRequest(
             f"sampling_params: {len(sampling_params)} for {num_prompts} prompts; give one, or one for each",
@@ -125,11 +130,16 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
             (int(key) if isinstance(key, str) and key.isdecimal() else key, value)
             for key, value in bias.items()
         ]
+    bias = _as_tuple("logit_bias", bias)
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in bias):
+        raise InvalidRequest(
+            "logit_bias must be a mapping, or pairs of token id and bias", param="logit_bias"
+        )
     sampling = msgspec.structs.replace(
         sampling,
         stop=(stop,) if isinstance(stop, str) else _as_tuple("stop", stop),
         stop_token_ids=_as_tuple("stop_token_ids", sampling.stop_token_ids),
-        logit_bias=_as_tuple("logit_bias", bias),
+        logit_bias=bias,
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
     )
     sampling.validate()
@@ -152,9 +162,11 @@ def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatM
                 f"prompt: at most {MAX_TEXT_CHARS} characters, got {len(prompt)}", param="prompt"
             )
         return prompt, None, None
-    if not isinstance(prompt, Sequence | np.ndarray) or len(prompt) == 0:
+    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes) or len(prompt) == 0:
         raise InvalidRequest("prompt must be text, token ids or chat messages, and not empty", param="prompt")
     if isinstance(prompt[0], Mapping):
+        if len(prompt) > MAX_TURNS:
+            raise InvalidRequest(f"messages: at most {MAX_TURNS}, got {len(prompt)}", param="messages")
         return None, None, tuple(_chat_message(message) for message in prompt)
     return None, _pack_prompt_ids(prompt), None
 
@@ -168,7 +180,7 @@ def _pack_prompt_ids(ids: Any) -> bytes:
     else:
         is_integer = all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, ids)))
     if not is_integer:
-        raise InvalidRequest("prompt: token ids must be integers", param="prompt")
+        raise InvalidRequest("prompt: neither token ids (integers) nor chat messages", param="prompt")
     if min(ids) < 0 or max(ids) > MAX_ID:
         raise InvalidRequest(f"prompt: token ids must be from 0 to {MAX_ID}", param="prompt")
     return pack_ids(ids)

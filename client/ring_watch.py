@@ -20,7 +20,7 @@ class RingWatch:
         try:
             self._page = StatusPage(endpoints.status_file)
         except (OSError, ValueError) as error:
-            raise RingClosed(f"there is no runtime at {self._run_dir}: {error}") from None
+            raise RingClosed(f"there is no runtime of this version at {self._run_dir}: {error}") from None
         self._pidfd = -1
 
     def why_gone(self) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, Unpack
@@ -19,7 +20,7 @@ from client.connection import Connection
 from client.request_builder import Prompt, RequestOptions, build_request
 from client.result import SequenceState, error_from_info
 from runtime.endpoints import Endpoints
-from runtime.errors import CarouselError, RingClosed
+from runtime.errors import CarouselError, RequestAborted, RingClosed
 from runtime.handle import make_handle
 from runtime.messages import (
     AbortRequest,
@@ -70,13 +71,16 @@ class Session(Generic[M]):
             connect_timeout_s=connect_timeout_s,
         )
 
-    @property
-    def num_pending(self) -> int:
-        return len(self._sequences) + len(self._controls)
-
     def max_in_flight(self) -> int:
-        """How many sequences the server lets one caller have waiting without refusing any."""
-        return max(1, LaunchFile.read(Endpoints(self._run_dir).config_file).config.max_waiting)
+        """How many sequences the server lets one caller have waiting without refusing any.
+
+        Raises: RingClosed when the runtime has left.
+        """
+        try:
+            launch = LaunchFile.read(Endpoints(self._run_dir).config_file)
+        except OSError as error:
+            raise RingClosed(f"the runtime at {self._run_dir} is gone: {error}") from None
+        return max(1, launch.config.max_waiting)
 
     def open_sequence(
         self,
@@ -106,8 +110,11 @@ class Session(Generic[M]):
             self._send_abort(AbortRequest((handle,)))
 
     def forget(self, handle: bytes) -> None:
-        """End a sequence whose caller has left and waits for nothing. Without effect when it has ended."""
-        if self._sequences.pop(handle, None) is not None:
+        """End a sequence whose caller has left. Without effect when it has ended."""
+        mailbox = self._sequences.pop(handle, None)
+        if mailbox is not None:
+            # For another thread or task that still waits for it.
+            mailbox.put(RequestAborted("the stream was closed while it was read"))
             self._send_abort(AbortRequest((handle,)))
 
     def _send_abort(self, message: AbortRequest) -> None:
@@ -127,15 +134,12 @@ class Session(Generic[M]):
         return mailbox
 
     def end_all(self, error: CarouselError) -> None:
-        """Abort what is in flight and give its callers `error`."""
+        """Abort what is in flight and give its callers `error`. Call `fail_all` once more when the connection
+        has been closed: until then others may submit.
+        """
         if self._sequences:
             self._send_abort(AbortRequest(client=self.connection.client_id))
         self.fail_all(error)
-
-    def close(self) -> None:
-        """End what is in flight and the connection; blocks for a moment. Idempotent."""
-        self.end_all(RingClosed("the client was closed"))
-        self.connection.close()
 
     def fail_all(self, error: CarouselError) -> None:
         """The one case in which a terminal is not the detokenizer's: nobody is there to send it."""
@@ -157,6 +161,11 @@ class Session(Generic[M]):
                 mailbox = self._sequences.pop(output.handle, None)
             if mailbox is not None:
                 mailbox.put(output)
+
+
+def deadline_after(timeout: float | None, now: float) -> float | None:
+    """When `timeout` seconds from `now` are over; None for never, and for longer than any clock can wait."""
+    return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
 
 
 def control_result(item: Item) -> Any:

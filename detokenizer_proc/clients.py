@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from detokenizer_proc.router import Delivery, PeerChannel
@@ -68,9 +67,6 @@ class Clients:
         self._gone: list[Client] = []
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")
-
-    def __iter__(self) -> Iterator[Client]:
-        return iter(self._by_id.values())
 
     def get(self, client_id: int) -> Client | None:
         return self._by_id.get(client_id)

@@ -115,8 +115,7 @@ class DetokenizerLoop:
         else:
             self._bad_batches.add(ValueError(f"no use for a {type(message).__name__}"))
 
-    # -- one sequence
-    # ----------------------------------------------------------------------------------------------------
+    # -- one sequence ---------------------------------------------------------------------------------------
 
     def _open(self, raw: msgspec.Raw) -> None:
         try:
@@ -262,8 +261,7 @@ class DetokenizerLoop:
             live.client.handles.discard(handle)
             del self._handle_of[sequence_key(handle)]
 
-    # -- clients and scheduler
-    # -------------------------------------------------------------------------------------------
+    # -- clients and scheduler -------------------------------------------------------------------------------
 
     def _send(self, client: Client, item: TextStream | Refusal) -> None:
         client.queue(item)

@@ -47,9 +47,13 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _setting("dtype of weights and KV cache; auto: the checkpoint's"),
     ] = "auto"
     device: Annotated[Literal["auto", "cpu", "cuda"], _setting("where the model runs")] = "auto"
-    attention_backend: Annotated[str, _setting("torch_native, or your own as package.module:Class")] = (
-        "torch_native"
-    )
+    attention_backend: Annotated[
+        str,
+        _setting(
+            "auto, cpu_native (C++, compiled at the first start), torch_native, or your own as "
+            "package.module:Class"
+        ),
+    ] = "auto"
     cpu_threads: Annotated[int, _setting("threads of the CPU worker; 0: one per core", ge=0, le=1024)] = 0
     context_length: Annotated[
         int,
@@ -160,6 +164,14 @@ def default_run_root() -> Path:
     if runtime_dir and Path(runtime_dir).is_dir():
         return Path(runtime_dir) / "carousel"
     return Path("/tmp") / f"carousel-{os.getuid()}"
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled CPU kernels are kept, for this user and all launches."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    # The specification of that variable: a relative path is to be ignored.
+    root = Path(cache_home) if cache_home and Path(cache_home).is_absolute() else Path.home() / ".cache"
+    return root / "carousel"
 
 
 def environment_run_dir() -> str:

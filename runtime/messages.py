@@ -13,7 +13,7 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Raw, field
 
 from runtime.sampling_params import SamplingParams
-from runtime.wire import ClientId, Count, Handle, Label, Message, PackedIds, Record, ShortText, Text
+from runtime.wire import TURNS, ClientId, Count, Handle, Label, Message, PackedIds, Record, ShortText, Text
 
 # -- what a client asks ------------------------------------------------------------------------------------
 
@@ -47,7 +47,7 @@ class GenerateRequest(Message, frozen=True):
     """The prompt, in exactly one of three forms: text,"""
     input_ids: PackedIds | None = None
     """packed token ids,"""
-    messages: Annotated[tuple[ChatMessage, ...], Meta(max_length=4096)] | None = None
+    messages: Annotated[tuple[ChatMessage, ...], TURNS] | None = None
     """or a conversation for the model's chat template."""
     label: Label = ""
     """The user's own id; echoed, never used to find anything."""

@@ -1,12 +1,12 @@
 """One process of the ring: what every `main.py` is run in.
 
-It owns the process's title, signals, logging, its slot on the status page and the two messages to the
-launcher. A process catches an error once, here: it becomes a ProcessFailed and an exit code, never a hang.
+It owns the process's title, signals, its slot on the status page and the two messages to the launcher. A
+process catches an error once, here: it becomes a ProcessFailed and an exit code, never a hang.
 """
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import logging
 import os
 import signal
@@ -21,6 +21,7 @@ import msgspec
 import zmq
 
 from runtime.config import RuntimeConfig
+from runtime.console import configure_logging
 from runtime.endpoints import Endpoints
 from runtime.errors import EXIT_INTERNAL, EXIT_OK, StartError
 from runtime.messages import ProcessFailed, ProcessReady
@@ -29,7 +30,6 @@ from runtime.transport import ZmqInbox, ZmqOutbox
 
 logger = logging.getLogger(__name__)
 
-PR_SET_PDEATHSIG = 1
 # Three heartbeats fit into the second after which a silent process counts as stalled.
 HEARTBEAT_S = 0.25
 FAREWELL_LINGER_MS = 500
@@ -40,7 +40,6 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
     config: RuntimeConfig
     epoch: int
-    launcher_pid: int
 
     @staticmethod
     def read(path: Path) -> LaunchFile:
@@ -55,7 +54,6 @@ class ProcessContext:
         self.role = role
         self.config = launch.config
         self.epoch = launch.epoch
-        self.launcher_pid = launch.launcher_pid
         self.endpoints = Endpoints(run_dir)
         self.http_fd = http_fd
         """The listening HTTP socket that the API server inherits; -1 elsewhere."""
@@ -121,8 +119,10 @@ def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
             logger.exception("ended by an error")
         context.failed(f"{type(error).__name__}: {error}" if code == EXIT_INTERNAL else str(error), code)
     context.close()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        # What a library has printed; there may be nobody to read it.
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
@@ -134,7 +134,6 @@ def _enter(role: str, arguments: list[str]) -> ProcessContext:
     # The launcher decides what Ctrl-C means; it asks with SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: context.stop.set())
-    die_with_parent(context.launcher_pid)
     return context
 
 
@@ -142,24 +141,3 @@ def set_title(role: str) -> None:
     import setproctitle
 
     setproctitle.setproctitle(f"carousel:{role}")
-
-
-def die_with_parent(parent_pid: int, signal_number: int = signal.SIGKILL) -> None:
-    """Ask the kernel to end this process with its parent; end it now when the parent is gone already."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(PR_SET_PDEATHSIG, int(signal_number), 0, 0, 0) != 0:
-        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
-    if os.getppid() != parent_pid:
-        os._exit(EXIT_INTERNAL)
-
-
-def configure_logging(role: str, level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"[%(asctime)s {role}] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        stream=sys.stderr,
-        force=True,
-    )
-    for noisy in ("httpx", "asyncio", "urllib3", "filelock"):
-        logging.getLogger(noisy).setLevel(logging.WARNING)

@@ -6,9 +6,11 @@ root whose lock is free is a leftover of a launch that was killed, and the next 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,61 +20,70 @@ from runtime.config import default_run_root
 from runtime.endpoints import Endpoints
 from runtime.errors import AddressInUse, ConfigError
 
+# Everything that a launch makes in its directory, beside the sockets of the ranks.
+OURS = frozenset(
+    {
+        "client_out",
+        "config.json",
+        "config.new",
+        "detokenizer_in",
+        "launcher_in",
+        "lock",
+        "scheduler_in",
+        "state.json",
+        "state.new",
+        "status",
+        "step_results",
+        "tokenizer_in",
+    }
+)
+# A client that looks which launches are alive holds a lock for a moment.
+NUM_TRIES = 10
+RETRY_S = 0.005
+
 
 class RunDir:
     def __init__(self, wanted: str = "") -> None:
         """Make and lock a directory: `wanted`, or a new one under the user's root.
 
         Raises AddressInUse when a live launch holds it, ConfigError when it is not ours alone or cannot be
-        made.
+        made; a directory that is refused stays as it was.
         """
         try:
             if wanted:
-                self.path = Path(wanted).absolute()
-                self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._lock(self.path)
-                self._clear(self.path)
+                self._take(Path(wanted).absolute())
             else:
                 root = _own_directory(default_run_root())
                 with _locked(root / ".lock"):
                     _sweep(root)
-                    self.path = root / uuid.uuid4().hex[:12]
-                    self.path.mkdir(mode=0o700)
-                    self._lock(self.path)
+                    self._take(root / uuid.uuid4().hex[:12])
         except OSError as error:
             raise ConfigError(f"run_dir: {error}") from None
-        self.endpoints = Endpoints(self.path)
 
-    def _lock(self, path: Path) -> None:
-        _own_directory(path)
-        fd = _try_lock(path / "lock")
-        if fd is None:
-            raise AddressInUse(f"run_dir: {path} belongs to a launch that is alive")
-        self._lock_fd = fd
-
-    @staticmethod
-    def _clear(path: Path) -> None:
-        """Remove what a killed launch left here; refuse a directory with anything else in it."""
-        known = {
-            "tokenizer_in",
-            "scheduler_in",
-            "detokenizer_in",
-            "client_out",
-            "step_results",
-            "launcher_in",
-            "lock",
-        }
-        known |= {"config.json", "state.json", "status"}
-        for entry in path.iterdir():
-            if entry.name not in known and not entry.name.startswith("rank_in"):
+    def _take(self, path: Path) -> None:
+        self.path = path
+        self.endpoints = Endpoints(path)
+        for entry in _own_directory(path).iterdir():
+            if entry.name not in OURS and not entry.name.startswith("rank_in"):
                 raise ConfigError(
                     f"run_dir: {path} holds files that are not ours ({entry.name}); name an empty directory"
                 )
-            if entry.name != "lock":
-                entry.unlink()
+        fd = _try_lock(self.endpoints.lock_file, NUM_TRIES)
+        if fd is None:
+            raise AddressInUse(f"run_dir: {path} belongs to a launch that is alive")
+        self._lock_fd = fd
+        self._empty()  # of what a killed launch has left
+
+    def _empty(self) -> None:
+        for entry in self.path.iterdir():
+            if entry != self.endpoints.lock_file:
+                entry.unlink(missing_ok=True)
 
     def remove(self) -> None:
         """Remove the directory and give up the lock."""
+        # The lock's name goes last: whoever takes the directory over must not lose files to us.
+        with contextlib.suppress(OSError):
+            self._empty()
         shutil.rmtree(self.path, ignore_errors=True)
         os.close(self._lock_fd)
 
@@ -82,9 +93,7 @@ def live_run_dirs() -> list[Path]:
     root = default_run_root()
     if not root.is_dir():
         return []
-    return [
-        path for path in sorted(root.iterdir()) if (path / "lock").exists() and not _is_free(path / "lock")
-    ]
+    return [path for path in sorted(root.iterdir()) if _is_held(path / "lock")]
 
 
 def _own_directory(path: Path) -> Path:
@@ -95,28 +104,53 @@ def _own_directory(path: Path) -> Path:
     return path
 
 
-def _try_lock(path: Path) -> int | None:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+def _try_lock(path: Path, num_tries: int = 1) -> int | None:
+    for number in range(num_tries):
+        if number:
+            time.sleep(RETRY_S)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _try_flock(fd, fcntl.LOCK_EX) and _is_named(path, fd):
+            return fd
         os.close(fd)
-        return None
-    return fd
+    return None
 
 
-def _is_free(path: Path) -> bool:
-    fd = _try_lock(path)
-    if fd is None:
+def _try_flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
         return False
-    os.close(fd)
     return True
+
+
+def _is_named(path: Path, fd: int) -> bool:
+    """Whether the name still means this file: a launch that ends takes its lock's name away."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        # Shared, so that those who look do not see one another.
+        return not _try_flock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
 def _sweep(root: Path) -> None:
     for path in root.iterdir():
-        if path.is_dir() and (path / "lock").exists() and _is_free(path / "lock"):
+        if not (path / "lock").exists():
+            continue
+        fd = _try_lock(path / "lock")
+        if fd is not None:
             shutil.rmtree(path, ignore_errors=True)
+            os.close(fd)
 
 
 @contextmanager

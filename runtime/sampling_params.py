@@ -67,6 +67,9 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidRequest(f"{name} must be true or false", param=name)
         self._check_stops()
         self._check_logit_bias()
 

@@ -1,8 +1,11 @@
 """StatusPage: one small file, mapped by every process of the ring, with a slot for each.
 
-A slot is written by its owner's work loop only and read by all, under a sequence lock: the owner makes the
-counter odd, writes, makes it even; a reader that saw an odd or a changed counter reads again. Written by the
-loop itself, the heartbeat stops when the loop does, which a thread's would not.
+    slot:  counter (8) | copy 0 | copy 1        the copy that counts is counter mod 2
+
+A slot is written by its owner's work loop only: into the other copy, then the counter moves on. All read, and
+read again when the counter has moved meanwhile; so an owner that is held up or dies in the middle of a write
+keeps nobody waiting and shows what it wrote last. Written by the loop itself, the heartbeat stops when the
+loop does, which a thread's would not.
 """
 
 from __future__ import annotations
@@ -14,12 +17,12 @@ import time
 from pathlib import Path
 from typing import NamedTuple
 
-_COUNTER = struct.Struct("<Q")
+# Native, so that it is written at once; with a byte order it would be byte by byte.
+_COUNTER = struct.Struct("@Q")
 _FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQ")
-SLOT_BYTES = 128
+SLOT_BYTES = 256
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
 STATES = ("absent", "loading", "ready", "draining", "failed")
-MAX_READ_TRIES = 1000
 
 
 class Status(NamedTuple):
@@ -41,8 +44,8 @@ class Status(NamedTuple):
     max_len: int = 0
     """Longest sequence, prompt and output, that fits; 0 while unknown."""
     num_received: int = 0
-    """Requests that have come to the scheduler since its start. It, `num_running` and `num_waiting` are of one
-    moment, at most a step ago: what a tokenizer has sent beyond it is on the way.
+    """Requests that have come to the scheduler since its start. It, `num_running` and `num_waiting` are of
+    one moment, at most a step ago: what the tokenizer has sent beyond it is on the way.
     """
 
     def age_s(self) -> float:
@@ -51,12 +54,13 @@ class Status(NamedTuple):
 
 class StatusPage:
     def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Map the page; `create` makes it first. Raises OSError when it cannot be opened."""
+        """Map the page; `create` makes it first. Raises OSError when it cannot be opened or made."""
         size = SLOT_BYTES * len(ROLES)
         fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
         try:
             if create:
-                os.ftruncate(fd, size)
+                # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+                os.posix_fallocate(fd, 0, size)
             self._map = mmap.mmap(fd, size)
         finally:
             os.close(fd)
@@ -65,23 +69,23 @@ class StatusPage:
         """Replace the slot of `role`. Call from its owner's work loop only."""
         at = ROLES.index(role) * SLOT_BYTES
         (count,) = _COUNTER.unpack_from(self._map, at)
-        count |= 1
-        _COUNTER.pack_into(self._map, at, count)
         fields = status._replace(state=STATES.index(status.state))  # type: ignore[arg-type]
-        _FIELDS.pack_into(self._map, at + _COUNTER.size, *fields)
+        _FIELDS.pack_into(self._map, _copy_at(at, count + 1), *fields)
         _COUNTER.pack_into(self._map, at, count + 1)
 
     def read(self, role: str) -> Status:
-        """The slot of `role`; Status() when its owner died in the middle of a write."""
+        """The slot of `role` as its owner wrote it last; Status() before it has."""
         at = ROLES.index(role) * SLOT_BYTES
-        for _ in range(MAX_READ_TRIES):
+        while True:
             (before,) = _COUNTER.unpack_from(self._map, at)
-            fields = _FIELDS.unpack_from(self._map, at + _COUNTER.size)
+            fields = _FIELDS.unpack_from(self._map, _copy_at(at, before))
             (after,) = _COUNTER.unpack_from(self._map, at)
-            if before == after and before % 2 == 0:
-                status = Status(*fields)
-                return status._replace(state=STATES[fields[2]])
-        return Status()
+            if before == after:
+                return Status(*fields)._replace(state=STATES[fields[2]])
 
     def close(self) -> None:
         self._map.close()
+
+
+def _copy_at(slot_at: int, count: int) -> int:
+    return slot_at + _COUNTER.size + count % 2 * _FIELDS.size

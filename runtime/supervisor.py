@@ -14,6 +14,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +22,8 @@ import msgspec
 import zmq
 
 from runtime.config import RuntimeConfig, child_environment
-from runtime.errors import EXIT_INTERNAL, EXIT_OK, AddressInUse
+from runtime.console import write_line
+from runtime.errors import EXIT_INTERNAL, EXIT_OK, AddressInUse, ConfigError, StartError
 from runtime.messages import ProcessFailed, ProcessReady
 from runtime.process import LaunchFile
 from runtime.run_dir import RunDir
@@ -33,10 +35,12 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.1
 # In which callers of a ring that failed learn it from the status page before its sockets go.
 FAILURE_NOTICE_S = 0.3
+LAST_WORDS_MS = 100
 API_EXIT_S = 1.0
 CHILD_EXIT_S = 0.3
 LISTEN_BACKLOG = 2048
 FIRST_EPOCH = 1
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @dataclass(slots=True, eq=False)
@@ -49,36 +53,47 @@ class Child:
 
 class Supervisor:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Take the run directory and the HTTP port. Raises AddressInUse or ConfigError; nothing is left
-        behind then.
+        """Take the signals, the run directory and the HTTP port. Raises AddressInUse or ConfigError; nothing
+        is left behind then.
         """
         self.config = config
-        self.run_dir = RunDir(config.run_dir)
-        try:
-            self._http = None if config.no_http else _listen(config.host, config.port)
-        except BaseException:
-            self.run_dir.remove()
-            raise
-        self.port = self._http.getsockname()[1] if self._http else 0
         self.children: list[Child] = []
         self.info: dict[str, int | float | str] = {}
         """What the processes said when they got ready, such as num_pages."""
-        self._endpoints = self.run_dir.endpoints
-        self._context = zmq.Context()
-        self._status = StatusPage(self._endpoints.status_file, create=True)
-        self._inbox = ZmqInbox(self._context, self._endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
-        self._poller = zmq.Poller()
-        self._poller.register(self._inbox.socket, zmq.POLLIN)
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
         self._state = "loading"
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(signal.SIGHUP, self._on_signal)
+        with ExitStack() as held:
+            self.run_dir = RunDir(config.run_dir)
+            held.callback(self.run_dir.remove)
+            self._endpoints = self.run_dir.endpoints
+            self._http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
+            self.port = self._http.getsockname()[1] if self._http else 0
+            context = zmq.Context()
+            held.callback(context.destroy, linger=0)
+            try:
+                self._status = StatusPage(self._endpoints.status_file, create=True)
+                held.callback(self._status.close)
+                self._inbox = ZmqInbox(context, self._endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
+            except (OSError, zmq.ZMQError) as error:
+                raise ConfigError(f"run_dir: {error}") from None
+            self._held = held.pop_all()
+        self._poller = zmq.Poller()
+        self._poller.register(self._inbox.socket, zmq.POLLIN)
 
     def run(self) -> int:
-        """Start, serve until a signal or a death, stop. Returns the exit code."""
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        """Start, serve until a signal or a death, stop. Returns the exit code.
+
+        Raises: ConfigError when the run directory cannot be written, StartError when there is no process to
+        be had.
+        """
         try:
-            self._start()
+            if not self._stopping:
+                self._start()
             if not self._stopping:
                 self._announce()
             while not self._stopping:
@@ -90,7 +105,7 @@ class Supervisor:
             self._stop()
         if self._failure is None:
             return EXIT_OK
-        print(f"error: {self._failure.role}: {self._failure.message}", file=sys.stderr, flush=True)
+        write_line(f"error: {self._failure.role}: {self._failure.message}")
         return self._failure.exit_code
 
     @property
@@ -106,8 +121,11 @@ class Supervisor:
     # -- start ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        launch = LaunchFile(self.config, FIRST_EPOCH, os.getpid())
-        _write_atomically(self._endpoints.config_file, msgspec.json.format(msgspec.json.encode(launch)))
+        launch = LaunchFile(self.config, FIRST_EPOCH)
+        try:
+            _write_atomically(self._endpoints.config_file, msgspec.json.format(msgspec.json.encode(launch)))
+        except OSError as error:
+            raise ConfigError(f"run_dir: {error}") from None
         if self.config.device == "cpu":
             self._spawn("worker", "model_worker.main")
         self._spawn("scheduler", "scheduler_proc.main")
@@ -128,13 +146,17 @@ class Supervisor:
     def _spawn(self, role: str, module: str, http: socket.socket | None = None) -> None:
         fds = () if http is None else (http.fileno(),)
         # Its own session: a Ctrl-C in the terminal reaches the launcher alone, which then decides.
-        process = subprocess.Popen(
-            [sys.executable, "-m", module, str(self.run_dir.path), *map(str, fds)],
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-            pass_fds=fds,
-            env=child_environment(),
-        )
+        arguments = [str(os.getpid()), module, str(self.run_dir.path), *map(str, fds)]
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "runtime.child", *arguments],
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                pass_fds=fds,
+                env=child_environment(),
+            )
+        except OSError as error:
+            raise StartError(f"{role} cannot be started: {error}") from None
         child = Child(role, process, os.pidfd_open(process.pid))
         self._poller.register(child.pidfd, zmq.POLLIN)
         self.children.append(child)
@@ -179,6 +201,9 @@ class Supervisor:
         self._poller.unregister(child.pidfd)
         os.close(child.pidfd)
         self.children.remove(child)
+        if code > 0:
+            # What it said last may take longer than the news of its end.
+            self._inbox.socket.poll(LAST_WORDS_MS)
         self._read_messages()
         if self._failure is None and self._num_signals == 0:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
@@ -209,7 +234,11 @@ class Supervisor:
             "error": self._failure.message if self._failure else "",
             "exit_code": self._failure.exit_code if self._failure else EXIT_OK,
         }
-        _write_atomically(self._endpoints.state_file, msgspec.json.format(msgspec.json.encode(state)))
+        try:
+            _write_atomically(self._endpoints.state_file, msgspec.json.format(msgspec.json.encode(state)))
+        except OSError as error:
+            # Whoever reads it may miss something; whoever is served need not.
+            logger.warning("state.json is not up to date: %s", error)
 
     # -- stop ----------------------------------------------------------------------------------------------
 
@@ -218,7 +247,7 @@ class Supervisor:
         name.
         """
         if self._http is not None:
-            self._http.close()
+            self._http.close()  # no caller is taken in any more
         if self._failure is None:
             self._set_state("draining")
         api = [child for child in self.children if child.role == "api"]
@@ -227,10 +256,7 @@ class Supervisor:
         for child in self.children:
             os.close(child.pidfd)
         self._set_state("failed" if self._failure else "absent")
-        self._inbox.close()
-        self._context.destroy(linger=0)
-        self._status.close()
-        self.run_dir.remove()
+        self._held.close()
 
 
 def _end(children: list[Child], grace_s: float) -> None:

@@ -31,8 +31,11 @@ TOKEN_BYTES = 4
 MAX_PROMPT_TOKENS = 1 << 22
 MAX_TEXT_CHARS = 1 << 24
 MAX_LABEL_CHARS = 256
+MAX_TURNS = 4096
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
+TURNS = Meta(max_length=MAX_TURNS)
+"""Bound of the messages of one conversation."""
 Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
 ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]

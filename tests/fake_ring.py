@@ -95,7 +95,7 @@ class FakeRing:
         """Sent instead of HelloAck, as a detokenizer of another build does."""
         self._endpoints = Endpoints(run_dir)
         config = config or RuntimeConfig(served_model_name="fake", device="cpu", context_length=64)
-        launch = LaunchFile(config, EPOCH, os.getpid())
+        launch = LaunchFile(config, EPOCH)
         self._endpoints.config_file.write_bytes(msgspec.json.encode(launch))
         self._endpoints.state_file.write_text(json.dumps({"state": "ready", "pid": os.getpid()}))
         self.status = StatusPage(self._endpoints.status_file, create=True)

@@ -7,13 +7,14 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import msgspec
+import pytest
 
 from api_server.main import serve
 from runtime.config import DEMO_MODEL, RuntimeConfig
@@ -39,6 +40,8 @@ class Front:
         self.ring = ring
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
+        # Small, so that a client that does not read is felt soon.
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
         listener.listen()
         self.port = listener.getsockname()[1]
         self.stop = threading.Event()
@@ -84,6 +87,19 @@ class Front:
         connection.sendall(head.encode() + b"\r\n" + data)
         return connection
 
+    def exchange(self, data: bytes | Iterator[bytes]) -> httpx.Response:
+        """What the server answers to these bytes, to its end. It may answer before it has them all."""
+        received = b""
+        with socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S) as connection:
+            with suppress(ConnectionError):
+                for piece in [data] if isinstance(data, bytes) else data:
+                    connection.sendall(piece)
+            with suppress(ConnectionResetError):
+                while part := connection.recv(65536):
+                    received += part
+        head, _, body = received.partition(b"\r\n\r\n")
+        return httpx.Response(int(head.split()[1]), content=body)
+
     def join(self) -> None:
         self._thread.join(WAIT_S)
         assert not self._thread.is_alive(), "the server did not end"
@@ -105,10 +121,24 @@ def events(response: httpx.Response) -> list[Any]:
     return [each if each == "[DONE]" else json.loads(each) for each in data]
 
 
+class HurriedAsyncio:
+    """asyncio as uvicorn sees it: the tenths of a second that it sleeps at its end are over at once."""
+
+    @staticmethod
+    async def sleep(_: float) -> None:
+        await asyncio.sleep(0.005)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+
 @contextmanager
 def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> Iterator[Front]:
     config = msgspec.structs.replace(CONFIG, **settings)
-    with fake_ring(run_dir, answer, config) as ring:
+    with fake_ring(run_dir, answer, config) as ring, pytest.MonkeyPatch.context() as patch:
+        patch.setattr("api_server.main.TICK_S", 0.005)
+        patch.setattr("client.connection.TICK_S", 0.005)
+        patch.setattr("uvicorn.server.asyncio", HurriedAsyncio())
         front = Front(ring, config)
         try:
             assert front.ready.wait(WAIT_S)

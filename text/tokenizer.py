@@ -6,7 +6,8 @@ tokenizer.json does without, AutoTokenizer would pull it in. Knows no request an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +37,6 @@ class Tokenizer:
         """Every id the tokenizer knows, with the token as the vocabulary spells it."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """What `skip_special_tokens` leaves out of text."""
-        self.eos_token_id: int | None = wrapper.eos_token_id
-        self.bos_token_id: int | None = wrapper.bos_token_id
         self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
         """Whether every token stands for fixed bytes, whatever is beside it."""
 
@@ -52,12 +51,14 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
         """The ids of each text, int32, in order."""
-        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        with _panics_as_errors():
+            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [np.array(encoding.ids, np.int32) for encoding in encodings]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
-        return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        with _panics_as_errors():
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
     def apply_chat_template(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
@@ -82,6 +83,17 @@ class Tokenizer:
             ) from error
         assert isinstance(prompt, str)
         return prompt
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic of the library's Rust code is no Exception: it would end the process instead of one request."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError("the tokenizer library panicked") from error
+        raise
 
 
 def load(path: Path, *, chat_template: Path | None = None) -> Tokenizer:

@@ -32,7 +32,12 @@ class Validator:
         request.sampling.validate()
         request.sampling.check_vocabulary(self.vocab_size)
         if request.resume is not None:
-            self._ids("resume", request.resume.output_ids)
+            num_output = len(self._ids("resume", request.resume.output_ids))
+            if num_output > self.context_length:
+                raise InvalidRequest(
+                    f"resume: {num_output} tokens of output, the longest sequence is {self.context_length}",
+                    param="resume",
+                )
         given: list[PromptField] = []
         if request.text is not None:
             given.append("text")
@@ -84,11 +89,11 @@ class Validator:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Refuses requests that would wait behind too many others.
+    """Refuses requests when as many run and wait as may.
 
     Exact, although the scheduler's slot of the status page is a step old: it says how many requests the
-    scheduler had received by then, so what is on the way to it is the difference. All of that may have to
-    wait, but for what the free rows take.
+    scheduler had received by then, so what is on the way to it is the difference. Rows are counted whether
+    they are taken or not, because between two steps those of ended requests are free while others wait.
     """
 
     max_waiting: int
@@ -99,12 +104,11 @@ class Admission:
         only tokenizer there is.
         """
         num_on_way = max(0, num_sent - status.num_received)
-        free_rows = max(0, self.max_running - status.num_running)
-        num_ahead = status.num_waiting + num_on_way
-        if status.num_waiting >= self.max_waiting or num_ahead >= self.max_waiting + free_rows:
+        num_ahead = status.num_running + status.num_waiting + num_on_way
+        if num_ahead >= self.max_running + self.max_waiting:
             raise Overloaded(
-                f"{num_ahead} requests are ahead, {self.max_waiting} may wait; "
-                f"try again in {RETRY_AFTER_S:g} s",
+                f"{num_ahead} requests are running or waiting; at most {self.max_running} may run and "
+                f"{self.max_waiting} wait; try again in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
 

@@ -144,6 +144,7 @@ def test_a_ring_that_fails_ends_every_call_and_none_hangs(role: str) -> None:
         assert time.monotonic() - began < 2.0
 
 
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_llm_generates_and_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -154,7 +155,13 @@ def test_llm_generates_and_leaves_no_process_and_no_file(
         pids = [state["pid"], *(child["pid"] for child in state["children"])]
         completions = llm.generate(PROMPTS[:6], GREEDY, timeout=60)
         assert len(completions) == 6
+        child = os.fork()
+        if child == 0:  # a copy of the object in another process must leave the runtime alone
+            llm.close()
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
         assert all(map(is_alive, pids))
+        assert llm.generate("x", GREEDY, timeout=60).usage.completion_tokens > 0
     assert not [pid for pid in pids if is_alive(pid)]
     assert list(tmp_path.iterdir()) == []
     llm.close()

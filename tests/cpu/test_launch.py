@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import shutil
 import signal
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from tests.launched import Launched, is_alive, launched, leftovers, wait_until
+from carousel import Client, SamplingParams
+from tests.launched import ROOT, Launched, is_alive, launched, leftovers, wait_until
+
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
+LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 
 
 @pytest.fixture
@@ -117,3 +127,86 @@ def test_a_signal_during_start_ends_it_cleanly(start: Callable[..., Launched], d
     assert time.monotonic() - began <= 2.0
     assert not [pid for pid in pids if is_alive(pid)]
     assert not leftovers(launch.run_dir)
+
+
+def test_a_child_that_ends_by_itself_without_an_error_is_a_fault_too() -> None:
+    with launched("--no-http") as launch:
+        os.kill(launch.pid_of("tokenizer"), signal.SIGTERM)
+        assert launch.wait_exit(5.0) == 70
+        assert "tokenizer: the process exited with code 0" in last_line(launch)
+
+
+def test_children_end_at_once_with_a_launcher_that_is_killed_while_they_start(
+    start: Callable[..., Launched],
+) -> None:
+    launch = start()
+    wait_until(lambda: launch.state() != {}, 10.0, "children are started")
+    pids = launch.pids()
+    assert len(pids) == 6
+    launch.process.kill()
+    launch.process.wait()
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 0.5, "all children end")
+    shutil.rmtree(launch.run_dir)
+
+
+def test_a_launch_whose_directory_is_deleted_serves_on_and_stops_cleanly() -> None:
+    with launched("--no-http") as launch, Client(launch.run_dir) as client:
+        pids = launch.pids()
+        shutil.rmtree(launch.run_dir)
+        assert len(client.generate("x", SHORT, timeout=60).token_ids) == 4
+        assert launch.stop() == 0
+        assert "Traceback" not in launch.log()
+        assert not [pid for pid in pids if is_alive(pid)]
+
+
+@pytest.fixture
+def start_with_stderr(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Popen[bytes]]]:
+    """Starts a launch in `tmp_path`/run whose standard error is the given descriptor; returns it ready."""
+    processes: list[subprocess.Popen[bytes]] = []
+
+    def start_one(stderr: int) -> subprocess.Popen[bytes]:
+        command = [sys.executable, str(ROOT / "launch.py"), "--no-http", "--decode-log-interval", "1"]
+        process = subprocess.Popen(
+            [*command, "--run-dir", str(tmp_path / "run")], stdout=stderr, stderr=stderr
+        )
+        processes.append(process)
+        page = tmp_path / "run" / "state.json"
+        wait_until(lambda: page.exists() and b'"ready"' in page.read_bytes(), 90.0, "the launch gets ready")
+        return process
+
+    yield start_one
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_a_log_that_nobody_reads_holds_up_nothing(
+    tmp_path: Path, start_with_stderr: Callable[[int], subprocess.Popen[bytes]]
+) -> None:
+    reader, writer = os.pipe()
+    try:
+        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        launch = start_with_stderr(writer)
+        with Client(tmp_path / "run") as client:
+            for _ in range(3):
+                assert len(client.generate("x", LONG, timeout=60).token_ids) == 100
+        launch.send_signal(signal.SIGINT)
+        assert launch.wait(2.0) == 0
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+def test_a_log_whose_reader_is_gone_changes_no_exit_code(
+    tmp_path: Path, start_with_stderr: Callable[[int], subprocess.Popen[bytes]]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    launch = start_with_stderr(writer)
+    os.close(writer)
+    with Client(tmp_path / "run") as client:
+        assert len(client.generate("x", SHORT, timeout=60).token_ids) == 4
+    state = json.loads((tmp_path / "run" / "state.json").read_bytes())
+    os.kill(next(child["pid"] for child in state["children"] if child["role"] == "tokenizer"), signal.SIGKILL)
+    assert launch.wait(5.0) == 70
+    assert not leftovers(tmp_path / "run")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import httpx
 import openai
@@ -84,6 +86,57 @@ def test_a_greedy_completion_is_the_same_streamed_or_not(client: openai.OpenAI) 
     assert events[-1].usage is not None
     assert events[-1].usage.completion_tokens == whole.usage.completion_tokens <= 24
     assert whole.usage.total_tokens == whole.usage.prompt_tokens + whole.usage.completion_tokens
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"prompt": PROMPT, "temperature": 0, "stop": ["return"]},
+        {"prompt": PROMPT, "temperature": 0, "stop": ["urn"], "include_stop_str_in_output": True},
+        {"prompt": PROMPT, "temperature": 0, "stop": ["longer than all of the output" * 5], "max_tokens": 3},
+        {"prompt": "# 中文 😀 ", "temperature": 2, "logprobs": 2},
+        {"prompt": "\u00e9" * 9, "temperature": 2, "min_tokens": 40},
+        {"prompt": [7] * 2046, "temperature": 0, "logprobs": 1},
+        {"prompt": ["a", "b", "a"], "temperature": 1},
+    ],
+    ids=lambda body: f"{body['prompt']!r:.12}",
+)
+def test_a_stream_agrees_with_the_whole_answer(launch: Launched, body: dict[str, Any]) -> None:
+    body = {"max_tokens": 40, "seed": 3, **body}
+    with httpx.Client(base_url=launch.url, timeout=60) as http:
+        whole = http.post("/v1/completions", json=body).json()
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        *chunks, usage, done = http.post("/v1/completions", json={**body, **options}).text.split("\n\n")[:-1]
+    assert done == "data: [DONE]"
+    last = json.loads(usage.removeprefix("data: "))
+    assert last["choices"] == []
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert last["usage"][name] == whole["usage"][name]
+    choices = [json.loads(chunk.removeprefix("data: "))["choices"][0] for chunk in chunks]
+    for choice in whole["choices"]:
+        own = [each for each in choices if each["index"] == choice["index"]]
+        assert "".join(each["text"] for each in own) == choice["text"]
+        assert [each["finish_reason"] for each in own[:-1]] == [None] * (len(own) - 1)
+        assert own[-1]["finish_reason"] == choice["finish_reason"]
+        assert own[-1]["matched_stop"] == choice["matched_stop"]
+        if choice["logprobs"] is not None:
+            tokens = [token for each in own for token in each["logprobs"]["tokens"]]
+            assert tokens == choice["logprobs"]["tokens"]
+
+
+@pytest.mark.parametrize("num_tokens", [2047, 2048, 2049])
+def test_a_prompt_leaves_room_for_a_token_or_is_refused(client: openai.OpenAI, num_tokens: int) -> None:
+    def complete() -> openai.types.Completion:
+        return client.completions.create(model="demo", prompt=[7] * num_tokens, max_tokens=5)
+
+    if num_tokens == 2047:
+        completion = complete()
+        assert completion.usage is not None
+        assert completion.usage.completion_tokens == 1
+    else:
+        with pytest.raises(openai.BadRequestError) as refused:
+            complete()
+        assert refused.value.code == "context_length_exceeded"
 
 
 def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:

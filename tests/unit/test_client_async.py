@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from carousel import AsyncClient, InvalidRequest, RingClosed, SamplingParams
+from carousel import AsyncClient, InvalidRequest, RequestAborted, RingClosed, SamplingParams
 from runtime.messages import GenerateRequest, SequenceOutput
 from tests.fake_ring import WAIT_S, FakeRing, failure, fake_ring, finish, output, spell
+
+
+@pytest.fixture(autouse=True)
+def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("client.connection.TICK_S", 0.01)
 
 
 def run(
@@ -105,8 +111,8 @@ def test_breaking_out_of_async_for_aborts_the_request(tmp_path: Path) -> None:
 
 def test_a_timeout_aborts_the_request(tmp_path: Path) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
-        with pytest.raises(TimeoutError):
-            await client.generate("x", timeout=0.05)
+        with pytest.raises(TimeoutError, match="time limit"):
+            await client.generate("x", timeout=0.02)
         await asyncio.to_thread(ring.wait_abort)
 
     run(tmp_path, one_letter, test)
@@ -155,6 +161,40 @@ def test_closing_gives_the_waiters_the_error_of_the_caller(tmp_path: Path) -> No
             await call
 
     run(tmp_path, lambda request: [], test)
+
+
+def test_closing_a_stream_ends_the_task_that_waits_for_it(tmp_path: Path) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        stream = client.stream("x")
+        reader = asyncio.ensure_future(anext(stream))
+        await asyncio.to_thread(ring.wait_request)
+        await stream.aclose()
+        with pytest.raises(RequestAborted):
+            await reader
+
+    run(tmp_path, lambda request: [], test)
+
+
+def test_a_second_reader_of_a_stream_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        stream = client.stream("x")
+        reader = asyncio.ensure_future(anext(stream))
+        request = await asyncio.to_thread(ring.wait_request)
+        with pytest.raises(RuntimeError, match="another task"):
+            await anext(stream)
+        ring.send(output(request, "a", finish=finish()))
+        assert (await reader).text == "a"
+
+    run(tmp_path, lambda request: [], test)
+
+
+def test_a_client_is_refused_in_a_second_loop(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, spell("a")):
+        client = AsyncClient(tmp_path)
+        assert asyncio.run(client.generate("x", timeout=math.inf)).text == "a"
+        with pytest.raises(RuntimeError, match="event loop"):
+            asyncio.run(client.generate("x"))
+        asyncio.run(client.aclose())
 
 
 def test_a_loop_that_ends_without_closing_leaves_the_thread_unharmed(tmp_path: Path) -> None:

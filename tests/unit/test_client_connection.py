@@ -16,6 +16,7 @@ from carousel import (
     Client,
     Overloaded,
     ProtocolMismatch,
+    ResultStream,
     RingClosed,
 )
 from client import connection as connection_module
@@ -29,6 +30,11 @@ from tests.fake_ring import (
     foreign_header,
     spell,
 )
+
+
+@pytest.fixture(autouse=True)
+def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_module, "TICK_S", 0.01)
 
 
 @pytest.fixture
@@ -71,7 +77,7 @@ def test_a_server_that_does_not_answer_is_an_error_after_the_timeout(tmp_path: P
 
 
 def test_no_runtime_is_an_error_at_once(tmp_path: Path) -> None:
-    with pytest.raises(RingClosed, match="there is no runtime"):
+    with pytest.raises(RingClosed, match="there is no runtime of this version"):
         Client(tmp_path)
 
 
@@ -103,13 +109,13 @@ def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: P
 
 
 def test_a_silent_ring_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "SILENCE_S", 0.2)
+    monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
     with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="silent"):
         client.generate("x", timeout=WAIT_S)
 
 
 def test_a_launcher_without_heartbeat_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_watch, "SILENCE_S", 0.2)
+    monkeypatch.setattr(ring_watch, "SILENCE_S", 0.05)
     with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="no sign of life"):
         client.generate("x", timeout=WAIT_S)
 
@@ -135,6 +141,30 @@ def test_closing_ends_the_waiters_of_other_threads_and_aborts_on_the_server(tmp_
         assert ring.wait_abort().client == CLIENT_ID
         with pytest.raises(RingClosed, match="closed"):
             client.generate("y")
+
+
+def test_a_call_made_while_the_client_closes_does_not_wait_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with fake_ring(tmp_path):
+        client = Client(tmp_path)
+        streams: list[ResultStream] = []
+        close = client._session.connection.close
+
+        def call_and_close() -> None:
+            streams.append(client.stream("late"))
+            close()
+
+        monkeypatch.setattr(client._session.connection, "close", call_and_close)
+        client.close()
+        with pytest.raises(RingClosed):
+            next(streams[0])
+
+
+def test_a_forked_copy_of_a_client_is_refused_and_not_left_waiting(client: Client, ring: FakeRing) -> None:
+    client._session.connection._pid = 0
+    with pytest.raises(RingClosed, match="forked"):
+        client.generate("x")
 
 
 def test_a_client_pings_from_its_own_thread(client: Client, ring: FakeRing) -> None:

@@ -70,6 +70,9 @@ def test_settings_of_llm_become_the_command_line_that_means_the_same() -> None:
     settings = {"model": "m", "page_size": 1, "disable_radix_cache": True, "mem_fraction_static": 0.5}
     config = parse_args(_flags(settings))
     assert {name: getattr(config, name) for name in settings} == settings
+    paths = {"model": Path("a/b"), "tokenizer": Path("c")}
+    config = parse_args(_flags(paths))
+    assert (config.model, config.tokenizer) == ("a/b", "c")
 
 
 @pytest.mark.parametrize("name", ["no_such_setting", "port", "run_dir", "api_key"])

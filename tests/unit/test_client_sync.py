@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import math
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,10 +17,13 @@ from carousel import (
     Completion,
     InvalidRequest,
     Overloaded,
+    RequestAborted,
     RequestError,
+    RingClosed,
     SamplingParams,
 )
 from runtime.config import RuntimeConfig
+from runtime.endpoints import Endpoints
 from runtime.handle import client_of
 from runtime.messages import GenerateRequest, SequenceOutput
 from runtime.wire import pack_ids, unpack_ids
@@ -233,10 +238,19 @@ def test_convenient_spellings_are_understood(client: Client, ring: FakeRing, tex
         ([1, 2.5], {}, {}, "prompt"),
         ([1 << 31], {}, {}, "prompt"),
         (np.array([]), {}, {}, "prompt"),
+        (None, {}, {}, "prompt"),
+        (5, {}, {}, "prompt"),
+        (b"bytes", {}, {}, "prompt"),
+        ({"role": "user", "content": "x"}, {}, {}, "prompt"),
+        ([None], {}, {}, "prompt"),
         ([{"role": "user"}], {}, {}, "messages"),
+        ([{"role": "user", "content": "x"}] * 4097, {}, {}, "messages"),
         ([{"role": "user", "content": "x", "image": "y"}], {}, {}, "messages"),
         ("x", {"temperature": -1.0}, {}, "temperature"),
         ("x", {"stop": 3}, {}, "stop"),
+        ("x", {"logit_bias": [5]}, {}, "logit_bias"),
+        ("x", {"logit_bias": [(1,)]}, {}, "logit_bias"),
+        ("x", {"ignore_eos": "yes"}, {}, "ignore_eos"),
         ("x", {}, {"label": "y" * 257}, "label"),
         ("x", {}, {"cache_salt": "y" * 257}, "cache_salt"),
         ("x", {}, {"priority": 1001}, "priority"),
@@ -255,8 +269,46 @@ def test_a_wrong_argument_is_refused_at_the_call_by_its_name(
 def test_what_the_wire_does_not_carry_is_refused_and_not_lost(client: Client) -> None:
     with pytest.raises(InvalidRequest, match="cannot be sent"):
         client.generate("\ud800")
-    with pytest.raises(InvalidRequest, match="cannot be sent"):
-        client.generate("x", SamplingParams(ignore_eos="yes"))
+
+
+@pytest.mark.parametrize("sampling", [{"temperature": 1}, 5, "greedy"])
+@pytest.mark.parametrize("prompt", ["x", ["x", "y"]])
+def test_sampling_parameters_of_another_type_are_refused(client: Client, prompt: Any, sampling: Any) -> None:
+    with pytest.raises(InvalidRequest, match="sampling_params"):
+        client.generate(prompt, sampling)
+
+
+@pytest.mark.parametrize("timeout", [math.inf, 1e300, threading.TIMEOUT_MAX - 1e6])
+def test_a_timeout_may_be_longer_than_any_clock(client: Client, timeout: float) -> None:
+    assert client.generate("x", timeout=timeout).text == "abc"
+    assert client.server_info(timeout=timeout)
+
+
+def test_closing_a_stream_ends_the_thread_that_waits_for_it(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
+        stream = client.stream("x")
+        caught: list[BaseException] = []
+
+        def read() -> None:
+            try:
+                next(stream)
+            except RequestAborted as error:
+                caught.append(error)
+
+        reader = threading.Thread(target=read)
+        reader.start()
+        ring.wait_request()
+        stream.close()
+        reader.join(WAIT_S)
+        assert len(caught) == 1
+        ring.wait_abort()
+
+
+def test_a_batch_on_a_run_directory_that_has_gone_is_told_so(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
+        Endpoints(ring.run_dir).config_file.unlink()
+        with pytest.raises(RingClosed, match="gone"):
+            client.generate(["x", "y"])
 
 
 def test_an_unknown_keyword_is_a_type_error(client: Client) -> None:

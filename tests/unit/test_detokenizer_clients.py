@@ -30,7 +30,7 @@ from runtime.messages import (
     TokenBatch,
 )
 from runtime.transport import SCHEMA, Codec
-from runtime.wire import PROTOCOL_VERSION, header, pack_ids
+from runtime.wire import PROTOCOL_VERSION, header, pack_ids, unpack_ids
 from tests.detokenizer_ring import EPOCH, RAW, SLOW_S, Ring
 from text import tokenizer
 from text.tokenizer import Tokenizer
@@ -327,6 +327,56 @@ def test_a_dealer_is_greeted_served_and_missed_over_a_real_socket(demo: Tokenize
                 break
             spy.poll(5)
         assert ring.scheduler.drain() == [AbortRequest((), ack.client)]
+    finally:
+        router.close()
+        context.destroy(linger=0)
+
+
+def test_a_dealer_that_does_not_read_holds_up_nobody_and_misses_nothing(
+    demo: Tokenizer, tmp_path: Path
+) -> None:
+    context: zmq.Context[Any] = zmq.Context()
+    address = f"ipc://{tmp_path / 'client_out'}"
+    router = RouterChannel(context, address)
+    ring = Ring(demo, router)
+    decode = Codec(UNIONS["client_out"], EPOCH).decode
+
+    def connect() -> tuple[zmq.Socket[Any], int]:
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.RCVHWM, 1)
+        dealer.connect(address)
+        dealer.send(Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex())))
+        while not dealer.poll(5):
+            ring.loop.turn(ring.now)
+        return dealer, decode(dealer.recv()).client
+
+    def read(dealer: zmq.Socket[Any]) -> list[int]:
+        ids: list[int] = []
+        while dealer.poll(5):
+            message = decode(dealer.recv())
+            if isinstance(message, OutputBatch):
+                ids += unpack_ids(b"".join(output.token_ids for output in message.outputs)).tolist()
+        return ids
+
+    try:
+        (idle, idle_id), (reader, reader_id) = connect(), connect()
+        handles = [make_handle(idle_id, 0), make_handle(reader_id, 0)]
+        ring.step(opened=tuple(StreamOpen(handle, 5, stream=True) for handle in handles))
+        sent: list[int] = []
+        got: list[int] = []
+        # 4 kB a step fill whatever the kernel and the sockets hold.
+        while not ring.loop.is_busy:
+            tokens = [(70 + len(sent)) % 4096] * 1000
+            sent += tokens
+            ring.step(*((handle, token) for handle in handles for token in tokens))
+            got += read(reader)
+            assert len(sent) < 10_000_000
+        assert got + read(reader) == sent
+        rest = read(idle)
+        while ring.loop.is_busy:
+            ring.loop.turn(ring.now)
+            rest += read(idle)
+        assert rest + read(idle) == sent
     finally:
         router.close()
         context.destroy(linger=0)

@@ -23,6 +23,7 @@ from runtime.wire import pack_ids, unpack_floats, unpack_ids
 from tests.detokenizer_ring import EOS, RAW, Ring, logprobs
 from tests.hostile_frames import hostile_frames
 from text import tokenizer
+from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer
 
 TEXT = "def f(x): return '😀漢'\n"
@@ -346,3 +347,49 @@ def test_every_sequence_of_random_traffic_has_one_terminal_and_the_whole_text(ri
         assert ring.token_ids(handle) == ids[handle]
         assert ring.text(handle) == ring.tokenizer.decode(ids[handle])
     assert not ring.loop.is_busy
+
+
+def stop_reference(
+    ring: Ring, ids: list[int], stops: tuple[str, ...], min_tokens: int
+) -> tuple[str, str | None, int]:
+    """(text, the stop string that ends it, tokens up to there), by the whole text after each token."""
+    decoder = DecoderFactory(ring.tokenizer).open([5])
+    text = ""
+    for count in range(1, len(ids) + 2):
+        piece = decoder.push(ids[count - 1]) if count <= len(ids) else decoder.flush()
+        begin, text = len(text), text + piece
+        if min(count, len(ids)) <= min_tokens:
+            continue
+        for end in range(begin + 1, len(text) + 1):
+            matches = [stop for stop in stops if text[:end].endswith(stop)]
+            if matches:
+                stop = max(matches, key=len)
+                return text[: end - len(stop)], stop, min(count, len(ids))
+    return text, None, len(ids)
+
+
+def test_stop_strings_cut_the_same_text_streamed_at_once_and_resumed(ring: Ring) -> None:
+    rng = random.Random(0)
+    pool = sorted({token for text in ("ab ba aab\n", "é😀漢") for token in ring.ids(text)})
+    num_matches = 0
+    for number in range(200):
+        ids = rng.choices(pool, k=rng.randrange(1, 14))
+        stops = tuple(
+            {"".join(rng.choices("ab\né漢 ", k=rng.randrange(1, 4))) for _ in range(rng.randrange(1, 4))}
+        )
+        min_tokens = rng.choice([0, 0, rng.randrange(6)])
+        expected = stop_reference(ring, ids, stops, min_tokens)
+        num_matches += expected[1] is not None
+        for seq, split in ((2 * number, 0), (2 * number + 1, rng.randrange(expected[2] + 1))):
+            first = ring.open(ring.handle(seq), stream=bool(split), stop=stops, min_tokens=min_tokens)
+            ring.step(*((first, token) for token in ids[:split]))
+            handle, resume = ring.handle(seq, attempt=1), Resume(pack_ids(ids[:split]), len(ring.text(first)))
+            ring.open(handle, stream=bool(split), stop=stops, min_tokens=min_tokens, resume=resume)
+            # The length limit comes with the last token, and a stop string in the text goes before it.
+            ring.step(*((handle, token) for token in ids[split:]), closed=(Closed(handle, "length"),))
+            finish = ring.terminal(handle)
+            assert ring.text(first) + ring.text(handle) == expected[0], (ids, stops, split)
+            assert (finish.matched, finish.usage.completion_tokens) == expected[1:]
+            assert finish.reason == ("length" if expected[1] is None else "stop")
+            ring.outputs.clear()
+    assert num_matches > 50

@@ -25,6 +25,7 @@ FLOORS: dict[str, set[str]] = {
     "client": {"runtime"},
     "carousel": {"runtime", "client"},
     "api_server": {"runtime", "client", "text"},  # text: logprobs show tokens, the wire carries ids
+    "bench_serving": {"runtime", "text", "client"},  # text: prompts of a wanted length need the tokenizer
     "launch": {"runtime"},
 }
 
@@ -52,6 +53,7 @@ TORCH_FREE = [
     "client",
     "carousel",
     "api_server",
+    "bench_serving",
 ]
 
 
@@ -121,7 +123,14 @@ def test_only_the_model_worker_imports_torch() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["scheduler_proc.main", "tokenizer_proc.main", "detokenizer_proc.main", "api_server.main"]
+    "module",
+    [
+        "scheduler_proc.main",
+        "tokenizer_proc.main",
+        "detokenizer_proc.main",
+        "api_server.main",
+        "bench_serving.main",
+    ],
 )
 def test_process_starts_without_torch(module: str) -> None:
     """Not even indirectly: a library that drags torch in would cost each process seconds and hundreds of

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import json
+import os
 import socket
 import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 
+from api_server.server_state import ServerState
 from runtime.errors import RingClosed
 from runtime.messages import GenerateRequest, SequenceOutput
-from tests.fake_ring import WAIT_S, output, spell
-from tests.http_front import Front, http_front
+from runtime.model_config import SamplingDefaults
+from tests.fake_ring import WAIT_S, fake_ring, finish, output, spell
+from tests.http_front import CONFIG, Front, http_front
 
 JSON = {"content-type": "application/json"}
 MIB = 1 << 20
@@ -34,7 +39,7 @@ def answer(request: GenerateRequest) -> list[SequenceOutput]:
 @pytest.fixture(scope="module")
 def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     run_dir = tmp_path_factory.mktemp("run")
-    with http_front(run_dir, answer, log_level="info", slow_reader_timeout=0.25) as front:
+    with http_front(run_dir, answer, log_level="info", slow_reader_timeout=0.1) as front:
         yield front
 
 
@@ -75,6 +80,76 @@ def test_a_body_beyond_the_limit_is_refused_by_its_length_and_while_it_comes(fro
     assert status_of(front.http.post("/v1/completions", content=endless(), headers=JSON)) == 413
 
 
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"not http at all\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\n" + b"X: y\r\n" * 65 + b"\r\n", 431),
+        (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nX: " + b"y" * (33 << 10) + b"\r\n\r\n", 431),
+        (b"GET /live?" + b"y" * (33 << 10) + b" HTTP/1.1\r\n\r\n", 431),
+    ],
+)
+def test_a_head_that_is_wrong_or_too_large_is_refused_in_the_shape_of_openai(
+    front: Front, head: bytes, status: int
+) -> None:
+    assert status_of(front.exchange(head)) == status
+
+
+def test_what_follows_a_request_and_is_wrong_does_not_fall_into_its_answer(front: Front) -> None:
+    connection = front.open_raw("/v1/completions", prompt="letter garbage", stream=True)
+    received = b""
+    while b"data: " not in received:
+        received += connection.recv(4096)
+    connection.sendall(b"not http at all\r\n\r\n")
+    assert b"HTTP/1.1 400" not in read_all(connection)
+    (request,) = wait_requests(front, "letter garbage", 1)
+    front.ring.wait_for(lambda: request.handle in aborted_handles(front))
+
+
+def test_a_head_that_never_ends_is_refused_while_it_comes(front: Front) -> None:
+    def pieces() -> Iterator[bytes]:
+        yield b"GET /live HTTP/1.1\r\nX: "
+        while True:
+            yield b"y" * 4096
+
+    assert status_of(front.exchange(pieces())) == 431
+
+
+def test_a_head_that_does_not_come_in_time_is_refused(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("api_server.http_protocol.HEAD_TIMEOUT_S", 0.02)
+    assert status_of(front.exchange(b"")) == 408
+    assert status_of(front.exchange(b"GET /live HTTP/1.1\r\nX: ")) == 408
+    # The time limit is for the head alone, also where some clients send a line break behind the body.
+    connection = front.open_raw("/v1/completions", prompt="silence timer")
+    connection.sendall(b"\r\n")
+    (request,) = wait_requests(front, "silence timer", 1)
+    connection.settimeout(0.05)
+    with pytest.raises(TimeoutError):
+        connection.recv(1)
+    front.ring.send(output(request, "a", finish=finish()))
+    connection.settimeout(WAIT_S)
+    assert b" 200 " in connection.recv(4096)
+    connection.close()
+
+
+def test_a_large_body_after_its_head_does_not_count_as_head(front: Front) -> None:
+    body = json.dumps({"prompt": "x" * 100_000}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    head += b"Content-Length: %d\r\n" % len(body)
+    with socket.create_connection(("127.0.0.1", front.port), timeout=WAIT_S) as connection:
+        for pieces in ([head + b"\r\n", body], [head, b"\r\n" + body]):
+            for piece in pieces:
+                connection.sendall(piece)
+                # The server has read this piece when it answers another caller.
+                assert front.http.get("/live").status_code == 200
+            received = b""
+            while not received.endswith(b"}}}"):
+                received += connection.recv(65536)
+            assert b" 200 " in received
+
+
 def test_only_plain_json_is_accepted(front: Front) -> None:
     body = b'{"prompt": "x"}'
     gzip = {**JSON, "content-encoding": "gzip"}
@@ -92,8 +167,8 @@ def test_with_a_key_only_the_probes_are_open(tmp_path: Path) -> None:
         for given in ({}, {"authorization": "Bearer wrong"}, {"authorization": "secret"}):
             assert status_of(front.http.get("/v1/models", headers=given)) == 401
             assert status_of(front.http.get("/nope", headers=given)) == 401
-        right = {"authorization": "Bearer secret"}
-        assert front.http.get("/v1/models", headers=right).status_code == 200
+        for right in ("Bearer secret", "bearer  secret"):
+            assert front.http.get("/v1/models", headers={"authorization": right}).status_code == 200
         two = [("authorization", "Bearer wrong"), ("authorization", "Bearer secret")]
         assert status_of(front.http.get("/v1/models", headers=two)) == 401
 
@@ -126,6 +201,20 @@ def test_a_launch_that_is_not_ready_or_is_ending_refuses_at_once(front: Front) -
         assert status_of(response) == 503
         assert response.json()["error"]["code"] == code
         assert "retry-after" in response.headers
+
+
+def test_a_launch_that_has_failed_is_not_called_not_ready_yet(tmp_path: Path) -> None:
+    client: Any = SimpleNamespace(error=None, is_connected=True)
+    with fake_ring(tmp_path) as ring:
+        state = ServerState(client, CONFIG, SamplingDefaults(), ring.status)
+        state.check_serving()
+        ring.set_state("launcher", "failed")
+        with pytest.raises(RingClosed):
+            state.check_serving()
+        ring.set_all("ready")
+        client.error = RingClosed("gone")
+        with pytest.raises(RingClosed, match="gone"):
+            state.check_serving()
 
 
 def leave(connection: socket.socket, *, reset: bool) -> None:
@@ -165,12 +254,15 @@ def test_a_client_that_leaves_has_its_requests_aborted_at_once(
     assert time.monotonic() - began < 0.5
 
 
-def test_a_client_that_does_not_read_is_cut_off(front: Front) -> None:
+def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front: Front) -> None:
+    num_files = len(os.listdir("/proc/self/fd"))
     connection = front.open_raw("/v1/completions", prompt="silence unread", stream=True)
     (request,) = wait_requests(front, "silence unread", 1)
     for text in "xy":
-        front.ring.send(output(request, text * (4 * MIB), token_ids=b""))
+        front.ring.send(output(request, text * MIB, token_ids=b""))
     front.ring.wait_for(lambda: request.handle in aborted_handles(front))
+    # The server's end of the connection is closed, though not all of its output was taken.
+    front.ring.wait_for(lambda: len(os.listdir("/proc/self/fd")) == num_files + 1)
     connection.close()
 
 

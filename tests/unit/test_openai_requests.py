@@ -149,6 +149,20 @@ def test_neutral_values_are_accepted(front: Front) -> None:
     assert response.status_code == 200, response.text
 
 
+def test_prompts_without_a_seed_draw_each_their_own(front: Front) -> None:
+    seen = len(front.ring.requests)
+    assert front.complete(prompt=["same", "same"]).status_code == 200
+    assert front.complete(prompt=["same", "same"], seed=5).status_code == 200
+    seeds = [request.sampling.seed for request in front.ring.requests[seen:]]
+    assert seeds[0] != seeds[1]  # equal by chance once in 2**63 runs
+    assert seeds[2:] == [5, 5]
+
+
+def test_a_label_field_says_what_it_accepts_and_no_address(front: Front) -> None:
+    message = front.complete(user=3).json()["error"]["message"]
+    assert message == "user is not supported by this server, except as null or a string"
+
+
 def refused_field(response: Any) -> str:
     assert response.status_code == 400, response.text
     error = response.json()["error"]
@@ -197,6 +211,7 @@ def refused_field(response: Any) -> str:
         ("logit_bias", {"1": 101}),
         ("logit_bias", {"1": None}),
         ("logit_bias", {"-1": 1}),
+        ("logit_bias", {"1": "x"}),
         ("logprobs", 21),
         ("logprobs", -1),
         ("logprobs", True),
@@ -217,7 +232,9 @@ def test_a_completion_field_that_is_wrong_or_not_built_is_refused_by_name(
     front: Front, field: str, value: Any
 ) -> None:
     seen = len(front.ring.requests)
-    assert refused_field(front.complete(**{field: value})).startswith(field)
+    refused = refused_field(front.complete(**{field: value}))
+    assert refused.replace("[", ".").partition(".")[0] == field
+    assert "..." not in refused
     assert len(front.ring.requests) == seen
 
 
@@ -231,8 +248,12 @@ def test_a_completion_field_that_is_wrong_or_not_built_is_refused_by_name(
         ("reasoning_effort", "high", "reasoning_effort"),
         ("prompt", "x", "prompt"),
         ("top_logprobs", 3, "top_logprobs"),
+        ("top_logprobs", 21, "top_logprobs"),
+        ("top_logprobs", -1, "top_logprobs"),
+        ("max_completion_tokens", 0, "max_completion_tokens"),
         ("messages", [], "messages"),
         ("messages", "hi", "messages"),
+        ("messages", [{"role": "user", "content": "x"}] * 4097, "messages"),
         ("messages", [{"role": "alien", "content": "x"}], "messages[0].role"),
         ("messages", [{"content": "x"}], "messages[0].role"),
         ("messages", [{"role": "user", "content": "x", "images": []}], "messages[0].images"),

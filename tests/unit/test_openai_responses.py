@@ -8,6 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from api_server.chat import ChatFormat
+from api_server.completions import CompletionFormat
+from client.result import Delta
 from runtime.messages import GenerateRequest, SequenceOutput
 from runtime.wire import pack_ids
 from tests.fake_ring import failure, finish, output, spell
@@ -94,13 +97,14 @@ def test_a_streamed_completion_adds_up_and_ends_with_done(front: Front) -> None:
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
-def test_a_streamed_chat_names_the_role_once_and_first(front: Front) -> None:
+def test_a_streamed_chat_begins_with_the_role_and_ends_with_the_reason(front: Front) -> None:
     *chunks, last = events(front.chat(stream=True))
     assert last == "[DONE]"
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
-    assert deltas[0]["role"] == "assistant"
-    assert all("role" not in delta for delta in deltas[1:])
-    assert "".join(delta.get("content", "") for delta in deltas) == "abc"
+    assert deltas[0] == {"role": "assistant", "content": ""}
+    assert "".join(delta["content"] for delta in deltas[1:-1]) == "abc"
+    assert deltas[-1] == {}
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None] * (len(chunks) - 1) + ["stop"]
     assert chunks[0]["object"] == "chat.completion.chunk"
 
 
@@ -129,11 +133,21 @@ def test_one_refused_prompt_refuses_them_all(front: Front) -> None:
         assert response.status_code == 400
 
 
+def test_a_delta_without_text_logprobs_or_end_is_no_event() -> None:
+    held = Delta("", [1], [])
+    completion = CompletionFormat("m", None, 1, streams_usage=False)
+    assert completion.events(0, held) == []
+    assert len(completion.events(0, Delta("a", [1], []))) == 1
+    chat = ChatFormat("m", None, streams_usage=False)
+    assert len(chat.events(0, held)) == 1  # the role
+    assert chat.events(0, held) == []
+    assert len(chat.events(0, Delta("a", [1], [], "stop"))) == 2
+
+
 def test_token_ids_are_prompts_too(front: Front) -> None:
-    seen = len(front.ring.requests)
     assert front.complete(prompt=[1, 2, 3]).status_code == 200
     assert front.complete(prompt=[[4], [5, 6]]).status_code == 200
-    packed = [request.input_ids for request in front.ring.requests[seen:]]
+    packed = [request.input_ids for request in front.ring.requests if request.input_ids is not None]
     assert packed == [pack_ids([1, 2, 3]), pack_ids([4]), pack_ids([5, 6])]
 
 
@@ -141,13 +155,16 @@ def test_logprobs_have_the_shape_of_their_endpoint(front: Front) -> None:
     columns = front.complete(logprobs=2).json()["choices"][0]["logprobs"]
     assert columns["token_logprobs"] == [-0.5, -1.0]
     assert columns["text_offset"] == [0, len(columns["tokens"][0])]
+    assert list(columns["top_logprobs"][0].values()) == [-2.0, -0.5]
     assert columns["top_logprobs"][0][columns["tokens"][0]] == -0.5
+    alone = front.complete(logprobs=0).json()["choices"][0]["logprobs"]
+    assert alone["top_logprobs"][0] == {columns["tokens"][0]: -0.5}
     content = front.chat(logprobs=True, top_logprobs=2).json()["choices"][0]["logprobs"]["content"]
     assert [entry["logprob"] for entry in content] == [-0.5, -1.0]
     assert bytes(content[0]["bytes"]).decode() == content[0]["token"] == columns["tokens"][0]
     assert [top["logprob"] for top in content[1]["top_logprobs"]] == [-1.0, -3.0]
     assert front.chat(logprobs=True).json()["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
-    chunk = events(front.chat(logprobs=True, top_logprobs=2, stream=True))[0]
+    chunk = events(front.chat(logprobs=True, top_logprobs=2, stream=True))[1]
     assert chunk["choices"][0]["logprobs"]["content"] == content
 
 
@@ -163,7 +180,7 @@ def test_a_matched_stop_and_its_reason_are_told(front: Front) -> None:
     ("code", "status", "kind"),
     [
         ("context_length_exceeded", 400, "invalid_request_error"),
-        ("overloaded", 503, "overloaded_error"),
+        ("overloaded", 503, "server_error"),
         ("lagged", 500, "server_error"),
     ],
 )
@@ -203,7 +220,8 @@ def test_the_model_list_and_one_model(front: Front) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"), [("GET", "/nope", 404), ("GET", "/v1/completions", 405)]
+    ("method", "path", "status"),
+    [("GET", "/nope", 404), ("POST", "/v1/completions/", 404), ("GET", "/v1/completions", 405)],
 )
 def test_unknown_routes_and_methods_answer_in_the_shape_of_openai(
     front: Front, method: str, path: str, status: int
@@ -211,3 +229,4 @@ def test_unknown_routes_and_methods_answer_in_the_shape_of_openai(
     response = front.http.request(method, path)
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
+    assert ("allow" in response.headers) == (status == 405)

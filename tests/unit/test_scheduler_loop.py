@@ -129,7 +129,8 @@ def test_an_unknown_policy_ends_the_start() -> None:
 
 def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat() -> None:
     class Context:
-        shown: list[dict[str, Any]] = []
+        def __init__(self) -> None:
+            self.shown: list[dict[str, Any]] = []
 
         def beat(self, *, force: bool = False, **fields: Any) -> None:
             self.shown.append(fields)

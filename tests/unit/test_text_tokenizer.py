@@ -55,7 +55,6 @@ def test_a_batch_encodes_like_its_texts_one_by_one(demo: Tokenizer) -> None:
 
 def test_special_ids_are_those_that_decoding_skips(demo: Tokenizer) -> None:
     assert demo.special_ids == {0, 1, 2}
-    assert demo.eos_token_id == 0
     assert demo.decode([0, 1, 2]) == ""
     assert demo.decode([0], skip_special_tokens=False) == "<|endoftext|>"
     assert demo.vocab_size == 4096
@@ -130,3 +129,21 @@ def test_a_missing_or_broken_file_is_a_model_error_that_names_it(copy_of_demo: P
     (copy_of_demo / "tokenizer.json").write_text("{")
     with pytest.raises(ModelError, match="cannot be read"):
         tokenizer.load(copy_of_demo)
+
+
+def test_a_panic_of_the_library_is_an_error_like_any_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):  # as pyo3 names and derives it
+        pass
+
+    class Panics:
+        def encode_batch_fast(self, *_: object, **__: object) -> object:
+            raise PanicException("byte index 1 is not a char boundary")
+
+        decode = encode_batch_fast
+
+    loaded = tokenizer.load(DEMO_MODEL)
+    monkeypatch.setattr(loaded, "_backend", Panics())
+    with pytest.raises(RuntimeError, match="panicked"):
+        loaded.encode_batch(["a"])
+    with pytest.raises(RuntimeError, match="panicked"):
+        loaded.decode([5])

@@ -144,7 +144,7 @@ def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
             raise AssertionError("tokenized a request that was to be refused")
 
     ring = Ring(Unused())
-    ring.status = Status(num_waiting=100)
+    ring.status = Status(num_running=100, num_waiting=100)
     ring.send(request(0, text="a"))
     ring.loop.turn()
     (refused,) = ring.refusals()

@@ -64,6 +64,7 @@ def test_none_or_several_forms_are_refused(fields: dict[str, Any]) -> None:
         ({"input_ids": b"abc"}, "input_ids"),
         ({"text": "x", "resume": Resume(output_ids=pack_ids([100]))}, "resume"),
         ({"text": "x", "resume": Resume(output_ids=b"abcde")}, "resume"),
+        ({"text": "x", "resume": Resume(output_ids=pack_ids([5] * 33))}, "resume"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_field(fields: dict[str, Any], param: str) -> None:
@@ -95,10 +96,10 @@ def test_an_empty_prompt_is_refused() -> None:
     assert caught.value.param == "messages"
 
 
-def test_a_full_queue_refuses_with_a_time_to_try_again() -> None:
+def test_a_full_ring_refuses_with_a_time_to_try_again() -> None:
     admission = Admission(max_waiting=4, max_running=2)
     with pytest.raises(Overloaded, match="try again in") as caught:
-        admission.check(Status(num_running=0, num_waiting=4), 0)
+        admission.check(Status(num_running=2, num_waiting=4), 0)
     assert caught.value.status == 503
     assert caught.value.retry_after_s > 0
 
@@ -111,6 +112,10 @@ def test_requests_on_their_way_to_the_scheduler_count() -> None:
     with pytest.raises(Overloaded):
         admission.check(status, 103)
     admission.check(status._replace(num_received=103), 103)
+
+
+def test_rows_that_ended_requests_have_just_left_count_as_room() -> None:
+    Admission(max_waiting=4, max_running=2).check(Status(num_running=0, num_waiting=4), 0)
 
 
 def test_a_scheduler_that_has_received_more_than_was_sent_refuses_nobody() -> None:
