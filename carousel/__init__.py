@@ -1,5 +1,5 @@
-"""Carousel's public names: the client library and the errors it raises. Importing it starts nothing and needs
-no torch.
+"""Carousel's public names: the client library and the errors
+it raises. Importing it starts nothing and needs no torch.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ class TokenLogprob:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """What is new of a sequence. The last one has a `finish_reason`, `usage` and everything else that ends
-    it.
+    """What is new of a sequence. The last one has a
+    `finish_reason`, `usage` and everything else that ends it.
     """
 
     text: str

@@ -134,8 +134,8 @@ class Session(Generic[M]):
         return mailbox
 
     def end_all(self, error: CarouselError) -> None:
-        """Abort what is in flight and give its callers `error`. Call `fail_all` once more when the connection
-        has been closed: until then others may submit.
+        """Abort what is in flight and give its callers `error`. Call `fail_all`
+        once more when the connection has been closed: until then others may submit.
         """
         if self._sequences:
             self._send_abort(AbortRequest(client=self.connection.client_id))

@@ -22,8 +22,8 @@ class LogprobColumns:
         self.top_logprobs = bytearray()
 
     def add(self, record: TokenLogprobs, num_tokens: int) -> None:
-        """Take the logprobs up to the sequence's `num_tokens`-th token; it may have taken fewer than the
-        record has.
+        """Take the logprobs up to the sequence's `num_tokens`-th
+        token; it may have taken fewer than the record has.
         """
         num_new = num_tokens - self._num_tokens
         num_in_record = len(record.logprobs) // TOKEN_BYTES

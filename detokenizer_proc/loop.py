@@ -273,8 +273,8 @@ class DetokenizerLoop:
                 del self._unsent[client]
 
     def _cut_off_slow_readers(self, now: float) -> None:
-        """End the sequences of clients that have not read for too long, and forget those that go on so: what
-        they leave unread is bounded in time and in number.
+        """End the sequences of clients that have not read for too long, and forget
+        those that go on so: what they leave unread is bounded in time and in number.
         """
         for client in self._unsent:
             if client.blocked_since is None:

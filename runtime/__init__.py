@@ -1,3 +1,3 @@
-"""Floor 0: messages, configuration, transport and process plumbing. Standard library, msgspec, pyzmq and
-numpy only.
+"""Floor 0: messages, configuration, transport and process
+plumbing. Standard library, msgspec, pyzmq and numpy only.
 """

@@ -195,8 +195,8 @@ def child_environment() -> dict[str, str]:
 
 
 def parse_args(argv: Sequence[str] | None = None, *, prog: str = "launch.py") -> RuntimeConfig:
-    """The settings a command line asks for. Prints help or a usage error and exits like argparse, with code
-    64 for errors.
+    """The settings a command line asks for. Prints help or a
+    usage error and exits like argparse, with code 64 for errors.
     """
     return from_values(vars(make_parser(prog).parse_args(argv)))
 

@@ -16,8 +16,8 @@ NOISY_LIBRARIES = ("httpx", "asyncio", "urllib3", "filelock")
 
 
 def hold_standard_streams() -> None:
-    """Open /dev/null where descriptor 0, 1 or 2 is closed: the next file or socket to be opened would get its
-    number, and then what is written to standard error.
+    """Open /dev/null where descriptor 0, 1 or 2 is closed: the next file or socket
+    to be opened would get its number, and then what is written to standard error.
     """
     fd = os.open(os.devnull, os.O_RDWR)
     while fd <= STDERR_FD:

@@ -23,8 +23,8 @@ class Resume(Record, frozen=True):
 
     output_ids: PackedIds = b""
     num_chars: Count = 0
-    """Characters of output text delivered; the detokenizer replays `output_ids` and emits from this character
-    on.
+    """Characters of output text delivered; the detokenizer
+    replays `output_ids` and emits from this character on.
     """
     cumulative_logprob: float = 0.0
     num_prompt_logprobs: Count = 0
@@ -148,8 +148,8 @@ class TokenLogprobs(Record, frozen=True):
 
 
 class TokenBatch(Message, frozen=True):
-    """Everything one step has to tell the detokenizer. Read in the order: opened, tokens with logprobs,
-    closed.
+    """Everything one step has to tell the detokenizer. Read
+    in the order: opened, tokens with logprobs, closed.
     """
 
     step: Count

@@ -83,8 +83,8 @@ class ProcessContext:
         self._launcher.send(ProcessReady(self.role, os.getpid(), info))
 
     def beat(self, *, force: bool = False, **fields: Any) -> None:
-        """Write the slot of this process if it is time for it. Call from the work loop, at least every
-        HEARTBEAT_S.
+        """Write the slot of this process if it is time for it.
+        Call from the work loop, at least every HEARTBEAT_S.
         """
         now = time.monotonic()
         if force or now >= self._next_beat_at:

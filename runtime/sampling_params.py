@@ -57,8 +57,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """None: no logprobs. k: the chosen token's and the k most likely ones'."""
 
     def validate(self) -> None:
-        """Check every range and combination that needs no model. Raises InvalidRequest naming the first field
-        at fault.
+        """Check every range and combination that needs no model.
+        Raises InvalidRequest naming the first field at fault.
         """
         self._check_counts()
         _check_range("temperature", self.temperature, 0.0, 100.0)

@@ -53,8 +53,8 @@ class Child:
 
 class Supervisor:
     def __init__(self, config: RuntimeConfig) -> None:
-        """Take the signals, the run directory and the HTTP port. Raises AddressInUse or ConfigError; nothing
-        is left behind then.
+        """Take the signals, the run directory and the HTTP port. Raises
+        AddressInUse or ConfigError; nothing is left behind then.
         """
         self.config = config
         self.children: list[Child] = []
@@ -243,8 +243,8 @@ class Supervisor:
     # -- stop ----------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
-        """End all children, the HTTP server first so that its callers get their answers, then remove every
-        name.
+        """End all children, the HTTP server first so that its
+        callers get their answers, then remove every name.
         """
         if self._http is not None:
             self._http.close()  # no caller is taken in any more

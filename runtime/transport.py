@@ -35,8 +35,8 @@ DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, Recursion
 
 
 class Codec:
-    """Header and msgpack body of one union. Raises ProtocolMismatch or one of DECODE_ERRORS on a frame it
-    does not accept.
+    """Header and msgpack body of one union. Raises ProtocolMismatch
+    or one of DECODE_ERRORS on a frame it does not accept.
     """
 
     def __init__(self, union: Any, epoch: int) -> None:

@@ -124,8 +124,8 @@ class ScheduleBatch:
         return plan
 
     def publish_prefills(self, kv: KVCacheManager) -> None:
-        """Share the full pages of this step's chunks. Call it when the step is launched, before the next
-        plan.
+        """Share the full pages of this step's chunks. Call
+        it when the step is launched, before the next plan.
         """
         for scheduled in self._rest:
             if scheduled.is_prefill:

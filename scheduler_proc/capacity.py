@@ -23,8 +23,8 @@ FLOOR_OF_INITIAL = 0.14
 DECAY_STEPS = 600
 MAX_ESTIMATED_TOKENS = 4096
 RETRACTION_HEADROOM = 20
-"""Tokens each running request is expected to produce at least, after a retraction showed that pages are
-short.
+"""Tokens each running request is expected to produce at
+least, after a retraction showed that pages are short.
 """
 
 
@@ -73,8 +73,8 @@ class MaxUtilization:
         return int(np.maximum(missing, 0).sum())
 
     def pages_for(self, req: Request) -> int:
-        """All its present tokens, and a share of what it may still produce; more of it after it was
-        retracted.
+        """All its present tokens, and a share of what it may
+        still produce; more of it after it was retracted.
         """
         num_tokens = req.num_tokens
         left = min(req.max_len - num_tokens, MAX_ESTIMATED_TOKENS)
@@ -97,8 +97,8 @@ class MaxUtilization:
         self.new_token_ratio = self._initial
 
     def note_retraction(self) -> None:
-        """Expect of the running requests what they have produced so far and a little more, as a share of what
-        they may.
+        """Expect of the running requests what they have produced
+        so far and a little more, as a share of what they may.
         """
         rows, held = self._rows, self._rows.running
         running = self._rows.running_requests()

@@ -1,5 +1,5 @@
-"""What the scheduler needs from whatever runs the model. Implementations live in the model worker; this
-imports none.
+"""What the scheduler needs from whatever runs the model.
+Implementations live in the model worker; this imports none.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Executor(Protocol):
     """Steps launched before one must be committed: 1 = no overlap, 2 = overlap, P = a pipeline of P stages.
     """
     feeds_back: bool
-    """A token sampled by one step reaches the next step of its row on the device (FutureMap), so a plan may
-    say -1.
+    """A token sampled by one step reaches the next step of
+    its row on the device (FutureMap), so a plan may say -1.
     """
 
     def launch(self, plan: BatchPlan) -> StepHandle:

@@ -34,8 +34,8 @@ TOMBSTONE_S = 30.0
 MAX_TOMBSTONES = 65536
 
 FeatureFactory: TypeAlias = Callable[[Request], RequestFeature | None]
-"""Makes a feature for a new request, or None when it did not ask for it. Raises RequestError to refuse the
-request.
+"""Makes a feature for a new request, or None when it did
+not ask for it. Raises RequestError to refuse the request.
 """
 
 

@@ -70,8 +70,8 @@ class Lifecycle:
         self.output.close(Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error))
 
     def replace(self, req: Request) -> None:
-        """A higher attempt of the sequence takes its place: what it computed stays in the cache, nobody is
-        told.
+        """A higher attempt of the sequence takes its place:
+        what it computed stays in the cache, nobody is told.
         """
         self._let_go(req)
         self.num_replaced += 1

@@ -1,5 +1,5 @@
-"""The scheduler process: puts its parts together around an executor and turns the loop until it is told to
-stop.
+"""The scheduler process: puts its parts together around
+an executor and turns the loop until it is told to stop.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class Heartbeat:
         self._context.beat(**self._fields)
 
     def beat_after(self, loop: SchedulerLoop) -> None:
-        """Between two turns. Tokenizers admit by the load, so a change of it is shown at once; the other
-        figures are gathered at each heartbeat only.
+        """Between two turns. Tokenizers admit by the load, so a change of it is
+        shown at once; the other figures are gathered at each heartbeat only.
         """
         now = time.monotonic()
         load = loop.load()

@@ -1,5 +1,5 @@
-"""Output: gathers what one step has to say into one TokenBatch, and keeps what the other end has no room for
-yet.
+"""Output: gathers what one step has to say into one
+TokenBatch, and keeps what the other end has no room for yet.
 """
 
 from __future__ import annotations

@@ -120,8 +120,8 @@ class PrefillAdder:
         return num_pages <= self._kv.num_available - self._promised_pages
 
     def _chunk_len(self, start: int, num_left: int) -> int:
-        """What the budget allows; a chunk that is not the last one ends with a page, if it reaches the end of
-        one.
+        """What the budget allows; a chunk that is not the last
+        one ends with a page, if it reaches the end of one.
         """
         if num_left <= self._token_budget:
             return num_left

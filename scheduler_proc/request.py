@@ -46,8 +46,8 @@ class StopIds:
 
 @dataclass(eq=False, slots=True)
 class Request:
-    """While it holds a row, its lengths and tokens are columns of `rows`; the properties below read them
-    there.
+    """While it holds a row, its lengths and tokens are
+    columns of `rows`; the properties below read them there.
     """
 
     handle: bytes

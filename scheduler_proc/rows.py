@@ -136,8 +136,8 @@ class Rows:
     # -- the decode path ------------------------------------------------------------------------------------
 
     def ready(self, feeds_back: bool) -> RowArray:
-        """Rows whose next input is known, on the host or (feeds_back) on the device, and that may still
-        produce.
+        """Rows whose next input is known, on the host or
+        (feeds_back) on the device, and that may still produce.
         """
         rows = self.running
         in_flight = self.in_flight[rows]
@@ -148,8 +148,8 @@ class Rows:
         return rows if ready.all() else rows[ready]
 
     def plain_decodes(self, rows: RowArray) -> BoolArray:
-        """Which of these ready rows are past their prefill, with nothing attached: each computes exactly one
-        token.
+        """Which of these ready rows are past their prefill,
+        with nothing attached: each computes exactly one token.
         """
         plain: BoolArray = (self.kv_len[rows] >= self.num_given[rows]) & ~self.needs_python[rows]
         return plain

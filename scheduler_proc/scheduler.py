@@ -112,8 +112,8 @@ class Scheduler:
         return batch
 
     def _continue_one_by_one(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
-        """Who ranks first gets pages first; when they are short, somebody not yet in the batch gives up its
-        row.
+        """Who ranks first gets pages first; when they are
+        short, somebody not yet in the batch gives up its row.
         """
         tenants = [req for row in ready.tolist() if (req := self.rows.tenant[row]) is not None]
         for req in sorted(tenants, key=self.capacity.rank):

@@ -1,5 +1,5 @@
-"""StepLog: the lines that operators read, in SGLang's wording, and the throughput they show. Counts only,
-never content.
+"""StepLog: the lines that operators read, in SGLang's wording,
+and the throughput they show. Counts only, never content.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ RATE_WINDOW_S = 1.0
 
 
 class StepLog:
-    """Told of every batch and every committed token; logs prefills as they come and decodes every
-    `decode_interval` steps.
+    """Told of every batch and every committed token; logs prefills
+    as they come and decodes every `decode_interval` steps.
     """
 
     def __init__(

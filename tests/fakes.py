@@ -27,8 +27,8 @@ from runtime.wire import Message, pack_ids, unpack_ids
 
 VOCAB_SIZE = 96
 NAMESPACE_SHIFT = 32
-"""A seed carries the number of its namespace above this bit: the fake model's adapter, part of every KV entry
-it writes.
+"""A seed carries the number of its namespace above this bit:
+the fake model's adapter, part of every KV entry it writes.
 """
 NUM_TOP = 4
 
@@ -256,8 +256,8 @@ class FakeExecutor:
         )
 
     def _sample(self, row: int, end: int, num_drafts: int, mask: bytes | None) -> list[tuple[int, int]]:
-        """(token, hash) of each accepted position: with drafts, as many as the model agrees with, and one
-        more.
+        """(token, hash) of each accepted position: with
+        drafts, as many as the model agrees with, and one more.
         """
         state = self._rows[row]
         context = self._kv[self._slots(row, 0, end)]
@@ -278,8 +278,8 @@ class FakeExecutor:
 
 
 class RecordingOutbox:
-    """Satisfies Outbox: keeps what was sent, as the other end decodes it. `refuses` says when there is no
-    room.
+    """Satisfies Outbox: keeps what was sent, as the other
+    end decodes it. `refuses` says when there is no room.
     """
 
     def __init__(self, refuses: Callable[[], bool] = lambda: False) -> None:

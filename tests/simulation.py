@@ -104,8 +104,8 @@ class Simulation:
         )
 
     def _features(self, req: Request) -> RequestFeature | None:
-        """The stand-ins that its traits ask for; one object each, so several may be attached through one
-        factory.
+        """The stand-ins that its traits ask for; one object
+        each, so several may be attached through one factory.
         """
         spec = self.specs[req.key]
         rng = self.rng
@@ -178,8 +178,8 @@ class Simulation:
             self._send(AbortRequest((with_attempt(handle, attempt_of(handle) - 1),)))
 
     def _resubmit(self, spec: Spec) -> None:
-        """The client lost sight of it: a higher attempt resumes, and a stale copy of the old one arrives
-        after it.
+        """The client lost sight of it: a higher attempt resumes,
+        and a stale copy of the old one arrives after it.
         """
         if spec.start:
             return  # a fork has no message of its own that says how it began

@@ -100,8 +100,8 @@ class Admission:
     max_running: int
 
     def check(self, status: Status, num_sent: int) -> None:
-        """Let one more request through, or raise Overloaded. `num_sent`: let through since the start, by the
-        only tokenizer there is.
+        """Let one more request through, or raise Overloaded. `num_sent`:
+        let through since the start, by the only tokenizer there is.
         """
         num_on_way = max(0, num_sent - status.num_received)
         num_ahead = status.num_running + status.num_waiting + num_on_way

@@ -1,5 +1,5 @@
-"""Pages of KV and who owns them: free list, prefix cache, rows. `CACHES` names what may stand in for the
-prefix cache.
+"""Pages of KV and who owns them: free list, prefix cache,
+rows. `CACHES` names what may stand in for the prefix cache.
 """
 
 CACHES = {

@@ -1,5 +1,5 @@
-"""PrefixCache: the seam between the KV cache manager and whatever remembers prefixes. Token ids and page
-numbers only.
+"""PrefixCache: the seam between the KV cache manager and
+whatever remembers prefixes. Token ids and page numbers only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ NO_PAGES: IntArray = np.empty(0, np.int32)
 
 
 CacheNode: TypeAlias = Any
-"""A place in the cache, opaque to everybody else but for its `uid`, an int that is never used twice. Whoever
-holds a lock on it may use every page on the way to it.
+"""A place in the cache, opaque to everybody else but for its `uid`, an int that is
+never used twice. Whoever holds a lock on it may use every page on the way to it.
 """
 
 
@@ -33,16 +33,16 @@ class Insertion(NamedTuple):
 
     node: CacheNode
     found: IntArray
-    """Pages that were there already: use these instead of the first `len(found)` offered ones, which stay the
-    caller's.
+    """Pages that were there already: use these instead of the
+    first `len(found)` offered ones, which stay the caller's.
     """
     num_owned: int
     """How many of the offered run the cache now holds, found ones included."""
 
 
 class PrefixCache(Protocol):
-    """Remembers which page holds the KV of which prefix, per namespace. Owns the pages it was given until it
-    evicts them.
+    """Remembers which page holds the KV of which prefix, per
+    namespace. Owns the pages it was given until it evicts them.
     """
 
     shares: bool
@@ -58,8 +58,8 @@ class PrefixCache(Protocol):
         """Pages that it owns. Walks the cache."""
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
-        """The longest cached prefix of the first num_tokens packed ids, in full pages. Marks it as used; lock
-        it to keep it.
+        """The longest cached prefix of the first num_tokens packed
+        ids, in full pages. Marks it as used; lock it to keep it.
         """
 
     def match_len(self, tokens: bytes, num_tokens: int, namespace: bytes) -> int:
@@ -78,8 +78,8 @@ class PrefixCache(Protocol):
         """Turn a lock on `above` into one on its descendant `below`."""
 
     def evict(self, num_pages: int) -> IntArray:
-        """Give back the least recently used unlocked pages: num_pages of them, or all there are if that is
-        fewer.
+        """Give back the least recently used unlocked pages:
+        num_pages of them, or all there are if that is fewer.
         """
 
     def owned_pages(self) -> Iterator[IntArray]:

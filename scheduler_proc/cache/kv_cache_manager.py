@@ -333,8 +333,8 @@ class KVCacheManager:
     # -- checks ---------------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Assert that every page is free, in the cache, or private to one row, and that leases end where they
-        should.
+        """Assert that every page is free, in the cache, or
+        private to one row, and that leases end where they should.
         """
         self.cache.check()
         running = self.rows.running_requests()

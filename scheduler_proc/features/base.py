@@ -23,8 +23,8 @@ class Cost(NamedTuple):
     rows: int = 1
     pages: int = 0
     slot: Hashable = None
-    """Something that occupies a slot of the device (an adapter); requests with an equal one share it. None:
-    nothing.
+    """Something that occupies a slot of the device (an adapter);
+    requests with an equal one share it. None: nothing.
     """
 
 
@@ -43,8 +43,8 @@ class RequestFeature:
     """A capability that does nothing; subclasses override the hooks they need."""
 
     def ready(self) -> bool:
-        """May the request be admitted now? Asked in every step while it waits. Raises RequestError when it
-        never can.
+        """May the request be admitted now? Asked in every step
+        while it waits. Raises RequestError when it never can.
         """
         return True
 
@@ -56,13 +56,13 @@ class RequestFeature:
         """The request got a row."""
 
     def plan_row(self, row: ScheduledRow) -> None:
-        """Its row is about to sample: add guesses or a mask. Change nothing but `row`: it may not be
-        scheduled after all.
+        """Its row is about to sample: add guesses or a mask. Change
+        nothing but `row`: it may not be scheduled after all.
         """
 
     def accept(self, sampled: Sampled) -> list[int]:
-        """See the result of a step; return the ids that count: at least one. Raises RequestError to end the
-        request.
+        """See the result of a step; return the ids that count:
+        at least one. Raises RequestError to end the request.
         """
         return sampled.ids
 

@@ -1,5 +1,5 @@
-"""In which order waiting requests are considered. `POLICIES` names ours; a user's own is given as
-"package.module:Class".
+"""In which order waiting requests are considered. `POLICIES`
+names ours; a user's own is given as "package.module:Class".
 """
 
 POLICIES = {

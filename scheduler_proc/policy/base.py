@@ -90,8 +90,8 @@ class WaitingView(Sequence[RequestView]):
 
 
 class SchedulePolicy(Protocol):
-    """Constructed without arguments, once. May be slow, random or depend on time: one process decides for
-    all.
+    """Constructed without arguments, once. May be slow,
+    random or depend on time: one process decides for all.
     """
 
     def order(self, waiting: WaitingView) -> Sequence[int]:

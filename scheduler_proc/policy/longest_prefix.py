@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from scheduler_proc.policy.base import WaitingView
 
 MAX_SORTED = 128
-"""Requests behind these stay first come, first served (SGLang gives up at the same length: matching costs
-time).
+"""Requests behind these stay first come, first served
+(SGLang gives up at the same length: matching costs time).
 """
 
 

@@ -1,5 +1,5 @@
-"""Who may import whom. A new edge is a design decision: change this table in the same commit, with the
-reason.
+"""Who may import whom. A new edge is a design decision:
+change this table in the same commit, with the reason.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def test_only_the_model_worker_imports_torch() -> None:
     ],
 )
 def test_process_starts_without_torch(module: str) -> None:
-    """Not even indirectly: a library that drags torch in would cost each process seconds and hundreds of
-    megabytes.
+    """Not even indirectly: a library that drags torch in
+    would cost each process seconds and hundreds of megabytes.
     """
     code = f"import {module}, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0

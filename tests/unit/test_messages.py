@@ -146,8 +146,8 @@ def test_what_is_out_of_bounds_is_refused(body: Any) -> None:
 
 
 def test_mutated_frames_raise_only_known_errors() -> None:
-    """20,000 random mutations of good frames: each decodes to a message or raises one of the errors that
-    inboxes catch.
+    """20,000 random mutations of good frames: each decodes to
+    a message or raises one of the errors that inboxes catch.
     """
     rng = random.Random(0)
     codecs = {name: Codec(union, 0) for name, union in UNIONS.items()}
