@@ -16,7 +16,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from model_worker.attention import ATTENTION_BACKENDS
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.attention.selection import make_attention_backend
 from model_worker.device import Device, Ticket
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
@@ -25,7 +26,6 @@ from runtime.config import RuntimeConfig
 from runtime.errors import ExecutorError
 from runtime.messages import BatchPlan, SampleMasks, StepResult, WorkerReady
 from runtime.model_config import ModelConfig
-from runtime.registry import resolve
 
 logger = logging.getLogger(__name__)
 
@@ -171,6 +171,11 @@ def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[]
         load_format=config.load_format,
         progress=LoadProgress(on_progress).note,
     )
+    backend = make_attention_backend(
+        config.attention_backend, device=device.name, dtype=dtype, head_dim=model_config.head_dim
+    )
+    if isinstance(backend, CpuNativeAttention):
+        model.use_native(backend.kernels)
     num_pages = size_kv_pool(
         free_bytes=device.free_bytes(),
         fraction=config.mem_fraction_static,
@@ -199,7 +204,7 @@ def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[]
     return ModelRunner(
         model,
         kv_pool,
-        resolve("attention backend", config.attention_backend, ATTENTION_BACKENDS)(),
+        backend,
         device,
         max_rows=config.max_running_requests,
         max_len=config.context_length,

@@ -23,7 +23,7 @@ import zmq
 from runtime.config import RuntimeConfig
 from runtime.console import configure_logging
 from runtime.endpoints import Endpoints
-from runtime.errors import EXIT_INTERNAL, EXIT_OK, StartError
+from runtime.errors import EXIT_INTERNAL, EXIT_OK, CarouselError, StartError
 from runtime.messages import ProcessFailed, ProcessReady
 from runtime.status_page import Status, StatusPage
 from runtime.transport import ZmqInbox, ZmqOutbox
@@ -115,7 +115,7 @@ def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
         main(context)
     except Exception as error:
         code = error.exit_code if isinstance(error, StartError) else EXIT_INTERNAL
-        if code == EXIT_INTERNAL:
+        if not isinstance(error, CarouselError):
             logger.exception("ended by an error")
         context.failed(f"{type(error).__name__}: {error}" if code == EXIT_INTERNAL else str(error), code)
     context.close()

@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 ATTENTION_BACKENDS: dict[str, str] = {
+    "cpu_native": "model_worker.attention.cpu_native:CpuNativeAttention",
     "torch_native": "model_worker.attention.torch_native:TorchNativeAttention",
 }

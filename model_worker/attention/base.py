@@ -42,9 +42,12 @@ class AttentionBackend(Protocol):
         v: Tensor,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
+        cos_sin: Tensor | None = None,
     ) -> Tensor:
         """Store k and v at batch.out_slots, then attend each query to its sequence's tokens up to itself.
 
+        Before that, q and k are rotated by cos_sin [T, head_dim] float32 as `apply_rope` does; None: they
+        have been, or the model has no rotation.
         Shapes: q [T, num_heads, head_dim]; k, v [T, num_kv_heads, head_dim], of any row stride; one dtype.
         Returns: [T, num_heads, head_dim] in that dtype, contiguous.
         """

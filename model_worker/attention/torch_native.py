@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.rope import apply_rope
 from model_worker.kv_pool import MHATokenToKVPool
 
 # Queries per call: keys beyond the tile's last query are not even multiplied, so small tiles save up to half
@@ -64,9 +65,12 @@ class TorchNativeAttention:
         v: Tensor,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
+        cos_sin: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
         assert isinstance(batch.attn_metadata, list), "prepare(batch) runs before the forward"
+        if cos_sin is not None:
+            q, k = apply_rope(q, k, cos_sin)
         kv_pool.store(layer.layer_id, k, v, batch.out_slots)
         k_buffer, v_buffer = kv_pool.layer(layer.layer_id)
         group = layer.num_heads // layer.num_kv_heads

@@ -6,6 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import PackedLinear, can_pack, packed_rows
+from model_worker.layers.linear import pack_once
 from model_worker.layers.weight import Weight
 
 
@@ -17,9 +20,17 @@ class TokenEmbedding(nn.Module):
     ) -> None:
         super().__init__()
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
+        self._kernels: NativeKernels | None = None
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Read the weight as a head that shares it may have packed it."""
+        self._kernels = kernels
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, hidden_size]."""
+        if self.weight.packed:
+            assert self._kernels is not None
+            return packed_rows(self._kernels, self.weight, input_ids)
         return F.embedding(input_ids, self.weight)
 
 
@@ -29,7 +40,16 @@ class LMHead(nn.Module):
     def __init__(self, weight: Weight) -> None:
         super().__init__()
         self.weight = weight
+        self._packed: PackedLinear | None = None
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernel from now on, where it has one for this weight; weights are loaded."""
+        if can_pack(kernels, self.weight):
+            pack_once(kernels, self.weight)
+            self._packed = PackedLinear(kernels, self.weight, None, out_dtype=torch.float32)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [S, hidden_size] -> logits [S, vocab_size] float32."""
+        if self._packed is not None:
+            return self._packed(hidden)
         return F.linear(hidden, self.weight).float()

@@ -8,6 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import PackedLinear, can_pack, pack
 from model_worker.layers.weight import Weight
 
 
@@ -32,7 +34,23 @@ class Linear(nn.Module):
         width = out_features if isinstance(out_features, int) else sum(out_features.values())
         self.weight = Weight(width, in_features, dtype=dtype, device=device, parts=parts)
         self.bias = Weight(width, dtype=dtype, device=device, parts=parts) if bias else None
+        self._packed: PackedLinear | None = None
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernel from now on, where it has one for this weight; weights are loaded."""
+        if can_pack(kernels, self.weight):
+            pack_once(kernels, self.weight)
+            self._packed = PackedLinear(kernels, self.weight, self.bias, out_dtype=self.weight.dtype)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, width]."""
+        if self._packed is not None:
+            return self._packed(x)
         return F.linear(x, self.weight, self.bias)
+
+
+def pack_once(kernels: NativeKernels, weight: Weight) -> None:
+    """Pack a weight that several layers may share."""
+    if not weight.packed:
+        pack(kernels, weight)
+        weight.packed = True

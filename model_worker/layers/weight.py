@@ -17,6 +17,7 @@ class Weight(nn.Parameter):
     """
 
     parts: Mapping[str, int]
+    packed: bool  # rearranged in place for a kernel: loading into it, or reading it otherwise, is a mistake
 
     def __new__(
         cls,
@@ -27,6 +28,7 @@ class Weight(nn.Parameter):
     ) -> Self:
         weight = super().__new__(cls, torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
         weight.parts = parts or {}
+        weight.packed = False
         return weight
 
     def targets(self, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -35,6 +37,7 @@ class Weight(nn.Parameter):
         name is the parameter's own: of `a.qkv_proj.weight` with parts q_proj and k_proj, the checkpoint has
         `a.q_proj.weight` and `a.k_proj.weight`.
         """
+        assert not self.packed, f"{name} is packed: it can no longer be loaded"
         if not self.parts:
             yield name, self.data
             return

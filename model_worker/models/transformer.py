@@ -5,12 +5,15 @@ Module names follow the checkpoints: a parameter's name is its tensor's name. Kn
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from model_worker.attention.base import AttentionBackend, AttentionLayer
 from model_worker.forward_batch import ForwardBatch
-from model_worker.kernels.rope import apply_rope
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import LANES, SiluAndMul
 from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.layers.embedding import LMHead, TokenEmbedding
@@ -80,8 +83,7 @@ class SelfAttention(nn.Module):
         if self.q_norm is not None and self.k_norm is not None:
             q = self.q_norm(q)
             k = self.k_norm(k)
-        q, k = apply_rope(q, k, cos_sin)
-        attended = backend.forward(self.layer, q, k, v, batch, kv_pool)
+        attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin)
         projected: Tensor = self.o_proj(attended.flatten(1))
         return projected
 
@@ -99,10 +101,17 @@ class GatedMLP(nn.Module):
             config.hidden_size, {"gate_proj": width, "up_proj": width}, bias=bias, dtype=dtype, device=device
         )
         self.down_proj = Linear(width, config.hidden_size, bias=bias, dtype=dtype, device=device)
+        self._activate: Callable[[Tensor], Tensor] = silu_and_mul
+        self._width = width
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute the gate with the C++ kernel from now on, where it has one for this width."""
+        if self._width % LANES == 0:
+            self._activate = SiluAndMul(kernels)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size]."""
-        projected: Tensor = self.down_proj(silu_and_mul(self.gate_up_proj(hidden)))
+        projected: Tensor = self.down_proj(self._activate(self.gate_up_proj(hidden)))
         return projected
 
 
@@ -189,6 +198,14 @@ class CausalLM(nn.Module):
         else:
             head = Weight(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
         self.lm_head = LMHead(head)
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernels from now on, where they exist. Weights must be loaded: some are
+        rearranged in place and cannot be loaded again.
+        """
+        for module in self.modules():
+            if isinstance(module, Linear | LMHead | TokenEmbedding | RMSNorm | GatedMLP):
+                module.use_native(kernels)
 
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
         """Compute the batch's tokens, write their KV, return logits [S, vocab_size] float32.

@@ -8,6 +8,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
+from model_worker.attention.base import AttentionBackend
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kv_pool import MHATokenToKVPool
@@ -17,13 +18,21 @@ from model_worker.models.transformer import CausalLM
 class PagedForward:
     """A model with rows 0 .. num_rows - 1 whose pages lie scattered over the pool."""
 
-    def __init__(self, model: CausalLM, page_size: int, *, num_rows: int = 8, max_len: int = 128) -> None:
+    def __init__(
+        self,
+        model: CausalLM,
+        page_size: int,
+        *,
+        num_rows: int = 8,
+        max_len: int = 128,
+        backend: AttentionBackend | None = None,
+    ) -> None:
         config = model.config
         pages_per_row = -(-max_len // page_size)
         num_pages = num_rows * pages_per_row
         weight = model.lm_head.weight
         self.model = model
-        self.backend = TorchNativeAttention()
+        self.backend = backend or TorchNativeAttention()
         self.pool = MHATokenToKVPool(
             num_pages,
             page_size,

@@ -1,4 +1,7 @@
-"""Every family against its transformers implementation: same checkpoint, float32, eager attention."""
+"""Every family against its transformers implementation: same checkpoint, float32, eager attention.
+
+Each with torch operations and with the C++ kernels.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +20,13 @@ from transformers import (
     Qwen3Config,
 )
 
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.kernels.native.library import NativeKernels
 from model_worker.loader import load_model
 from model_worker.models.transformer import CausalLM
 from runtime.model_config import ModelConfig
+from tests.cpu.native import native_kernels, needs_compiler
 from tests.cpu.paged_forward import PagedForward
 
 DEMO_MODEL = Path(__file__).parents[2] / "demo" / "model"
@@ -67,8 +74,27 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(scope="module", params=["torch", pytest.param("native", marks=needs_compiler)])
+def kernels(request: pytest.FixtureRequest) -> NativeKernels | None:
+    return native_kernels() if request.param == "native" else None
+
+
+def paged(model: CausalLM, page_size: int, kernels: NativeKernels | None) -> PagedForward:
+    backend = TorchNativeAttention() if kernels is None else CpuNativeAttention(kernels)
+    return PagedForward(model, page_size, backend=backend)
+
+
+def _load(path: Path, dtype: torch.dtype, kernels: NativeKernels | None) -> CausalLM:
+    model = load_model(path, ModelConfig.from_path(path), dtype, "cpu")
+    if kernels is not None:
+        model.use_native(kernels)
+    return model
+
+
 @pytest.fixture(scope="module", params=sorted(FAMILIES))
-def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernels: NativeKernels | None
+) -> Any:
     """(the transformers model, ours) from one saved checkpoint with random weights, biases and norms."""
     torch.manual_seed(7)
     path = tmp_path_factory.mktemp(request.param)
@@ -80,7 +106,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             elif name.endswith("bias"):
                 weight.copy_(torch.randn_like(weight))
     hf.save_pretrained(path)
-    return hf, load_model(path, ModelConfig.from_path(path), torch.float32, "cpu")
+    return hf, _load(path, torch.float32, kernels)
 
 
 def _prompts(num: int) -> list[list[int]]:
@@ -110,12 +136,12 @@ def _generate(hf: PreTrainedModel, ids: list[int], num_tokens: int) -> list[int]
 
 @pytest.mark.parametrize("page_size", [1, 16])
 def test_chunks_and_decodes_in_one_forward_give_the_reference_logits(
-    pair: tuple[PreTrainedModel, CausalLM], page_size: int
+    pair: tuple[PreTrainedModel, CausalLM], page_size: int, kernels: NativeKernels | None
 ) -> None:
     """Four sequences advance by 1 to 17 tokens a step: chunks after a cached prefix beside decodes."""
     hf, model = pair
     prompts = _prompts(4)
-    forward = PagedForward(model, page_size)
+    forward = paged(model, page_size, kernels)
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     rows = [5, 0, 3, 6]
     sizes = [17, 3, 1, 1]
@@ -136,31 +162,33 @@ def test_chunks_and_decodes_in_one_forward_give_the_reference_logits(
 
 
 @pytest.mark.parametrize("page_size", [1, 16])
-def test_greedy_tokens_equal_generate(pair: tuple[PreTrainedModel, CausalLM], page_size: int) -> None:
+def test_greedy_tokens_equal_generate(
+    pair: tuple[PreTrainedModel, CausalLM], page_size: int, kernels: NativeKernels | None
+) -> None:
     hf, model = pair
     prompts = _prompts(3)
-    forward = PagedForward(model, page_size)
+    forward = paged(model, page_size, kernels)
     first = [forward.prefill(row, ids, chunk=9) for row, ids in enumerate(prompts)]
     outputs = forward.decode(range(len(prompts)), first, num_steps=19)
     assert outputs == [_generate(hf, ids, 20) for ids in prompts]
 
 
 def test_logits_are_those_of_the_sample_indices_and_may_be_none(
-    pair: tuple[PreTrainedModel, CausalLM],
+    pair: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
 ) -> None:
     _, model = pair
     ids = _prompts(1)[0]
-    every = PagedForward(model, 16).step([(2, ids)])
-    some = PagedForward(model, 16).step([(2, ids)], sample=[40, 3])
+    every = paged(model, 16, kernels).step([(2, ids)])
+    some = paged(model, 16, kernels).step([(2, ids)], sample=[40, 3])
     assert torch.allclose(some, every[[40, 3]], rtol=0, atol=1e-4 * float(every.abs().max()))
     assert some.dtype is torch.float32
-    assert PagedForward(model, 16).step([(2, ids)], sample=[]).shape == (0, 97)
+    assert paged(model, 16, kernels).step([(2, ids)], sample=[]).shape == (0, 97)
 
 
 @pytest.fixture(scope="module")
-def demo() -> tuple[PreTrainedModel, CausalLM]:
+def demo(kernels: NativeKernels | None) -> tuple[PreTrainedModel, CausalLM]:
     hf = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32, attn_implementation="eager")
-    return hf.eval(), load_model(DEMO_MODEL, ModelConfig.from_path(DEMO_MODEL), torch.float32, "cpu")
+    return hf.eval(), _load(DEMO_MODEL, torch.float32, kernels)
 
 
 def _demo_prompts() -> list[list[int]]:
@@ -171,10 +199,12 @@ def _demo_prompts() -> list[list[int]]:
     return [tokenizer.encode(text).ids for text in texts]
 
 
-def test_demo_model_greedy_tokens_equal_generate(demo: tuple[PreTrainedModel, CausalLM]) -> None:
+def test_demo_model_greedy_tokens_equal_generate(
+    demo: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
+) -> None:
     hf, model = demo
     prompts = _demo_prompts()
-    forward = PagedForward(model, 16)
+    forward = paged(model, 16, kernels)
     first = [forward.prefill(row, ids, chunk=64) for row, ids in enumerate(prompts)]
     outputs = forward.decode(range(len(prompts)), first, num_steps=31)
     assert outputs == [_generate(hf, ids, 32) for ids in prompts]
@@ -183,23 +213,25 @@ def test_demo_model_greedy_tokens_equal_generate(demo: tuple[PreTrainedModel, Ca
 @pytest.mark.parametrize("page_size", [1, 4, 16])
 @pytest.mark.parametrize("chunk", [1, 5, 64])
 def test_demo_tokens_do_not_depend_on_chunk_page_size_or_batch(
-    demo: tuple[PreTrainedModel, CausalLM], page_size: int, chunk: int
+    demo: tuple[PreTrainedModel, CausalLM], page_size: int, chunk: int, kernels: NativeKernels | None
 ) -> None:
     _, model = demo
     prompts = _demo_prompts()
     solo = []
     for ids in prompts:
-        alone = PagedForward(model, 16)
+        alone = paged(model, 16, kernels)
         solo += alone.decode([0], [alone.prefill(0, ids, chunk=64)], num_steps=15)
-    forward = PagedForward(model, page_size)
+    forward = paged(model, page_size, kernels)
     first = [forward.prefill(row, ids, chunk) for row, ids in enumerate(prompts)]
     assert forward.decode(range(len(prompts)), first, num_steps=15) == solo
 
 
-def test_bfloat16_logits_stay_close_to_float32(demo: tuple[PreTrainedModel, CausalLM]) -> None:
+def test_bfloat16_logits_stay_close_to_float32(
+    demo: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
+) -> None:
     """The weights are bfloat16 on disk, so only activations are rounded: 8 bits of mantissa over 6 layers."""
     ids = _demo_prompts()[1]
-    narrow = load_model(DEMO_MODEL, ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
-    expected = PagedForward(demo[1], 16).step([(0, ids)])
-    error = (PagedForward(narrow, 16).step([(0, ids)]) - expected).abs().max() / expected.abs().max()
+    narrow = _load(DEMO_MODEL, torch.bfloat16, kernels)
+    expected = paged(demo[1], 16, kernels).step([(0, ids)])
+    error = (paged(narrow, 16, kernels).step([(0, ids)]) - expected).abs().max() / expected.abs().max()
     assert error < 0.05

@@ -1,0 +1,95 @@
+"""Attention by the C++ kernels, straight from the pages: one call a layer for the whole batch.
+
+A sequence's result is the same bits in any batch, in any chunks and with any number of threads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionLayer
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.native.library import (
+    DTYPES,
+    AttentionCall,
+    NativeKernels,
+    heads_pointer,
+    load_kernels,
+)
+from model_worker.kv_pool import MHATokenToKVPool
+from runtime.config import kernel_cache_dir
+
+
+class _Step:
+    """The call that a step's layers share, and the tensors its pointers are into."""
+
+    __slots__ = ("_kept", "call")
+
+    def __init__(self, batch: ForwardBatch, num_threads: int, force_float_math: bool) -> None:
+        kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int64)
+        query_start = torch.tensor(batch.query_start, dtype=torch.int64)
+        assert batch.page_table.dtype is torch.int32
+        self._kept = (kv_lens, query_start)
+        self.call = AttentionCall(
+            out_slots=batch.out_slots.data_ptr(),
+            page_table=batch.page_table.data_ptr(),
+            rows=batch.rows.data_ptr(),
+            kv_lens=kv_lens.data_ptr(),
+            query_start=query_start.data_ptr(),
+            page_table_stride=batch.page_table.stride(0),
+            num_tokens=batch.query_start[-1],
+            num_seqs=batch.batch_size,
+            page_size=batch.page_size,
+            num_threads=num_threads,
+            force_float_math=force_float_math,
+        )
+
+
+class CpuNativeAttention:
+    """AttentionBackend for float32 and bfloat16; head_dim as `attention_supports` says."""
+
+    def __init__(self, kernels: NativeKernels | None = None, *, force_float_math: bool = False) -> None:
+        """kernels: those of the user's own cache when not given; then BuildError is raised where it has none
+        and none can be built. force_float_math: multiply in float32 even where the CPU multiplies bfloat16.
+        """
+        self.kernels = load_kernels(kernel_cache_dir()) if kernels is None else kernels
+        self._force_float_math = force_float_math
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Lay out what the kernel reads of the batch, once for all layers."""
+        batch.attn_metadata = _Step(batch, torch.get_num_threads(), self._force_float_math)
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: ForwardBatch,
+        kv_pool: MHATokenToKVPool,
+        cos_sin: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward."""
+        assert isinstance(batch.attn_metadata, _Step), "prepare(batch) runs before the forward"
+        call = batch.attn_metadata.call
+        k_pool, v_pool = kv_pool.layer(layer.layer_id)
+        assert q.dtype is k.dtype is v.dtype is k_pool.dtype
+        out = torch.empty(q.shape, dtype=q.dtype)
+        head_dim = layer.head_dim
+        call.q = heads_pointer(q, head_dim)
+        call.k = heads_pointer(k, head_dim)
+        call.v = heads_pointer(v, head_dim)
+        call.out = out.data_ptr()
+        call.k_pool = k_pool.data_ptr()
+        call.v_pool = v_pool.data_ptr()
+        call.cos_sin = None if cos_sin is None else cos_sin.data_ptr()
+        call.q_stride, call.k_stride, call.v_stride = q.stride(0), k.stride(0), v.stride(0)
+        call.num_heads = layer.num_heads
+        call.num_kv_heads = layer.num_kv_heads
+        call.head_dim = head_dim
+        call.window = layer.sliding_window or 0
+        call.dtype = DTYPES[q.dtype]
+        call.scale = layer.scale
+        self.kernels.attention(call)
+        return out

@@ -1,0 +1,110 @@
+"""Builds the C++ sources with the machine's own compiler, once per user. Knows no tensor and no kernel.
+
+A library's name is a digest of the sources, the compiler and the CPU: another machine that shares the cache,
+a new compiler or a changed source each get a file of their own, and a file is never overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+from typing import Literal
+
+logger = logging.getLogger(__name__)
+
+# "native" uses every instruction of this CPU, "portable" only those of any x86-64 of the last ten years (on
+# other architectures: of any), so that its paths can be tested on a newer CPU.
+Target = Literal["native", "portable"]
+
+SOURCE_DIR = Path(__file__).parent / "src"
+COMPILERS = ("g++", "c++", "clang++")
+# Contraction to fused multiply-add is what GNU C++ does by default and ISO C++ does not.
+FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
+COMPILE_TIMEOUT_S = 300.0
+
+
+class BuildError(Exception):
+    """The kernels cannot be built here; the text says why, in a line a user understands."""
+
+
+def build_library(cache_dir: Path, target: Target = "native") -> Path:
+    """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
+
+    Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
+    """
+    compiler = _find_compiler()
+    flags = (*FLAGS, *_arch_flags(target))
+    library = cache_dir / f"kernels-{_digest(compiler, flags)}.so"
+    if library.is_file():
+        return library
+    logger.info("compiling CPU kernels with %s, once for this machine, to %s", compiler, library)
+    began = time.monotonic()
+    try:
+        _compile(compiler, flags, library)
+    except OSError as error:
+        raise BuildError(f"the kernel cache {cache_dir} cannot be written: {error}") from error
+    logger.info("compiled CPU kernels in %.1f s", time.monotonic() - began)
+    return library
+
+
+def _find_compiler() -> str:
+    for name in COMPILERS:
+        if (path := shutil.which(name)) is not None:
+            return path
+    raise BuildError(f"there is no C++ compiler (looked for {', '.join(COMPILERS)})")
+
+
+def _arch_flags(target: Target) -> tuple[str, ...]:
+    if target == "native":
+        return ("-march=native",)
+    return ("-march=x86-64-v3",) if platform.machine() == "x86_64" else ()
+
+
+def _digest(compiler: str, flags: tuple[str, ...]) -> str:
+    digest = hashlib.sha256()
+    for source in sorted(SOURCE_DIR.iterdir()):
+        digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
+    version = _run([compiler, "--version"]).stdout
+    digest.update("\0".join((*flags, version, *_cpu())).encode())
+    return digest.hexdigest()[:32]
+
+
+def _cpu() -> list[str]:
+    """What the compiler's -march=native depends on: model and features of the first core."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
+    except OSError:
+        return [platform.machine(), platform.processor()]
+    names = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU part")
+    return [platform.machine(), *(line for line in lines if line.split("\t")[0].strip() in names)]
+
+
+def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
+    """Write the library under a name of its own, then rename it: whoever sees it sees all of it."""
+    library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=library.parent, prefix="building-", suffix=".so")
+    os.close(handle)
+    unfinished = Path(name)
+    try:
+        sources = sorted(str(path) for path in SOURCE_DIR.glob("*.cpp"))
+        result = _run([compiler, *flags, *sources, "-o", name])
+        if result.returncode != 0:
+            raise BuildError(f"{compiler} failed: {result.stderr.strip()[-2000:]}")
+        unfinished.chmod(0o600)
+        unfinished.replace(library)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"{command[0]} cannot be run: {error}") from error

@@ -1,0 +1,129 @@
+"""The C++ kernels as operators of a layer: a call whose constants are filled in once. Know weights, no layer.
+
+An operator belongs to the thread that runs the forward. Filling in a call costs less than passing arguments:
+a step of a small model makes some fifty calls of a few microseconds each.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.native.library import DTYPES, GateCall, LinearCall, NativeKernels, NormCall
+
+LANES = 16  # sizes that kernels work on are multiples of the widest vector of floats
+PANEL = 16  # rows of a packed weight that are interleaved
+
+
+def can_pack(kernels: NativeKernels, weight: Tensor) -> bool:
+    """Whether a linear layer of this weight [N, K] has a packed kernel on this CPU."""
+    n, k = weight.shape
+    return kernels.packs_linear and weight.dtype is torch.bfloat16 and n % PANEL == 0 and k % 2 == 0
+
+
+def pack(kernels: NativeKernels, weight: Tensor) -> None:
+    """Rearrange weight [N, K] in place, as only PackedLinear and packed_rows read it."""
+    assert can_pack(kernels, weight)
+    assert weight.is_contiguous()
+    kernels.pack_linear(weight.data_ptr(), *weight.shape, torch.get_num_threads())
+
+
+def packed_rows(kernels: NativeKernels, weight: Tensor, ids: Tensor) -> Tensor:
+    """Rows ids [T] int64 of a packed weight [N, K] -> [T, K] bfloat16."""
+    assert ids.is_contiguous()
+    out = torch.empty(ids.shape[0], weight.shape[1], dtype=weight.dtype)
+    kernels.packed_rows(weight.data_ptr(), weight.shape[1], ids.data_ptr(), ids.shape[0], out.data_ptr())
+    return out
+
+
+class PackedLinear:
+    """x @ weight.T + bias over a packed weight. A row's result is the same bits beside any other rows."""
+
+    def __init__(
+        self, kernels: NativeKernels, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype
+    ) -> None:
+        """weight [N, K] packed, bias [N] bfloat16. The sum is float32 and is rounded once, to out_dtype."""
+        assert bias is None or bias.dtype is torch.bfloat16
+        self._kept = (weight, bias)
+        self._run = kernels.linear
+        self._width = weight.shape[0]
+        self._out_dtype = out_dtype
+        self._call = LinearCall(
+            weight=weight.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            n=weight.shape[0],
+            k=weight.shape[1],
+            out_is_float=out_dtype is torch.float32,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] bfloat16 -> [T, N] out_dtype."""
+        assert x.is_contiguous()
+        out = torch.empty(x.shape[0], self._width, dtype=self._out_dtype)
+        call = self._call
+        call.x = x.data_ptr()
+        call.out = out.data_ptr()
+        call.num_rows = x.shape[0]
+        self._run(call)
+        return out
+
+
+class RmsNorm:
+    """rms_norm and fused_add_rms_norm of one weight [N], N a multiple of LANES."""
+
+    def __init__(self, kernels: NativeKernels, weight: Tensor, eps: float) -> None:
+        self._kept = weight
+        self._run = kernels.rms_norm
+        self._call = NormCall(
+            weight=weight.data_ptr(),
+            size=weight.shape[0],
+            is_bf16=DTYPES[weight.dtype],
+            num_threads=torch.get_num_threads(),
+            eps=eps,
+        )
+
+    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """x [T, N] or [T, heads, N], whose tokens may lie apart -> its norm, contiguous.
+
+        With residual [T, N]: x is added to it in place, and the norm is of the sum.
+        """
+        tokens, heads = x.shape[0], (x.shape[1] if x.dim() == 3 else 1)
+        assert x.stride(-1) == 1
+        assert x.dim() == 2 or x.stride(1) == x.shape[2]
+        out = torch.empty(x.shape, dtype=x.dtype)
+        call = self._call
+        call.x = x.data_ptr()
+        call.out = out.data_ptr()
+        call.token_stride = x.stride(0)
+        call.tokens = tokens
+        call.heads = heads
+        if residual is None:
+            call.residual = None
+        else:
+            assert residual.is_contiguous()
+            call.residual = residual.data_ptr()
+        self._run(call)
+        return out
+
+
+class SiluAndMul:
+    """silu_and_mul of [T, 2 * I], I a multiple of LANES."""
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._run = kernels.silu_and_mul
+        self._call = GateCall(num_threads=torch.get_num_threads())
+
+    def __call__(self, gate_up: Tensor) -> Tensor:
+        """Gate, then up -> silu(gate) * up, [T, I]."""
+        assert gate_up.is_contiguous()
+        rows, width = gate_up.shape
+        out = torch.empty(rows, width // 2, dtype=gate_up.dtype)
+        call = self._call
+        call.gate_up = gate_up.data_ptr()
+        call.out = out.data_ptr()
+        call.rows = rows
+        call.size = width // 2
+        call.is_bf16 = DTYPES[gate_up.dtype]
+        self._run(call)
+        return out

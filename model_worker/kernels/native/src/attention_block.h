@@ -1,0 +1,191 @@
+// One block of keys for the query rows of a tile: packing, scores, online softmax, weighted values.
+#pragma once
+
+#include "attention_call.h"
+#include "attention_math.h"
+
+namespace carousel {
+
+template <class Math>
+struct Workspace {
+  using Unit = typename Math::Unit;
+  alignas(64) Unit keys[kBlock * kMaxHeadDim / Math::kPerUnit];    // [kBlock / kLanes][units of a head][kLanes]
+  alignas(64) Unit values[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kPerUnit][head_dim]
+  alignas(64) Unit queries[kTileFloats / Math::kPerUnit];          // [rows][units of a head]
+  alignas(64) Unit weights[kRowGroup][kBlock / Math::kPerUnit];
+  alignas(64) float scores[kRowGroup][kBlock];
+  alignas(64) float lane_sums[kMaxTileRows][kLanes];
+  alignas(64) float split_rows[kTileFloats];
+  alignas(64) float total_rows[kTileFloats];
+  float split_max[kMaxTileRows], split_sum[kMaxTileRows];
+  float total_max[kMaxTileRows], total_sum[kMaxTileRows];
+  int64_t slots[kSplit + kBlock];  // of the split's keys, and of the block after it
+};
+
+template <class T>
+void prefetch(const T* pool, int64_t slot, int width, int head_dim) {
+  const char* row = (const char*)(pool + slot * width);
+  for (int byte = 0; byte < head_dim * (int)sizeof(T); byte += kPrefetchLine) __builtin_prefetch(row + byte);
+}
+
+// Packs num_keys keys at slots; zeros up to num_padded. Asks for next_slots[0 .. num_next) meanwhile.
+template <class Math>
+void pack_keys(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots, int num_keys,
+               int num_padded, int num_next, typename Math::Unit* keys) {
+  const int head_units = head_dim / Math::kPerUnit;
+  for (int t0 = 0; t0 < num_padded; t0 += kLanes) {
+    for (int t = t0; t < std::min(t0 + kLanes, num_next); ++t) prefetch(pool, slots[kBlock + t], width, head_dim);
+    for (int u = 0; u < head_units; u += kLanes) {
+      vfloat row[kLanes];
+      for (int i = 0; i < kLanes; ++i) {
+        row[i] = t0 + i < num_keys ? Math::units_of(pool + slots[t0 + i] * width + u * Math::kPerUnit) : vfloat{};
+      }
+      transpose(row);
+      for (int i = 0; i < kLanes; ++i) std::memcpy(keys + t0 * head_units + (u + i) * kLanes, &row[i], sizeof row[i]);
+    }
+  }
+}
+
+template <class Math>
+void pack_values(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots, int num_keys,
+                 int num_next, typename Math::Unit* values) {
+  for (int t = 0; t < num_keys; t += Math::kPerUnit) {
+    for (int i = t; i < std::min(t + Math::kPerUnit, num_next); ++i) prefetch(pool, slots[kBlock + i], width, head_dim);
+    // The weight of a key that is not there is 0: any finite row will do.
+    const int next = std::min(t + Math::kPerUnit - 1, num_keys - 1);
+    Math::pack_values(values + t / Math::kPerUnit * head_dim, pool + slots[t] * width, pool + slots[next] * width,
+                      head_dim);
+  }
+}
+
+// scores[g][t] = query g . key t, for Rows rows and num_padded keys.
+template <class Math, int Rows, int Vectors>
+void compute_scores(const typename Math::Unit* queries, const typename Math::Unit* keys, int head_units,
+                    int num_padded, float (*scores)[kBlock]) {
+  for (int t0 = 0; t0 < num_padded; t0 += Vectors * kLanes) {
+    vfloat sum[Vectors][Rows] = {};
+    const typename Math::Unit* block = keys + t0 * head_units;
+    for (int u = 0; u < head_units; ++u) {
+      typename Math::Vector key[Vectors];
+      for (int i = 0; i < Vectors; ++i) key[i] = Math::load_units(block + (i * head_units + u) * kLanes);
+#pragma GCC unroll 8
+      for (int g = 0; g < Rows; ++g) {
+        const typename Math::Vector query = Math::broadcast(queries[g * head_units + u]);
+#pragma GCC unroll 4
+        for (int i = 0; i < Vectors; ++i) sum[i][g] = Math::multiply_add(sum[i][g], query, key[i]);
+      }
+    }
+    for (int g = 0; g < Rows; ++g) {
+      for (int i = 0; i < Vectors; ++i) store(scores[g] + t0 + i * kLanes, sum[i][g]);
+    }
+  }
+}
+
+// rows[g][c ..] += weights[g] . values[.. , c ..], for Vectors vectors of columns.
+template <class Math, int Rows, int Vectors>
+void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit], const typename Math::Unit* values,
+                 int num_units, int head_dim, int c, float* rows) {
+  vfloat sum[Vectors][Rows];
+  for (int g = 0; g < Rows; ++g) {
+    for (int i = 0; i < Vectors; ++i) sum[i][g] = load(rows + g * head_dim + c + i * kLanes);
+  }
+  for (int u = 0; u < num_units; ++u) {
+    typename Math::Vector value[Vectors];
+    for (int i = 0; i < Vectors; ++i) value[i] = Math::load_units(values + u * head_dim + c + i * kLanes);
+#pragma GCC unroll 8
+    for (int g = 0; g < Rows; ++g) {
+      const typename Math::Vector weight = Math::broadcast(weights[g][u]);
+#pragma GCC unroll 4
+      for (int i = 0; i < Vectors; ++i) sum[i][g] = Math::multiply_add(sum[i][g], weight, value[i]);
+    }
+  }
+  for (int g = 0; g < Rows; ++g) {
+    for (int i = 0; i < Vectors; ++i) store(rows + g * head_dim + c + i * kLanes, sum[i][g]);
+  }
+}
+
+// Turns a row's raw scores into weights, of keys [first, end) of the block, and rescales what it has so far.
+template <class Math>
+void weigh(const float* scores, int first, int end, int num_padded, float scale, int head_dim, float* max_so_far,
+           float* lane_sums, float* row, typename Math::Unit* weights) {
+  vfloat x[kBlock / kLanes];
+  vfloat highest = splat(kNone);
+  vint lane = {};
+  for (int i = 0; i < kLanes; ++i) lane[i] = i;
+  for (int t = 0; t < num_padded; t += kLanes) {
+    const vint key = lane + t;
+    x[t / kLanes] = (key >= first) & (key < end) ? load(scores + t) * scale : splat(kNone);
+    highest = max(highest, x[t / kLanes]);
+  }
+  const float new_max = std::max(*max_so_far, max_of(highest));
+  vfloat sum = load(lane_sums);
+  if (*max_so_far != new_max) {
+    const vfloat shrink = exp(splat(*max_so_far - new_max));
+    sum *= shrink;
+    for (int c = 0; c < head_dim; c += kLanes) store(row + c, load(row + c) * shrink);
+    *max_so_far = new_max;
+  }
+  for (int t = 0; t < num_padded; t += kLanes) {
+    const vfloat weight = exp(x[t / kLanes] - new_max);
+    sum += weight;
+    Math::store_units(weights + t / Math::kPerUnit, weight);
+  }
+  store(lane_sums, sum);
+}
+
+template <class Math>
+struct BlockStep {
+  const AttentionCall& call;
+  const Tile& tile;
+  Workspace<Math>& work;
+  Partial out;
+  int64_t begin;  // position of the block's first key
+  int num_keys;
+  int num_padded;
+
+  // Adds the block's keys to rows [r, r + Rows) of the tile.
+  template <int Rows>
+  void add_to_rows(int r) {
+    constexpr int kVectors = Rows <= 2 ? 4 : 2;
+    const int head_dim = call.head_dim;
+    const int group = call.num_heads / call.num_kv_heads;
+    const int head_units = head_dim / Math::kPerUnit;
+    if (tile.end_key(r + Rows - 1, group) <= begin) return;
+    if (tile.first_key(r, group, call.window) >= begin + num_keys) return;
+    compute_scores<Math, Rows, kVectors>(work.queries + r * head_units, work.keys, head_units, num_padded,
+                                         work.scores);
+    for (int g = 0; g < Rows; ++g) {
+      const int row = r + g;
+      const int first = (int)std::max<int64_t>(0, tile.first_key(row, group, call.window) - begin);
+      const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group) - begin);
+      if (first < end) {
+        weigh<Math>(work.scores[g], first, end, num_padded, call.scale, head_dim, out.max + row,
+                    work.lane_sums[row], out.rows + row * head_dim, work.weights[g]);
+      } else {
+        std::memset(work.weights[g], 0, sizeof work.weights[g]);
+      }
+    }
+    const int num_units = (num_keys + Math::kPerUnit - 1) / Math::kPerUnit;
+    float* rows = out.rows + r * head_dim;
+    int c = 0;
+    for (; c + kVectors * kLanes <= head_dim; c += kVectors * kLanes) {
+      add_columns<Math, Rows, kVectors>(work.weights, work.values, num_units, head_dim, c, rows);
+    }
+    for (; c < head_dim; c += kLanes) {
+      add_columns<Math, Rows, 1>(work.weights, work.values, num_units, head_dim, c, rows);
+    }
+  }
+
+  template <int... Rows>
+  void add_to_last_rows(int r, int num_rows, std::integer_sequence<int, Rows...>) {
+    (void)((num_rows == Rows + 1 && (add_to_rows<Rows + 1>(r), true)) || ...);
+  }
+
+  void add_to_tile() {
+    int r = 0;
+    for (; r + kRowGroup <= tile.num_rows; r += kRowGroup) add_to_rows<kRowGroup>(r);
+    add_to_last_rows(r, tile.num_rows - r, std::make_integer_sequence<int, kRowGroup - 1>());
+  }
+};
+
+}  // namespace carousel

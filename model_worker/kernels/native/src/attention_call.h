@@ -1,0 +1,80 @@
+// What one layer's attention is asked, and the units it is computed in. The binding mirrors AttentionCall.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "simd.h"
+
+namespace carousel {
+
+constexpr int kBlock = 64;    // keys whose scores stay in L1; multiples of it are what a split may be
+constexpr int kSplit = 256;   // 128 to 512 measure alike; smaller ones give many cores more to share
+constexpr int kMaxHeadDim = 256;
+constexpr int kTileFloats = 8192;  // accumulators of a tile: 32 KiB, so that they stay in L1 or next to it
+constexpr int kMaxTileRows = 128;
+constexpr int kRowGroup = kLanes == 16 ? 8 : 4;  // rows whose sums are in registers together
+constexpr int kPrefetchLine = 64;
+constexpr float kNone = -std::numeric_limits<float>::infinity();
+
+enum DType : int32_t { kFloat32 = 0, kBfloat16 = 1 };
+
+// One layer's attention of one step. The binding mirrors it field by field.
+struct AttentionCall {
+  const void* q;  // [num_tokens, num_heads, head_dim], tokens q_stride apart
+  const void* k;  // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
+  const void* v;
+  void* out;            // [num_tokens, num_heads, head_dim]
+  void* k_pool;         // [num_slots, num_kv_heads, head_dim]
+  void* v_pool;
+  const float* cos_sin;       // [num_tokens, head_dim]: rotate q and k first; null: they are rotated
+  const int64_t* out_slots;   // [num_tokens]
+  const int32_t* page_table;  // [rows, page_table_stride]
+  const int64_t* rows;        // [num_seqs]
+  const int64_t* kv_lens;     // [num_seqs]
+  const int64_t* query_start;  // [num_seqs + 1]
+  int64_t q_stride;
+  int64_t k_stride;
+  int64_t v_stride;
+  int64_t page_table_stride;
+  int32_t num_tokens;
+  int32_t num_seqs;
+  int32_t page_size;
+  int32_t num_heads;
+  int32_t num_kv_heads;
+  int32_t head_dim;
+  int32_t window;  // keys a token sees, itself included; 0: all before it
+  int32_t dtype;
+  int32_t num_threads;
+  int32_t force_float_math;  // even where the CPU multiplies bf16 itself
+  float scale;
+};
+
+// Rows [first_row, first_row + num_rows) of one sequence and KV head.
+struct Tile {
+  int32_t seq;
+  int32_t kv_head;
+  int32_t first_row;
+  int32_t num_rows;
+  int64_t num_cached;
+  int32_t split;    // the one split to compute, or -1: all of them
+  int32_t partial;  // where a split's result goes
+
+  // Keys [first_key, end_key) are those a row sees.
+  int64_t end_key(int row, int group) const { return num_cached + (first_row + row) / group + 1; }
+  int64_t first_key(int row, int group, int window) const {
+    return window ? std::max<int64_t>(0, end_key(row, group) - window) : 0;
+  }
+};
+
+// The result of some keys for each row of a tile, before division by the sum of the weights.
+struct Partial {
+  float* max;   // [rows] of the scores; kNone: the row has seen no key
+  float* sum;   // [rows] of exp(score - max)
+  float* rows;  // [rows, head_dim] of exp(score - max) * value
+};
+
+inline int tile_rows(int head_dim) { return std::min(kMaxTileRows, kTileFloats / head_dim); }
+
+}  // namespace carousel

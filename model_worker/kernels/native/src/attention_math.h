@@ -1,0 +1,74 @@
+// How attention multiplies: what one element ("unit") of a packed block is, and how two of them are multiplied
+// and added. FloatMath multiplies floats; Bf16PairMath multiplies two bf16 at a time where the CPU can.
+#pragma once
+
+#include "simd.h"
+
+namespace carousel {
+
+template <class T>
+struct FloatMath {
+  using Stored = T;  // in the KV pool, in q and in the output
+  using Unit = float;
+  using Vector = vfloat;
+  static constexpr int kPerUnit = 1;
+
+  static Vector broadcast(Unit x) { return splat(x); }
+  static Vector load_units(const Unit* p) { return load(p); }
+  static vfloat multiply_add(vfloat sum, Vector a, Vector b) { return a * b + sum; }
+
+  // kLanes units that begin at stored element p.
+  static vfloat units_of(const T* p) { return load(p); }
+  static void store_units(Unit* to, vfloat values) { store(to, values); }
+
+  // One row of values [head_dim]; a unit holds one key's.
+  static void pack_values(Unit* to, const T* row, const T*, int head_dim) {
+    for (int c = 0; c < head_dim; c += kLanes) store(to + c, load(row + c));
+  }
+};
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+
+struct Bf16PairMath {
+  using Stored = bf16;
+  using Unit = uint32_t;  // two neighbours: dimensions of q and k, keys of weights and v
+  using Vector = __m512bh;
+  static constexpr int kPerUnit = 2;
+
+  static Vector broadcast(Unit x) { return (__m512bh)_mm512_set1_epi32((int)x); }
+  static Vector load_units(const Unit* p) { return (__m512bh)_mm512_loadu_si512(p); }
+  static vfloat multiply_add(vfloat sum, Vector a, Vector b) {
+    return (vfloat)_mm512_dpbf16_ps((__m512)sum, a, b);
+  }
+
+  static vfloat units_of(const bf16* p) { return (vfloat)_mm512_loadu_si512(p); }
+
+  // Rounds kLanes floats into kLanes / 2 units.
+  static void store_units(Unit* to, vfloat values) {
+    _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)values));
+  }
+
+  // Two rows of values [head_dim], interleaved; a unit holds two keys'.
+  static void pack_values(Unit* to, const bf16* row, const bf16* next, int head_dim) {
+    const __m512i low = interleaving(0);
+    const __m512i high = interleaving(16);
+    for (int c = 0; c < head_dim; c += 32) {
+      const __m512i a = _mm512_loadu_si512(row + c);
+      const __m512i b = _mm512_loadu_si512(next + c);
+      _mm512_storeu_si512(to + c, _mm512_permutex2var_epi16(a, low, b));
+      _mm512_storeu_si512(to + c + 16, _mm512_permutex2var_epi16(a, high, b));
+    }
+  }
+
+ private:
+  // first, 32 + first, first + 1, 32 + first + 1 ...: element i of one row, then of the other.
+  static __m512i interleaving(int first) {
+    uint16_t index[32];
+    for (int i = 0; i < 32; ++i) index[i] = (uint16_t)(first + i / 2 + i % 2 * 32);
+    return _mm512_loadu_si512(index);
+  }
+};
+
+#endif
+
+}  // namespace carousel

@@ -1,0 +1,149 @@
+// Vectors of float as wide as the compiled-for CPU has them, in the compiler's own vector types: one source for
+// AVX-512, AVX2, SSE and NEON. No arithmetic here depends on how many rows or threads a caller has.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+namespace carousel {
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float vfloat __attribute__((vector_size(kLanes * 4)));
+typedef int32_t vint __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t vuint __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t vhalf __attribute__((vector_size(kLanes * 2)));
+
+struct bf16 {
+  uint16_t bits;
+};
+
+inline vfloat splat(float x) { return vfloat{} + x; }
+
+inline vfloat load(const float* p) {
+  vfloat x;
+  std::memcpy(&x, p, sizeof x);
+  return x;
+}
+
+inline vfloat load(const bf16* p) {
+  vhalf half;
+  std::memcpy(&half, p, sizeof half);
+  return (vfloat)(__builtin_convertvector(half, vuint) << 16);
+}
+
+inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
+
+// Rounds to nearest, ties to even; NaN stays NaN.
+inline void store(bf16* p, vfloat x) {
+  const vuint bits = (vuint)x;
+  const vuint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
+  const vuint narrow = x == x ? rounded : (bits >> 16) | 0x40;
+  const vhalf half = __builtin_convertvector(narrow, vhalf);
+  std::memcpy(p, &half, sizeof half);
+}
+
+inline float to_float(float x) { return x; }
+
+inline float to_float(bf16 x) {
+  const uint32_t bits = (uint32_t)x.bits << 16;
+  float wide;
+  std::memcpy(&wide, &bits, sizeof wide);
+  return wide;
+}
+
+// What x becomes when it is kept as T.
+template <class T>
+inline vfloat rounded_to(vfloat x) {
+  if constexpr (std::is_same_v<T, bf16>) {
+    bf16 narrow[kLanes];
+    store(narrow, x);
+    return load(narrow);
+  } else {
+    return x;
+  }
+}
+
+inline vfloat max(vfloat a, vfloat b) { return a > b ? a : b; }
+
+inline float max_of(vfloat x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
+  float best = x[0];
+  for (int i = 1; i < kLanes; ++i) best = best > x[i] ? best : x[i];
+  return best;
+#endif
+}
+
+inline float sum_of(vfloat x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_ps((__m512)x);
+#else
+  float total = x[0];
+  for (int i = 1; i < kLanes; ++i) total += x[i];
+  return total;
+#endif
+}
+
+// e^x to about one unit in the last place; 0 below -87.3, where the result would not be a normal number, and
+// e^88 above 88.
+inline vfloat exp(vfloat x) {
+  constexpr float kLowest = -87.3f;
+  constexpr float kRound = 12582912.0f;  // 1.5 * 2^23: adding it leaves the nearest integer in the low bits
+  vfloat y = x > kLowest ? x : splat(kLowest);
+  y = y < 88.0f ? y : splat(88.0f);
+  const vfloat shifted = y * 1.44269504088896341f + kRound;
+  const vfloat n = shifted - kRound;
+  vfloat f = y - n * 0.693359375f;  // ln 2 in two parts: the first has few bits, so its product is exact
+  f = f - n * -2.12194440e-4f;
+  vfloat p = f * 1.9875691500e-4f + 1.3981999507e-3f;
+  p = p * f + 8.3334519073e-3f;
+  p = p * f + 4.1665795894e-2f;
+  p = p * f + 1.6666665459e-1f;
+  p = p * f + 5.0000001201e-1f;
+  p = p * (f * f) + f + 1.0f;
+  const vint power = ((vint)shifted - 0x4b400000 + 127) << 23;
+  const vfloat value = p * (vfloat)power;
+  return x < kLowest ? vfloat{} : value;
+}
+
+template <int... I>
+inline vfloat zip_low(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, ((I % 2) * kLanes + I / 2)...);
+}
+
+template <int... I>
+inline vfloat zip_high(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
+  return __builtin_shufflevector(a, b, ((I % 2) * kLanes + kLanes / 2 + I / 2)...);
+}
+
+// Transposes kLanes x kLanes elements of 32 bits, whatever they mean: log2(kLanes) perfect shuffles.
+inline void transpose(vfloat (&row)[kLanes]) {
+  constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
+#pragma GCC unroll 4
+  for (int width = 1; width < kLanes; width *= 2) {
+    vfloat next[kLanes];
+#pragma GCC unroll 8
+    for (int i = 0; i < kLanes / 2; ++i) {
+      next[2 * i] = zip_low(row[i], row[i + kLanes / 2], lanes);
+      next[2 * i + 1] = zip_high(row[i], row[i + kLanes / 2], lanes);
+    }
+    std::memcpy(row, next, sizeof next);
+  }
+}
+
+}  // namespace carousel

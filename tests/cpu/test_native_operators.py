@@ -1,0 +1,202 @@
+"""The C++ operators against their torch versions and float64; and that no row depends on the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_worker.attention.base import AttentionLayer
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.native.operators import (
+    PackedLinear,
+    RmsNorm,
+    SiluAndMul,
+    can_pack,
+    pack,
+    packed_rows,
+)
+from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
+from model_worker.kernels.rope import apply_rope, rope_cos_sin
+from model_worker.kernels.silu_and_mul import silu_and_mul
+from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.loader import load_model
+from runtime.config import DEMO_MODEL
+from runtime.model_config import ModelConfig
+from tests.cpu.native import native_kernels, needs_compiler
+from tests.cpu.paged_forward import PagedForward
+
+pytestmark = needs_compiler
+
+# Results of one rounding to bfloat16 differ by one step where the float32 before it lay on the other side of
+# the middle; float32 sums of a few hundred terms by a few steps.
+RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-7}
+TARGETS = ["native", "portable"]
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(params=TARGETS)
+def kernels(request: pytest.FixtureRequest) -> object:
+    return native_kernels(request.param)
+
+
+def _normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _packing_kernels() -> object:
+    kernels = native_kernels()
+    if not kernels.packs_linear:
+        pytest.skip("this CPU does not multiply bfloat16 itself, so linear layers stay with torch")
+    return kernels
+
+
+def test_a_target_without_bfloat16_instructions_packs_nothing() -> None:
+    assert not can_pack(native_kernels("portable"), _normal(32, 32, dtype=torch.bfloat16))
+
+
+def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
+    kernels = _packing_kernels()
+    assert can_pack(kernels, _normal(32, 34, dtype=torch.bfloat16))
+    assert not can_pack(kernels, _normal(32, 34))
+    assert not can_pack(kernels, _normal(40, 34, dtype=torch.bfloat16))
+    assert not can_pack(kernels, _normal(32, 33, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(16, 2), (48, 34), (80, 256), (1040, 130)])
+def test_packed_linear_equals_float64(
+    n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
+) -> None:
+    kernels = _packing_kernels()
+    weight = _normal(n, k, dtype=torch.bfloat16)
+    bias = _normal(n, dtype=torch.bfloat16, seed=1) if with_bias else None
+    packed = weight.clone()
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        pack(kernels, packed)
+        linear = PackedLinear(kernels, packed, bias, out_dtype=out_dtype)
+    finally:
+        torch.set_num_threads(before)
+    rows = _normal(211, k, dtype=torch.bfloat16, seed=2)
+    addend = torch.zeros(n, dtype=torch.float64) if bias is None else bias.double()
+    expected = F.linear(rows.double(), weight.double(), addend)
+    # The error of a sum is to be measured against its terms, which may cancel.
+    scale = F.linear(rows.double().abs(), weight.double().abs(), addend.abs())
+    together = linear(rows)
+    assert together.dtype is out_dtype
+    assert ((together.double() - expected).abs() / scale).max() < RTOL[out_dtype] / 2
+    for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 97):
+        assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
+        assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
+
+
+def test_rows_of_a_packed_weight_are_the_weights_rows() -> None:
+    kernels = _packing_kernels()
+    weight = _normal(64, 34, dtype=torch.bfloat16)
+    packed = weight.clone()
+    pack(kernels, packed)
+    ids = torch.tensor([0, 63, 17, 17, 15, 16])
+    assert torch.equal(packed_rows(kernels, packed, ids), weight[ids])
+    assert packed_rows(kernels, packed, ids[:0]).shape == (0, 34)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 7, 64])
+@pytest.mark.parametrize("size", [16, 80, 896])
+def test_rms_norm_equals_the_torch_version(size: int, rows: int, dtype: torch.dtype, kernels: object) -> None:
+    x = _normal(rows, size, dtype=dtype)
+    weight = _normal(size, dtype=dtype, seed=1)
+    norm = RmsNorm(kernels, weight, 1e-6)
+    torch.testing.assert_close(norm(x), rms_norm(x, weight, 1e-6), rtol=RTOL[dtype], atol=0)
+    residual = _normal(rows, size, dtype=dtype, seed=2)
+    expected_residual = residual.clone()
+    expected = fused_add_rms_norm(expected_residual, x, weight, 1e-6)
+    torch.testing.assert_close(norm(x, residual), expected, rtol=RTOL[dtype], atol=0)
+    assert torch.equal(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rms_norm_takes_heads_of_tokens_that_lie_apart(dtype: torch.dtype, kernels: object) -> None:
+    fused = _normal(9, 7, 64, dtype=dtype)
+    q = fused[:, 2:5]
+    weight = _normal(64, dtype=dtype, seed=1)
+    got = RmsNorm(kernels, weight, 1e-6)(q)
+    torch.testing.assert_close(got, rms_norm(q, weight, 1e-6), rtol=RTOL[dtype], atol=0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 7, 64])
+@pytest.mark.parametrize("size", [16, 80, 704])
+def test_silu_and_mul_equals_the_torch_version(
+    size: int, rows: int, dtype: torch.dtype, kernels: object
+) -> None:
+    gate_up = _normal(rows, 2 * size, dtype=dtype)
+    if rows:
+        gate_up[0, :4] = torch.tensor([-200.0, 200.0, -87.0, 0.0])
+    got = SiluAndMul(kernels)(gate_up)
+    torch.testing.assert_close(got, silu_and_mul(gate_up), rtol=RTOL[dtype], atol=1e-30)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96])
+def test_attention_rotates_as_apply_rope_does(head_dim: int, dtype: torch.dtype, kernels: object) -> None:
+    layer = AttentionLayer(0, 4, 2, head_dim, head_dim**-0.5, None)
+    positions = torch.arange(40)
+    batch = ForwardBatch(
+        input_ids=positions,
+        positions=positions,
+        out_slots=positions + 16,
+        query_start=[0, 40],
+        kv_lens=[40],
+        rows=torch.tensor([0]),
+        page_table=torch.tensor([[1, 2, 3]], dtype=torch.int32),
+        page_size=16,
+        num_decodes=0,
+        sample_indices=positions,
+    )
+    q, k, v = _normal(40, 8, head_dim, dtype=dtype).split((4, 2, 2), dim=1)
+    cos_sin = rope_cos_sin(positions, 1.0 / 100.0 ** (torch.arange(head_dim // 2) / (head_dim // 2)))
+    backend = CpuNativeAttention(kernels)
+    backend.prepare(batch)
+    pools = [MHATokenToKVPool(3, 16, 1, 2, head_dim, dtype, "cpu") for _ in range(2)]
+    inside = backend.forward(layer, q, k, v, batch, pools[0], cos_sin)
+    before = backend.forward(layer, *apply_rope(q, k, cos_sin), v, batch, pools[1])
+    # Two products that may cancel, so the error is measured against the largest.
+    error = (inside - before).abs().max() / before.abs().max()
+    assert error < RTOL[dtype]
+    stored = [pool.layer(0)[0][16:56] for pool in pools]
+    torch.testing.assert_close(*stored, rtol=RTOL[dtype], atol=1e-6)
+
+
+def test_a_packed_weight_cannot_be_loaded_again() -> None:
+    kernels = _packing_kernels()
+    model = load_model(DEMO_MODEL, ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
+    model.use_native(kernels)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    for name, weight in model.named_parameters():
+        if weight.dim() == 2:
+            with pytest.raises(AssertionError, match="can no longer be loaded"):
+                list(weight.targets(name))
+
+
+def test_bfloat16_logits_are_the_same_bits_in_any_batch_chunk_and_page_size() -> None:
+    kernels = _packing_kernels()
+    model = load_model(Path(DEMO_MODEL), ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
+    model.use_native(kernels)
+    backend = CpuNativeAttention(kernels)
+    ids = torch.randint(1, 4096, (3, 100), generator=torch.Generator().manual_seed(0)).tolist()
+    alone = [PagedForward(model, 16, backend=backend).step([(0, row)]) for row in ids]
+    forward = PagedForward(model, 4, backend=backend)
+    for start, end in ((0, 37), (37, 38), (38, 99), (99, 100)):
+        work = [(row, ids[row][start:end]) for row in (2, 0, 1)]
+        logits = forward.step(work).split(end - start)
+        for (row, _), got in zip(work, logits, strict=True):
+            assert torch.equal(got, alone[row][start:end])
