@@ -36,7 +36,7 @@ SCHEDULER_ORDER = [
     {"batch"},
     {"features"},
     {"prefill_adder", "capacity", "policy"},
-    {"output", "step_log"},
+    {"output", "queue_times", "step_log"},
     {"lifecycle"},
     {"intake"},
     {"scheduler"},

@@ -1,0 +1,1 @@
+"""Kinds of servers, by the names that --backend takes."""

@@ -1,0 +1,35 @@
+"""Backend: the seam between the load and a kind of server."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+from bench_serving.records import RequestRecord
+
+Message: TypeAlias = dict[str, str]
+"""One turn of a conversation: role and content."""
+Prompt: TypeAlias = str | list[int] | list[Message]
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationOptions:
+    """What all requests of a run have in common."""
+
+    stream: bool
+    ignore_eos: bool
+    add_special_tokens: bool
+    """False when the prompts are rendered by the chat template, which has written them already."""
+    extra: dict[str, object]
+    """Fields of --extra-request-body; they win over all others."""
+
+
+class Backend(Protocol):
+    async def generate(self, prompt: Prompt, output_len: int, record: RequestRecord) -> None:
+        """Ask for `output_len` tokens, greedily, and write what comes back into `record`, its end included.
+
+        Raises: RequestFailure.
+        """
+
+    async def aclose(self) -> None:
+        """Disconnect."""

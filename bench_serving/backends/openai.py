@@ -1,0 +1,207 @@
+"""Servers with OpenAI's completions or chat completions API, streamed or not.
+
+How many tokens a chunk brings is not part of OpenAI's API. It is taken from `token_ids` or a running `usage`
+where a server sends one of them, else each chunk with text counts as one token.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NoReturn
+
+import msgspec
+
+from bench_serving.backends.base import GenerationOptions, Prompt
+from bench_serving.http_client import HttpClient, parts_of
+from bench_serving.records import Clock, RequestFailure, RequestRecord
+from bench_serving.sse import EventParser
+
+PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
+Api = Literal["completions", "chat"]
+
+
+class _Message(msgspec.Struct):
+    content: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+
+    def output(self) -> str:
+        return self.content or self.reasoning_content or self.reasoning or ""
+
+
+class _Choice(msgspec.Struct):
+    text: str | None = None
+    delta: _Message | None = None
+    message: _Message | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+    def output(self) -> str:
+        message = self.delta or self.message
+        return message.output() if message is not None else self.text or ""
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Answer(msgspec.Struct):
+    """A chunk or a whole answer, of either API."""
+
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+    error: Any = None
+
+
+class _Models(msgspec.Struct):
+    class Card(msgspec.Struct):
+        id: str
+
+    data: list[Card]
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+
+
+async def served_model(client: HttpClient) -> str:
+    """The name of the first model the server has. Raises RequestFailure."""
+    body = await client.get("/v1/models")
+    try:
+        return msgspec.json.decode(body, type=_Models).data[0].id
+    except (msgspec.DecodeError, IndexError):
+        raise RequestFailure("/v1/models names no model; name one with --model") from None
+
+
+class OpenAIBackend:
+    def __init__(
+        self, client: HttpClient, api: Api, model: str, options: GenerationOptions, clock: Clock
+    ) -> None:
+        self._client = client
+        self._api = api
+        self._path = PATHS[api]
+        self._options = options
+        self._clock = clock
+        self._fields: dict[str, Any] = {"model": model, "temperature": 0.0, "stream": options.stream}
+        if options.stream:
+            self._fields["stream_options"] = {"include_usage": True}
+        if options.ignore_eos:
+            self._fields["ignore_eos"] = True
+        if not options.add_special_tokens:
+            self._fields["add_special_tokens"] = False
+
+    def request_body(self, prompt: Prompt, output_len: int) -> bytes:
+        if self._api == "chat":
+            asked = {"messages": prompt, "max_completion_tokens": output_len}
+        else:
+            asked = {"prompt": prompt, "max_tokens": output_len}
+        return msgspec.json.encode({**asked, **self._fields, **self._options.extra})
+
+    async def generate(self, prompt: Prompt, output_len: int, record: RequestRecord) -> None:
+        body = self.request_body(prompt, output_len)
+        record.start_s = self._clock()
+        if self._options.stream:
+            reader = _StreamReader(record)
+            await self._client.post(self._path, body, reader.on_body)
+            reader.finish()
+            return
+        parts: list[bytes] = []
+        await self._client.post(self._path, body, parts_of(parts))
+        record.end_s = self._clock()
+        _take_whole(b"".join(parts), record)
+
+    async def aclose(self) -> None:
+        return
+
+
+class _StreamReader:
+    """One streamed answer, event by event, into a record."""
+
+    __slots__ = ("_has_ended", "_last_s", "_parser", "_record")
+
+    def __init__(self, record: RequestRecord) -> None:
+        self._record = record
+        self._parser = EventParser()
+        self._has_ended = False
+        self._last_s = 0.0
+
+    def on_body(self, data: bytes, now: float) -> None:
+        self._last_s = now
+        for event in self._parser.feed(data):
+            self._take(event, now)
+
+    def finish(self) -> None:
+        """The body is complete. Raises RequestFailure when the answer in it is not."""
+        for event in self._parser.finish():
+            self._take(event, self._last_s)
+        if not self._has_ended:
+            raise RequestFailure("the stream ended without a finish_reason and without [DONE]")
+
+    def _take(self, event: bytes, now: float) -> None:
+        if event == b"[DONE]":
+            self._has_ended = True
+            return
+        record = self._record
+        answer = _decode(event)
+        if answer.choices:
+            choice = answer.choices[0]
+            record.end_s = now
+            record.add_chunk(now, choice.output(), self._num_tokens(choice, answer.usage))
+            if choice.finish_reason is not None:
+                _check_finish(choice.finish_reason)
+                self._has_ended = True
+        if answer.usage is not None:
+            _take_usage(answer.usage, record)
+
+    def _num_tokens(self, choice: _Choice, usage: _Usage | None) -> int | None:
+        if choice.token_ids is not None:
+            return len(choice.token_ids)
+        if usage is not None and usage.completion_tokens is not None:
+            return max(0, usage.completion_tokens - self._record.num_chunk_tokens)
+        return None
+
+
+def _take_whole(body: bytes, record: RequestRecord) -> None:
+    answer = _decode(body)
+    if not answer.choices:
+        raise RequestFailure("the answer has no choices")
+    choice = answer.choices[0]
+    if choice.finish_reason is not None:
+        _check_finish(choice.finish_reason)
+    record.texts.append(choice.output())
+    if answer.usage is None or answer.usage.completion_tokens is None:
+        raise RequestFailure("the answer has no usage, which is the only token count of one not streamed")
+    _take_usage(answer.usage, record)
+
+
+def _decode(data: bytes) -> _Answer:
+    try:
+        answer = _decode_answer(data)
+    except msgspec.DecodeError as error:
+        raise RequestFailure(f"not an answer of OpenAI's API: {error}") from None
+    if answer.error is not None:
+        _raise_error(answer.error)
+    return answer
+
+
+def _raise_error(error: Any) -> NoReturn:
+    message = error.get("message") if isinstance(error, dict) else None
+    raise RequestFailure(str(message or error))
+
+
+def _check_finish(reason: str) -> None:
+    if reason in ("abort", "error"):
+        raise RequestFailure(f"the server ended the request early: finish_reason {reason}")
+
+
+def _take_usage(usage: _Usage, record: RequestRecord) -> None:
+    if usage.prompt_tokens is not None:
+        record.input_len = usage.prompt_tokens
+    if usage.completion_tokens is not None:
+        record.reported_output_len = usage.completion_tokens
+    if usage.prompt_tokens_details is not None:
+        record.cached_len = usage.prompt_tokens_details.cached_tokens

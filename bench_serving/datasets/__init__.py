@@ -1,0 +1,1 @@
+"""Where prompts come from, by the names that --dataset-name takes."""

@@ -1,0 +1,141 @@
+"""The load: conversations begin at Poisson times, at most so many at once, and each request leaves a record.
+
+Knows no API and no dataset. A request that fails is a record with an error; nothing here raises for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from bench_serving.backends.base import Backend, Message, Prompt
+from bench_serving.datasets.base import Conversation, Turn
+from bench_serving.records import Clock, RequestFailure, RequestRecord
+
+Render: TypeAlias = Callable[[list[Message]], Prompt]
+"""A conversation, the user's turn last, in the form that the backend takes. Raises RequestFailure."""
+OnRecord: TypeAlias = Callable[[RequestRecord], None]
+
+# Second element of the seed: arrivals and prompts must not be drawn from the same numbers.
+ARRIVAL_STREAM = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    request_rate: float
+    """Conversations begun per second; inf: all at once."""
+    max_concurrency: int | None
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class LoadResult:
+    records: list[RequestRecord]
+    """One for each turn of each conversation, in the conversations' order."""
+    began_s: float
+    duration_s: float
+    max_lateness_s: float
+    """By how much the client itself began a conversation later than planned."""
+    client_cpu_share: float
+    """Of one core, over the duration; near 1 the client is what was measured."""
+
+
+def arrival_times(traffic: Traffic, num: int) -> npt.NDArray[np.float64]:
+    """Seconds after the begin at which each of `num` conversations begins; the first one at once."""
+    if math.isinf(traffic.request_rate):
+        return np.zeros(num)
+    gaps = np.random.default_rng([traffic.seed, ARRIVAL_STREAM]).exponential(1.0 / traffic.request_rate, num)
+    gaps[:1] = 0.0
+    return np.cumsum(gaps)
+
+
+def as_text(messages: list[Message]) -> Prompt:
+    """A conversation without any template: its texts, one after the other."""
+    return "".join(message["content"] for message in messages)
+
+
+def as_messages(messages: list[Message]) -> Prompt:
+    return messages
+
+
+async def run_load(
+    backend: Backend,
+    render: Render,
+    conversations: Sequence[Conversation],
+    traffic: Traffic,
+    *,
+    on_record: OnRecord,
+    clock: Clock = time.perf_counter,
+) -> LoadResult:
+    """Send all conversations and wait for all answers."""
+    slots: AbstractAsyncContextManager[object] = nullcontext()
+    if traffic.max_concurrency is not None:
+        slots = asyncio.Semaphore(traffic.max_concurrency)
+    records = [
+        [RequestRecord(turn.input_len, turn.output_len) for turn in conversation.turns]
+        for conversation in conversations
+    ]
+
+    async def converse(index: int) -> None:
+        async with slots:
+            await _converse(backend, render, conversations[index].turns, records[index], on_record)
+
+    max_lateness_s = 0.0
+    cpu_began_s = time.process_time()
+    began_s = clock()
+    async with asyncio.TaskGroup() as group:
+        for index, time_s in enumerate(arrival_times(traffic, len(conversations)).tolist()):
+            wait_s = began_s + time_s - clock()
+            if wait_s > 0:
+                await asyncio.sleep(wait_s)
+                wait_s = began_s + time_s - clock()
+            max_lateness_s = max(max_lateness_s, -wait_s)
+            group.create_task(converse(index))
+    duration_s = clock() - began_s
+    cpu_s = time.process_time() - cpu_began_s
+    return LoadResult(
+        [record for each in records for record in each],
+        began_s,
+        duration_s,
+        max_lateness_s,
+        cpu_s / duration_s if duration_s else 0.0,
+    )
+
+
+async def _converse(
+    backend: Backend,
+    render: Render,
+    turns: Sequence[Turn],
+    records: Sequence[RequestRecord],
+    on_record: OnRecord,
+) -> None:
+    """One turn after the other; the answers become part of the next prompt."""
+    messages: list[Message] = []
+    history_len = 0
+    failed = False
+    for turn, record in zip(turns, records, strict=True):
+        if failed:
+            record.error = "not sent: an earlier turn of the conversation failed"
+            on_record(record)
+            continue
+        record.input_len = history_len + turn.input_len
+        try:
+            if isinstance(turn.prompt, str):
+                messages.append({"role": "user", "content": turn.prompt})
+                await backend.generate(render(messages), turn.output_len, record)
+            else:
+                await backend.generate(turn.prompt, turn.output_len, record)
+        except RequestFailure as failure:
+            record.error = str(failure)
+            failed = True
+        on_record(record)
+        messages.append({"role": "assistant", "content": record.text})
+        history_len = record.input_len + record.output_len

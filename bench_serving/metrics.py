@@ -1,0 +1,198 @@
+"""Metrics: the figures of one run, computed from its records. Failed requests are counted, and enter nothing
+else.
+
+Names are those of SGLang's results, so that lines of both tools can be compared.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from bench_serving.load import LoadResult
+from bench_serving.records import RequestRecord
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+
+PEAK_WINDOW_S = 1.0
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """A distribution in milliseconds; all None when it has no values."""
+
+    mean: float | None = None
+    median: float | None = None
+    std: float | None = None
+    p90: float | None = None
+    p95: float | None = None
+    p99: float | None = None
+    max: float | None = None
+
+    @staticmethod
+    def of(values_s: Sequence[float]) -> Summary:
+        if not values_s:
+            return Summary()
+        ms = np.asarray(values_s) * 1e3
+        median, p90, p95, p99 = (float(value) for value in np.percentile(ms, (50, 90, 95, 99)))
+        return Summary(float(ms.mean()), median, float(ms.std()), p90, p95, p99, float(ms.max()))
+
+
+class Metrics(msgspec.Struct, frozen=True, kw_only=True):
+    """Rates are per second, lengths in tokens."""
+
+    duration: float
+    completed: int
+    failed: int
+    errors: dict[str, int]
+    """What went wrong and how often, the most frequent first."""
+    total_input_tokens: int
+    cached_input_tokens: int | None
+    """Of the input, what the server had in its prefix cache; None when no answer said it."""
+    total_output_tokens: int
+    total_output_tokens_retokenized: int | None
+    """The answers' texts through the tokenizer; None without one."""
+    request_throughput: float
+    input_throughput: float
+    output_throughput: float
+    max_output_tokens_per_s: float
+    """Of the busiest second."""
+    total_throughput: float
+    max_concurrent_requests: int
+    concurrency: float
+    """Requests in flight, on average."""
+    e2e_latency: Summary
+    ttft: Summary
+    tpot: Summary
+    itl: Summary
+    itl_source: str | None
+    """How a chunk's tokens were counted: `token counts` of the server, or `one token per chunk`."""
+    tokens_per_chunk: float | None
+    ended_early: int
+    """Requests with fewer output tokens than were asked for."""
+    goodput: float | None
+    """Requests per second that met every bound of --goodput."""
+    goodput_share: float | None
+    """Of all requests, failed ones included."""
+    max_lateness_ms: float
+    client_cpu_share: float
+
+
+def compute_metrics(
+    result: LoadResult, *, slo_ms: Mapping[str, float], num_retokenized: int | None
+) -> Metrics:
+    """`slo_ms` bounds ttft, tpot or e2el; empty: no goodput is asked for."""
+    good = [record for record in result.records if record.error is None]
+    duration_s = result.duration_s
+    num_input = sum(record.input_len for record in good)
+    num_output = sum(record.output_len for record in good)
+    cached = [record.cached_len for record in good if record.cached_len is not None]
+    num_chunks = sum(len(record.chunk_times_s) for record in good)
+    num_meeting = sum(meets(record, slo_ms) for record in good) if slo_ms else None
+    has_counts = all(record.has_token_counts for record in good)
+    return Metrics(
+        duration=duration_s,
+        completed=len(good),
+        failed=len(result.records) - len(good),
+        errors=dict(Counter(record.error for record in result.records if record.error).most_common()),
+        total_input_tokens=num_input,
+        cached_input_tokens=sum(cached) if cached else None,
+        total_output_tokens=num_output,
+        total_output_tokens_retokenized=num_retokenized,
+        request_throughput=_rate(len(good), duration_s),
+        input_throughput=_rate(num_input, duration_s),
+        output_throughput=_rate(num_output, duration_s),
+        max_output_tokens_per_s=_peak_output(good, duration_s),
+        total_throughput=_rate(num_input + num_output, duration_s),
+        max_concurrent_requests=_max_in_flight(good),
+        concurrency=_rate(sum(record.latency_s for record in good), duration_s),
+        e2e_latency=Summary.of([record.latency_s for record in good]),
+        ttft=Summary.of(_known([record.ttft_s for record in good])),
+        tpot=Summary.of(_known([record.tpot_s for record in good])),
+        itl=Summary.of([itl for record in good for itl in record.itls_s()]),
+        itl_source=None if not num_chunks else "token counts" if has_counts else "one token per chunk",
+        tokens_per_chunk=num_output / num_chunks if num_chunks else None,
+        ended_early=sum(record.output_len < record.asked_output_len for record in good),
+        goodput=None if num_meeting is None else _rate(num_meeting, duration_s),
+        goodput_share=None if num_meeting is None else num_meeting / max(1, len(result.records)),
+        max_lateness_ms=result.max_lateness_s * 1e3,
+        client_cpu_share=result.client_cpu_share,
+    )
+
+
+def meets(record: RequestRecord, slo_ms: Mapping[str, float]) -> bool:
+    """Within every bound. What a request does not have, such as a TPOT with one token, breaks none."""
+    seen = {"ttft": record.ttft_s, "tpot": record.tpot_s, "e2el": record.latency_s}
+    return all((seen[name] or 0.0) * 1e3 <= bound_ms for name, bound_ms in slo_ms.items())
+
+
+class Series(NamedTuple):
+    """One value for each window of `width_s` from the begin of the run."""
+
+    width_s: float
+    output_throughput: FloatArray
+    """Tokens per second."""
+    in_flight: FloatArray
+    """Requests, at the middle of the window."""
+
+
+def throughput_series(result: LoadResult, width_s: float) -> Series:
+    """How the run went over time."""
+    good = [record for record in result.records if record.error is None]
+    num_windows = max(1, math.ceil(result.duration_s / width_s))
+    tokens = np.zeros(num_windows)
+    in_flight = np.zeros(num_windows)
+    middles = result.began_s + (np.arange(num_windows) + 0.5) * width_s
+    for record in good:
+        times, counts = _arrivals(record)
+        windows = ((times - result.began_s) / width_s).astype(int)
+        np.add.at(tokens, np.clip(windows, 0, num_windows - 1), counts)
+        in_flight += (middles >= record.start_s) & (middles < record.end_s)
+    return Series(width_s, tokens / width_s, in_flight)
+
+
+def _arrivals(record: RequestRecord) -> tuple[FloatArray, FloatArray]:
+    """(times, tokens) of what came; all of it at the end where nothing was streamed.
+
+    Where chunks were counted as one token each, they share the number that the server reports.
+    """
+    if not record.chunk_times_s:
+        return np.array([record.end_s]), np.array([float(record.output_len)])
+    counts = np.asarray(record.chunk_tokens, float)
+    if not record.has_token_counts:
+        counts *= record.output_len / record.num_chunk_tokens
+    return np.asarray(record.chunk_times_s), counts
+
+
+def _peak_output(good: Sequence[RequestRecord], duration_s: float) -> float:
+    """The most that came within any window; a run shorter than the window is one."""
+    window_s = min(PEAK_WINDOW_S, duration_s)
+    if not good or not window_s:
+        return 0.0
+    arrivals = [_arrivals(record) for record in good]
+    times = np.concatenate([times for times, _ in arrivals])
+    counts = np.concatenate([counts for _, counts in arrivals])
+    order = np.argsort(times, kind="stable")
+    times = times[order]
+    until = np.concatenate([[0.0], np.cumsum(counts[order])])
+    first = np.searchsorted(times, times - window_s, side="left")
+    return float((until[1:] - until[first]).max()) / window_s
+
+
+def _max_in_flight(records: Sequence[RequestRecord]) -> int:
+    # At equal times an end comes first: a request that follows another does not run beside it.
+    changes = sorted([(r.start_s, 1) for r in records] + [(r.end_s, -1) for r in records])
+    return int(np.cumsum([0, *(change for _, change in changes)]).max())
+
+
+def _known(values: Sequence[float | None]) -> list[float]:
+    return [value for value in values if value is not None]
+
+
+def _rate(amount: float, duration_s: float) -> float:
+    return amount / duration_s if duration_s else 0.0

@@ -1,0 +1,87 @@
+"""RequestRecord: what the client saw of one request. Times are seconds of the clock the run was given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+Clock = Callable[[], float]
+
+
+class RequestFailure(Exception):
+    """One request did not complete; the text is what the user is shown."""
+
+
+@dataclass(slots=True, eq=False)
+class RequestRecord:
+    input_len: int
+    """The client's own count, in tokens, until the server has said what it counted."""
+    asked_output_len: int
+    start_s: float = 0.0
+    """When the client began to send, connecting included."""
+    end_s: float = 0.0
+    """When the last output, or the reason of the end, had arrived."""
+    chunk_times_s: list[float] = field(default_factory=list)
+    """Arrivals of the chunks that brought output; empty when the answer was not streamed."""
+    chunk_tokens: list[int] = field(default_factory=list)
+    """New tokens of each of those chunks: the server's count, or one where it does not say."""
+    has_token_counts: bool = True
+    """Whether chunk_tokens are the server's counts."""
+    reported_output_len: int | None = None
+    """The server's usage, where it sent one."""
+    cached_len: int | None = None
+    texts: list[str] = field(default_factory=list)
+    error: str | None = None
+
+    def add_chunk(self, now: float, text: str, num_tokens: int | None) -> None:
+        """Take in one chunk of a stream; None: the server did not say how many tokens it brings."""
+        if num_tokens is None or not self.has_token_counts:
+            if not text:
+                return
+            # One chunk without a count makes all the differences between counts meaningless.
+            self.has_token_counts = False
+            num_tokens = 1
+        elif num_tokens == 0 and not text:
+            return
+        self.chunk_times_s.append(now)
+        self.chunk_tokens.append(num_tokens)
+        self.texts.append(text)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def num_chunk_tokens(self) -> int:
+        return sum(self.chunk_tokens)
+
+    @property
+    def output_len(self) -> int:
+        return self.num_chunk_tokens if self.reported_output_len is None else self.reported_output_len
+
+    @property
+    def latency_s(self) -> float:
+        return self.end_s - self.start_s
+
+    @property
+    def ttft_s(self) -> float | None:
+        """None when nothing was streamed."""
+        return self.chunk_times_s[0] - self.start_s if self.chunk_times_s else None
+
+    @property
+    def tpot_s(self) -> float | None:
+        """Time per output token after the first; None when not streamed or there is no second token."""
+        ttft = self.ttft_s
+        if ttft is None or self.output_len < 2:
+            return None
+        return (self.latency_s - ttft) / (self.output_len - 1)
+
+    def itls_s(self) -> list[float]:
+        """A value for each token after the first chunk: the gap before its chunk over the chunk's tokens."""
+        gaps: list[float] = []
+        for index in range(1, len(self.chunk_times_s)):
+            num_tokens = self.chunk_tokens[index]
+            if num_tokens:
+                gap = self.chunk_times_s[index] - self.chunk_times_s[index - 1]
+                gaps += [gap / num_tokens] * num_tokens
+        return gaps

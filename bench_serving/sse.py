@@ -1,0 +1,38 @@
+"""EventParser: bytes as they come off a socket to the data of server-sent events. Knows no JSON."""
+
+from __future__ import annotations
+
+
+class EventParser:
+    """Incremental: an event may be split anywhere, and several may come at once. Lines end in LF or CRLF."""
+
+    __slots__ = ("_data", "_tail")
+
+    def __init__(self) -> None:
+        self._tail = b""
+        self._data: list[bytes] = []
+
+    def feed(self, received: bytes) -> list[bytes]:
+        """The data of every event that is complete now, in order."""
+        lines = (self._tail + received).split(b"\n")
+        self._tail = lines.pop()
+        events: list[bytes] = []
+        for line in lines:
+            self._take_line(line, events)
+        return events
+
+    def finish(self) -> list[bytes]:
+        """What the end of the body completes: some servers leave out the blank line after the last event."""
+        events: list[bytes] = []
+        self._take_line(self._tail, events)
+        self._take_line(b"", events)
+        self._tail = b""
+        return events
+
+    def _take_line(self, line: bytes, events: list[bytes]) -> None:
+        line = line.removesuffix(b"\r")
+        if line.startswith(b"data:"):
+            self._data.append(line[6:] if line[5:6] == b" " else line[5:])
+        elif not line and self._data:
+            events.append(b"\n".join(self._data))
+            self._data = []

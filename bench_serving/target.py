@@ -1,0 +1,107 @@
+"""Target: a server that is ready to be asked, and how to write prompts for its model."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from bench_serving.arguments import BenchConfig
+from bench_serving.backends.base import Backend, GenerationOptions, Message, Prompt
+from bench_serving.backends.openai import Api, OpenAIBackend, served_model
+from bench_serving.backends.sdk import SdkBackend
+from bench_serving.datasets.base import PromptSource, TokenizerSource, WordSource
+from bench_serving.http_client import HttpClient
+from bench_serving.load import Render, as_messages, as_text
+from bench_serving.records import RequestFailure
+from client.async_client import AsyncClient
+from client.discovery import find_run_dir
+from runtime.config import DEMO_MODEL
+from runtime.endpoints import Endpoints
+from runtime.errors import ConfigError, InvalidRequest, RingClosed
+from runtime.process import LaunchFile
+from text.tokenizer import Tokenizer
+from text.tokenizer import load as load_tokenizer
+
+DEMO_MODEL_NAME = "carousel-demo"
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    backend: Backend
+    source: PromptSource
+    render: Render
+    tokenizer: Tokenizer | None
+    description: str
+    """For the user: where, which model, whose tokenizer."""
+
+
+async def open_target(config: BenchConfig) -> Target:
+    """Find the server, its model and the model's tokenizer.
+
+    Raises: RequestFailure when the server does not answer, RingClosed when there is no runtime, ModelError
+    for a tokenizer that cannot be read, ConfigError for flags that this server or tokenizer cannot serve.
+    """
+    options = GenerationOptions(
+        stream=not config.disable_stream,
+        ignore_eos=not config.disable_ignore_eos,
+        add_special_tokens=not config.apply_chat_template,
+        extra=config.extra,
+    )
+    backend: Backend
+    if config.speaks == "sdk":
+        run_dir = find_run_dir(config.run_dir or None)
+        where = str(run_dir)
+        launch = _launch_file(run_dir).config
+        model, tokenizer_dir = launch.served_model_name, config.tokenizer or launch.tokenizer
+        client = AsyncClient(run_dir)
+        backend = SdkBackend(client, options, timeout_s=config.request_timeout, clock=time.perf_counter)
+        await client.connect()
+    else:
+        where = config.server_url
+        http = HttpClient(where, config.headers, timeout_s=config.request_timeout, clock=time.perf_counter)
+        model = config.model or await served_model(http)
+        tokenizer_dir = config.tokenizer or _tokenizer_of(model)
+        api: Api = "chat" if config.speaks == "chat" else "completions"
+        backend = OpenAIBackend(http, api, model, options, time.perf_counter)
+    tokenizer = load_tokenizer(Path(tokenizer_dir)) if tokenizer_dir else None
+    return Target(
+        backend,
+        TokenizerSource(tokenizer) if tokenizer is not None else WordSource(),
+        _render(config, tokenizer),
+        tokenizer,
+        f"{config.backend} at {where}, model {model}, "
+        + (f"tokenizer {tokenizer_dir}" if tokenizer_dir else "no tokenizer: a word is taken for a token"),
+    )
+
+
+def _launch_file(run_dir: Path) -> LaunchFile:
+    try:
+        return LaunchFile.read(Endpoints(run_dir).config_file)
+    except FileNotFoundError:
+        raise RingClosed(f"no runtime has its files in {run_dir}") from None
+
+
+def _tokenizer_of(model: str) -> str:
+    """Servers are often asked for a model by its directory; the demo model's is known. Empty: not here."""
+    if model == DEMO_MODEL_NAME:
+        return str(DEMO_MODEL)
+    return model if (Path(model) / "tokenizer.json").is_file() else ""
+
+
+def _render(config: BenchConfig, tokenizer: Tokenizer | None) -> Render:
+    if config.speaks == "chat":
+        return as_messages
+    if not config.apply_chat_template:
+        return as_text
+    if tokenizer is None or not tokenizer.has_chat_template:
+        raise ConfigError("--apply-chat-template: no tokenizer with a chat template; name one by --tokenizer")
+    renderer = tokenizer
+
+    def render(messages: list[Message]) -> Prompt:
+        try:
+            return renderer.apply_chat_template(messages)
+        except InvalidRequest as error:
+            raise RequestFailure(error.message) from None
+
+    return render
