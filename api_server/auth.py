@@ -1,4 +1,4 @@
-"""ApiKeyMiddleware: with a key set, everything but the probes asks for it."""
+"""ApiKeyMiddleware: with a key set, everything but the probes asks for it; /metrics unless it is open."""
 
 from __future__ import annotations
 
@@ -13,12 +13,17 @@ OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
 
 
 class ApiKeyMiddleware:
-    def __init__(self, app: ASGIApp, api_key: str) -> None:
+    def __init__(self, app: ASGIApp, api_key: str, *, metrics_open: bool) -> None:
         self._app = app
+        self._open_paths = OPEN_PATHS | {"/metrics"} if metrics_open else OPEN_PATHS
         self._key = api_key.encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS and not self._is_authorized(scope):
+        if (
+            scope["type"] == "http"
+            and scope["path"] not in self._open_paths
+            and not self._is_authorized(scope)
+        ):
             error = Unauthorized("a valid API key is required: Authorization: Bearer KEY")
             await error_response(error)(scope, receive, send)
             return

@@ -30,6 +30,7 @@ from api_server.sampling import include_usage, request_options, sampling_params
 from api_server.server_state import ServerState, new_id
 from client.result import Completion, Delta, TokenLogprob
 from runtime.errors import InvalidRequest
+from runtime.messages import Usage
 
 # Chat templates know "system"; "developer" is what OpenAI calls the same thing for its newer models.
 ROLES = {"developer": "system"}
@@ -42,7 +43,10 @@ async def create_chat_completion(request: Request) -> Response:
     server.check_model(body.model)
     server.check_serving()
     logprobs = _num_logprobs(body)
-    options = request_options(body)
+    streams_usage = include_usage(body)
+    options = request_options(
+        request_id=request.state.request_id, priority=body.priority, cache_salt=body.cache_salt
+    )
     if body.add_generation_prompt is not None:
         options["add_generation_prompt"] = body.add_generation_prompt
     job = Job(
@@ -55,11 +59,10 @@ async def create_chat_completion(request: Request) -> Response:
         ),
         options,
         stream=bool(body.stream),
-        include_usage=include_usage(body),
     )
     token_text = None if logprobs is None else await server.token_texts.get()
-    answer = ChatFormat(server.config.served_model_name, token_text, streams_usage=job.include_usage)
-    return Generation(server.client, job, answer, slow_reader_timeout_s=server.config.slow_reader_timeout)
+    answer = ChatFormat(server.config.served_model_name, token_text, streams_usage=streams_usage)
+    return Generation(server, job, answer)
 
 
 def conversation(messages: list[MessageBody]) -> list[dict[str, str]]:
@@ -120,8 +123,8 @@ class ChatFormat:
             choices.append(ChatChunkChoice(index, ChatDelta(), None, delta.finish_reason, delta.matched_stop))
         return [self._event([choice], None if self._streams_usage else UNSET) for choice in choices]
 
-    def usage_event(self, usage: UsageBody) -> ChatChunk:
-        return self._event([], usage)
+    def last_events(self, usages: Sequence[Usage]) -> list[msgspec.Struct]:
+        return [self._event([], usage_body(usages))] if self._streams_usage else []
 
     def response(self, completions: Sequence[Completion]) -> ChatResponse:
         choices = [

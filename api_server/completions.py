@@ -27,6 +27,7 @@ from api_server.server_state import ServerState, new_id
 from client.request_builder import Prompt
 from client.result import Completion, Delta, TokenLogprob
 from runtime.errors import InvalidRequest
+from runtime.messages import Usage
 from runtime.sampling_params import SamplingParams
 
 MAX_PROMPTS = 64
@@ -41,7 +42,10 @@ async def create_completion(request: Request) -> Response:
     # OpenAI's default is SamplingParams' own; false, which some libraries send for "none", is not zero.
     max_tokens = SamplingParams().max_tokens if body.max_tokens is None else body.max_tokens
     logprobs = None if body.logprobs is False else body.logprobs
-    options = request_options(body)
+    streams_usage = include_usage(body)
+    options = request_options(
+        request_id=request.state.request_id, priority=body.priority, cache_salt=body.cache_salt
+    )
     if body.add_special_tokens is not None:
         options["add_special_tokens"] = body.add_special_tokens
     job = Job(
@@ -49,13 +53,12 @@ async def create_completion(request: Request) -> Response:
         sampling_params(body, server.defaults, max_tokens=max_tokens, logprobs=logprobs),
         options,
         stream=bool(body.stream),
-        include_usage=include_usage(body),
     )
     token_text = None if logprobs is None else await server.token_texts.get()
     answer = CompletionFormat(
-        server.config.served_model_name, token_text, len(job.prompts), streams_usage=job.include_usage
+        server.config.served_model_name, token_text, len(job.prompts), streams_usage=streams_usage
     )
-    return Generation(server.client, job, answer, slow_reader_timeout_s=server.config.slow_reader_timeout)
+    return Generation(server, job, answer)
 
 
 def prompts_of(prompt: str | list[Any]) -> list[Prompt]:
@@ -92,8 +95,8 @@ class CompletionFormat:
             return []
         return [self._body([self._choice(index, delta)], None if self._streams_usage else UNSET)]
 
-    def usage_event(self, usage: UsageBody) -> CompletionResponse:
-        return self._body([], usage)
+    def last_events(self, usages: Sequence[Usage]) -> list[msgspec.Struct]:
+        return [self._body([], usage_body(usages))] if self._streams_usage else []
 
     def response(self, completions: Sequence[Completion]) -> CompletionResponse:
         choices = [self._choice(index, each) for index, each in enumerate(completions)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Mapping
 from http import HTTPStatus
 
 import msgspec
@@ -40,6 +41,17 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError(error.detail, code=code, status=error.status_code)
     logger.error("a request failed", exc_info=error)
     return RequestError("the server failed on this request", status=500)
+
+
+def respelled(error: RequestError, names: Mapping[str, str]) -> RequestError:
+    """The error with its parameter as the body spells it."""
+    name = names.get(error.param or "")
+    if name is None or error.param is None:
+        return error
+    message = error.message
+    if message.startswith(error.param):
+        message = name + message.removeprefix(error.param)
+    return RequestError(message, param=name, code=error.code, status=error.status)
 
 
 def error_body(error: RequestError) -> bytes:

@@ -7,19 +7,21 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Sequence
-from contextlib import aclosing
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from api_server.errors import as_request_error, error_body
+from api_server.errors import as_request_error, error_body, respelled
+from api_server.metrics import SequenceTimer
 from api_server.openai_types import PromptTokensDetails, UsageBody
+from api_server.server_state import ServerState
 from api_server.sse import EventWriter
-from client.async_client import AsyncClient, AsyncResultStream
+from client.async_client import AsyncResultStream
 from client.request_builder import Prompt, RequestOptions
 from client.result import Completion, Delta
 from runtime.errors import RequestError
@@ -35,7 +37,8 @@ class Job:
     sampling: SamplingParams
     options: RequestOptions
     stream: bool
-    include_usage: bool
+    param_names: Mapping[str, str] = field(default_factory=dict)
+    """The body's names of what the client library calls otherwise, for errors."""
 
 
 class Format(Protocol):
@@ -44,24 +47,22 @@ class Format(Protocol):
     def events(self, index: int, delta: Delta) -> list[msgspec.Struct]:
         """The events of a choice's delta; none where there is nothing to tell."""
 
-    def usage_event(self, usage: UsageBody) -> msgspec.Struct:
-        """The last event, with the usage of all choices."""
+    def last_events(self, usages: Sequence[Usage]) -> list[msgspec.Struct]:
+        """The events after all choices have ended."""
 
-    def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
+    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | list[msgspec.Struct]:
         """The body of an answer that is not streamed."""
 
 
 class Generation(Response):
     """The ASGI response of a generating endpoint."""
 
-    def __init__(
-        self, client: AsyncClient, job: Job, answer: Format, *, slow_reader_timeout_s: float
-    ) -> None:
+    def __init__(self, server: ServerState, job: Job, answer: Format) -> None:
         super().__init__()
-        self._client = client
+        self._server = server
+        self._client = server.client
         self._job = job
         self._answer = answer
-        self._slow_reader_timeout_s = slow_reader_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
@@ -69,31 +70,41 @@ class Generation(Response):
             writer = EventWriter(
                 send,
                 scope["state"]["abort_connection"],
-                slow_reader_timeout_s=self._slow_reader_timeout_s,
+                slow_reader_timeout_s=self._server.config.slow_reader_timeout,
             )
-            await _run_until_disconnect(receive, self._stream(writer))
+            work = self._stream(writer)
         else:
-            await _run_until_disconnect(receive, self._complete(scope, receive, send))
+            work = self._complete(scope, receive, send)
+        try:
+            await _run_until_disconnect(receive, work)
+        except RequestError as error:
+            raise respelled(error, self._job.param_names) from None
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         try:
             async with asyncio.TaskGroup() as group:
-                calls = [
-                    group.create_task(self._client.generate(prompt, job.sampling, **job.options))
-                    for prompt in job.prompts
-                ]
+                calls = [group.create_task(self._generate(prompt)) for prompt in job.prompts]
         except ExceptionGroup as errors:
             raise errors.exceptions[0] from None
-        completions = [_complete_or_raise(call.result()) for call in calls]
-        body = msgspec.json.encode(self._answer.response(completions))
+        body = msgspec.json.encode(self._answer.response([call.result() for call in calls]))
         await Response(body, media_type="application/json")(scope, receive, send)
+
+    async def _generate(self, prompt: Prompt) -> Completion:
+        with SequenceTimer(self._server.metrics) as timer:
+            completion = await self._client.generate(prompt, self._job.sampling, **self._job.options)
+            if completion.finish_reason == "abort":
+                raise _aborted()
+            timer.note_finished(completion.usage)
+            return completion
 
     async def _stream(self, writer: EventWriter) -> None:
         job = self._job
         streams = [self._client.stream(prompt, job.sampling, **job.options) for prompt in job.prompts]
         try:
-            await self._write_events(writer, streams)
+            with ExitStack() as stack:
+                timers = [stack.enter_context(SequenceTimer(self._server.metrics)) for _ in streams]
+                await self._write_events(writer, streams, timers)
         except Exception as error:
             if not writer.has_begun:
                 raise
@@ -103,19 +114,20 @@ class Generation(Response):
                 await stream.aclose()
         await writer.end()
 
-    async def _write_events(self, writer: EventWriter, streams: Sequence[AsyncResultStream]) -> None:
+    async def _write_events(
+        self, writer: EventWriter, streams: Sequence[AsyncResultStream], timers: Sequence[SequenceTimer]
+    ) -> None:
         encode = msgspec.json.Encoder().encode
         usages: list[Usage] = []
         async with aclosing(_merge(streams)) as deltas:
             async for index, delta in deltas:
+                timers[index].note_delta(delta)
                 if delta.finish_reason == "abort":
                     raise _aborted()
                 await writer.write(*map(encode, self._answer.events(index, delta)))
                 if delta.usage is not None:
                     usages.append(delta.usage)
-        if self._job.include_usage:
-            await writer.write(encode(self._answer.usage_event(usage_body(usages))))
-        await writer.write(b"[DONE]")
+        await writer.write(*map(encode, self._answer.last_events(usages)), b"[DONE]")
 
 
 def usage_body(usages: Sequence[Usage]) -> UsageBody:
@@ -124,12 +136,6 @@ def usage_body(usages: Sequence[Usage]) -> UsageBody:
     completion = sum(usage.completion_tokens for usage in usages)
     cached = sum(usage.cached_tokens for usage in usages)
     return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
-
-
-def _complete_or_raise(completion: Completion) -> Completion:
-    if completion.finish_reason == "abort":
-        raise _aborted()
-    return completion
 
 
 def _aborted() -> RequestError:

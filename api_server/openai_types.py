@@ -6,6 +6,7 @@ spellings only (`NEUTRAL`), because client libraries send those unasked.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 import msgspec
@@ -47,10 +48,12 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 }
 
 
-def refuse_unsupported(body: Struct, where: str = "") -> None:
+def refuse_unsupported(
+    body: Struct, where: str = "", neutral_values: Mapping[str, tuple[Any, ...]] = NEUTRAL
+) -> None:
     """Raises InvalidRequest for the first field that asks for something that is not built."""
     for name in body.__struct_fields__:
-        accepted = NEUTRAL.get(name)
+        accepted = neutral_values.get(name)
         if accepted is None:
             continue
         value = getattr(body, name)

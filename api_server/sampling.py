@@ -6,6 +6,7 @@ default, which is neutral (temperature 1, top_p 1).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -24,28 +25,48 @@ def sampling_params(
     body: GenerationBody, defaults: SamplingDefaults, *, max_tokens: int, logprobs: int | None
 ) -> SamplingParams:
     """A seed that is not given stays open: each prompt draws its own. Raises InvalidRequest."""
-    values: dict[str, Any] = {name: value for name, value in _items(defaults) if value is not None}
-    for name in SamplingParams.__struct_fields__:
-        value = None if name in OWN_FIELDS else getattr(body, name)
-        if value is not None:
-            values[name] = value
+    values = {
+        name: getattr(body, name) for name in SamplingParams.__struct_fields__ if name not in OWN_FIELDS
+    }
+    return checked_sampling(
+        defaults,
+        values,
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        stop=body.stop,
+        logit_bias=body.logit_bias,
+    )
+
+
+def checked_sampling(
+    defaults: SamplingDefaults,
+    given: Mapping[str, Any],
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    stop: str | list[str] | None,
+    logit_bias: Mapping[str, float] | None,
+) -> SamplingParams:
+    """`given`: values by the names of SamplingParams, None where the body has none. Raises InvalidRequest."""
+    values = {name: value for name, value in _items(defaults) if value is not None}
+    values |= {name: value for name, value in given.items() if value is not None}
     sampling = SamplingParams(
         max_tokens=max_tokens,
         logprobs=logprobs,
-        stop=_stop_strings(body.stop),
-        logit_bias=_logit_bias(body.logit_bias),
+        stop=_stop_strings(stop),
+        logit_bias=_logit_bias(logit_bias),
         **values,
     )
     sampling.validate()
     return sampling
 
 
-def request_options(body: GenerationBody) -> RequestOptions:
-    options = RequestOptions()
-    if body.priority is not None:
-        options["priority"] = body.priority
-    if body.cache_salt is not None:
-        options["cache_salt"] = body.cache_salt
+def request_options(*, request_id: str, priority: int | None, cache_salt: str | None) -> RequestOptions:
+    options = RequestOptions(label=request_id)
+    if priority is not None:
+        options["priority"] = priority
+    if cache_salt is not None:
+        options["cache_salt"] = cache_salt
     return options
 
 
@@ -67,7 +88,7 @@ def _stop_strings(stop: str | list[str] | None) -> tuple[str, ...]:
     return (stop,) if isinstance(stop, str) else tuple(stop)
 
 
-def _logit_bias(bias: dict[str, float] | None) -> tuple[tuple[int, float], ...]:
+def _logit_bias(bias: Mapping[str, float] | None) -> tuple[tuple[int, float], ...]:
     """JSON has no integer keys."""
     pairs = []
     for key, value in (bias or {}).items():

@@ -6,13 +6,18 @@ import time
 import uuid
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from api_server.logprobs import TokenTexts
+from api_server.metrics import Metrics
 from client.async_client import AsyncClient
 from runtime.config import RuntimeConfig
 from runtime.errors import RequestError, RingClosed
 from runtime.model_config import SamplingDefaults
 from runtime.status_page import StatusPage
+
+# A scrape gives up after ten seconds by default; it is to get this answer before.
+CONTROL_TIMEOUT_S = 5.0
 
 
 @dataclass(slots=True, eq=False)
@@ -22,10 +27,12 @@ class ServerState:
     defaults: SamplingDefaults
     status: StatusPage
     token_texts: TokenTexts = field(init=False)
+    metrics: Metrics = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
         self.token_texts = TokenTexts(Path(self.config.tokenizer))
+        self.metrics = Metrics(self.config.served_model_name)
 
     def check_serving(self) -> None:
         """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""
@@ -39,12 +46,33 @@ class ServerState:
         if state != "ready" or not self.client.is_connected:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
 
+    async def runtime_info(self) -> dict[str, Any]:
+        """What the scheduler says of itself now. Raises RequestError (503), RingClosed."""
+        self.check_serving()
+        try:
+            return await self.client.server_info(timeout=CONTROL_TIMEOUT_S)
+        except TimeoutError:
+            raise _no_answer() from None
+
+    async def flush_cache(self) -> dict[str, Any]:
+        """Forget what no request uses; the pages that were freed. Raises RequestError (503), RingClosed."""
+        self.check_serving()
+        try:
+            freed: dict[str, Any] = await self.client.flush_cache(timeout=CONTROL_TIMEOUT_S)
+        except TimeoutError:
+            raise _no_answer() from None
+        return freed
+
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for a model that is not served here. None means the one there is."""
         if name is not None and name != self.config.served_model_name:
             raise RequestError(
                 f"The model `{name:.100}` does not exist", param="model", code="model_not_found", status=404
             )
+
+
+def _no_answer() -> RequestError:
+    return RequestError("the runtime has not answered in time", code="timeout", status=503)
 
 
 def new_id(prefix: str) -> str:

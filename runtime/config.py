@@ -65,6 +65,7 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     api_key: Annotated[
         str, _setting("require this key (Authorization: Bearer ...); also CAROUSEL_API_KEY")
     ] = ""
+    metrics_open: Annotated[bool, _setting("answer /metrics without the API key")] = False
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], _setting("how much the processes log")
     ] = "info"

@@ -27,6 +27,7 @@ from runtime.messages import (
 from runtime.wire import TOKEN_BYTES
 from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.queue_times import BOUNDS_S
 from scheduler_proc.request import Request, StopIds
 
 TOMBSTONE_S = 30.0
@@ -227,7 +228,7 @@ class Intake:
     # -- questions ------------------------------------------------------------------------------------------
 
     def _control(self, message: ControlRequest) -> None:
-        body = self._flush_cache() if message.op == "flush_cache" else self.server_info()
+        body: object = self._flush_cache() if message.op == "flush_cache" else self.server_info()
         raw = msgspec.Raw(msgspec.msgpack.encode(body))
         self._lifecycle.output.reply(ControlReply(message.client, message.number, raw))
 
@@ -237,7 +238,7 @@ class Intake:
         num_freed = kv.flush()
         return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}
 
-    def server_info(self) -> dict[str, int | float | str]:
+    def server_info(self) -> dict[str, int | float | str | list[int] | list[float]]:
         lifecycle, kv = self._lifecycle, self._lifecycle.kv
         return {
             **self._settings,
@@ -255,6 +256,9 @@ class Intake:
             "num_terminated": lifecycle.num_terminated,
             "num_replaced": lifecycle.num_replaced,
             "num_retracted": lifecycle.num_retracted,
+            "queue_time_bounds_s": list(BOUNDS_S),
+            "queue_time_counts": lifecycle.queue_times.counts,
+            "queue_time_sum_s": lifecycle.queue_times.sum_s,
         }
 
 

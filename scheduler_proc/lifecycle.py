@@ -9,6 +9,8 @@ accepted = terminated + replaced + live, always.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from msgspec import Raw
@@ -18,6 +20,7 @@ from runtime.messages import Closed, ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity import SlotPool
 from scheduler_proc.output import Output
+from scheduler_proc.queue_times import QueueTimes
 from scheduler_proc.request import Request, Status
 from scheduler_proc.waiting_queue import WaitingQueue
 
@@ -27,13 +30,21 @@ Reason: TypeAlias = Literal["stop", "length", "abort", "stop_string", "error"]
 class Lifecycle:
     """Owns the table of live sequences and the waiting queue."""
 
-    def __init__(self, kv: KVCacheManager, slots: SlotPool, output: Output) -> None:
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        slots: SlotPool,
+        output: Output,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.kv = kv
         self.slots = slots
         self.output = output
         self.requests: dict[bytes, Request] = {}
         """By sequence key: at most one attempt of a sequence is alive."""
         self.waiting = WaitingQueue()
+        self.queue_times = QueueTimes()
+        self._clock = clock
         self.num_accepted = 0
         self.num_terminated = 0
         self.num_replaced = 0
@@ -57,8 +68,12 @@ class Lifecycle:
 
     def note_admitted(self, positions: list[int]) -> None:
         """The requests at these places of the waiting queue have got a row."""
+        now = self._clock()
         for position in positions:
-            self.waiting[position].status = Status.RUNNING
+            req = self.waiting[position]
+            req.status = Status.RUNNING
+            if not req.num_retractions:
+                self.queue_times.add(now - req.arrived_s)
         self.waiting.remove_at(positions)
 
     def finish(

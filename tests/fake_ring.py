@@ -90,6 +90,8 @@ class FakeRing:
         self.requests: list[GenerateRequest] = []
         self.aborts: list[AbortRequest] = []
         self.pings: list[Ping] = []
+        self.info: dict[str, Any] = {}
+        """What it adds to the name of the operation when it is asked about itself."""
         self.shakes_hands = True
         self.foreign_header = b""
         """Sent instead of HelloAck, as a detokenizer of another build does."""
@@ -191,7 +193,7 @@ class FakeRing:
         if isinstance(message, AbortRequest):
             self.aborts.append(message)
         elif isinstance(message, ControlRequest):
-            body = msgspec.Raw(msgspec.msgpack.encode({"op": message.op}))
+            body = msgspec.Raw(msgspec.msgpack.encode({"op": message.op, **self.info}))
             self._send(ControlReply(message.client, message.number, body))
         else:
             self.requests.append(message)

@@ -67,6 +67,44 @@ def test_the_model_is_listed(client: openai.OpenAI) -> None:
     assert client.models.retrieve("demo").id == "demo"
 
 
+def metric(launch: Launched, name: str) -> float:
+    text = httpx.get(f"{launch.url}/metrics", timeout=60.0).text
+    (line,) = [line for line in text.splitlines() if line.startswith(f"sglang:{name}{{")]
+    return float(line.rpartition(" ")[2])
+
+
+def test_both_dialects_give_the_same_tokens_and_are_counted(launch: Launched) -> None:
+    names = ("num_requests_total", "e2e_request_latency_seconds_count", "queue_time_seconds_count")
+    before = [metric(launch, name) for name in (*names, "generation_tokens_total")]
+    with httpx.Client(base_url=launch.url, timeout=60.0) as http:
+        body = {"prompt": PROMPT, "max_tokens": 8, "temperature": 0, "logprobs": 1}
+        choice = http.post("/v1/completions", json=body).json()["choices"][0]
+        body = {
+            "text": PROMPT,
+            "sampling_params": {"max_new_tokens": 8, "temperature": 0},
+            "return_logprob": True,
+        }
+        whole = http.post("/generate", json=body).json()
+        lines = http.post("/generate", json={**body, "stream": True}).text.split("\n\n")
+        last = json.loads(lines[-3].removeprefix("data: "))
+    assert whole["text"] == last["text"] == choice["text"]
+    assert whole["output_ids"] == last["output_ids"]
+    logprobs = [value for value, _, _ in whole["meta_info"]["output_token_logprobs"]]
+    # A prompt that is cached is computed in other pieces.
+    assert logprobs == pytest.approx(choice["logprobs"]["token_logprobs"], abs=1e-4)
+    after = [metric(launch, name) for name in (*names, "generation_tokens_total")]
+    assert [new - old for new, old in zip(after, before, strict=True)] == [3, 3, 3, 24]
+
+
+def test_the_cache_can_be_flushed_and_the_settings_read(launch: Launched) -> None:
+    with httpx.Client(base_url=launch.url, timeout=60.0) as http:
+        wait_idle(launch)
+        assert http.post("/flush_cache").json()["num_pages_in_use"] == 0
+        info = http.get("/server_info").json()
+        assert info["num_cached_pages"] == 0
+        assert info["settings"]["max_running_requests"] == 8
+
+
 def test_a_greedy_completion_is_the_same_streamed_or_not(client: openai.OpenAI) -> None:
     whole = client.completions.create(model="demo", prompt=PROMPT, max_tokens=24, temperature=0)
     events = list(

@@ -1,0 +1,139 @@
+"""The bodies of /generate, as SGLang spells them: what a request may hold, and what an answer holds."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from msgspec import UNSET, Struct, UnsetType
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "logprob_start_len": (None, -1),
+    "token_ids_logprob": (None, []),
+    "input_embeds": (None,),
+    "image_data": (None, []),
+    "video_data": (None, []),
+    "audio_data": (None, []),
+    "modalities": (None, []),
+    "return_hidden_states": (None, False),
+    "return_routed_experts": (None, False),
+    "session_params": (None, {}),
+    "lora_path": (None, ""),
+    "custom_logit_processor": (None, ""),
+    "bootstrap_host": (None,),
+    "bootstrap_port": (None,),
+    "bootstrap_room": (None,),
+    "background": (None, False),
+    "log_metrics": (None, True),
+    "n": (None, 1),
+    "best_of": (None, 1),
+    "json_schema": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "structural_tag": (None,),
+    "stop_regex": (None, "", []),
+    "spaces_between_special_tokens": (None, True),
+    "stream_interval": (None, 1),
+    "custom_params": (None, {}),
+}
+
+
+class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Null is the same as absent."""
+
+    max_new_tokens: int | None = None
+    min_new_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    sampling_seed: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: dict[str, float] | None = None
+
+    n: Any = None
+    best_of: Any = None
+    json_schema: Any = None
+    regex: Any = None
+    ebnf: Any = None
+    structural_tag: Any = None
+    stop_regex: Any = None
+    spaces_between_special_tokens: Any = None
+    stream_interval: Any = None
+    custom_params: Any = None
+
+
+class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[int | list[int]] | None = None
+    sampling_params: GenerateSampling | None = None
+    rid: str | None = None
+    return_logprob: bool | None = None
+    top_logprobs_num: int | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    priority: int | None = None
+    cache_salt: str | None = None
+
+    logprob_start_len: Any = None
+    token_ids_logprob: Any = None
+    input_embeds: Any = None
+    image_data: Any = None
+    video_data: Any = None
+    audio_data: Any = None
+    modalities: Any = None
+    return_hidden_states: Any = None
+    return_routed_experts: Any = None
+    session_params: Any = None
+    lora_path: Any = None
+    custom_logit_processor: Any = None
+    bootstrap_host: Any = None
+    bootstrap_port: Any = None
+    bootstrap_room: Any = None
+    background: Any = None
+    log_metrics: Any = None
+
+
+class Logprob(Struct, array_like=True):
+    logprob: float
+    token_id: int
+    text: str | None
+
+
+class FinishInfo(Struct, omit_defaults=True):
+    type: Literal["stop", "length"]
+    matched: str | int | UnsetType | None = UNSET
+    """Of a stop: the stop string or id; null where the model ended by its own end token."""
+    length: int | UnsetType = UNSET
+    """Of a length: the tokens that came."""
+
+
+class MetaInfo(Struct):
+    """The usage of the prompt and the time are known at the end; the events before it are without them."""
+
+    id: str
+    finish_reason: FinishInfo | None
+    completion_tokens: int
+    prompt_tokens: int | UnsetType = UNSET
+    cached_tokens: int | UnsetType = UNSET
+    e2e_latency: float | UnsetType = UNSET
+    """Seconds."""
+    input_token_logprobs: list[Logprob] | UnsetType = UNSET
+    output_token_logprobs: list[Logprob] | UnsetType = UNSET
+    output_top_logprobs: list[list[Logprob]] | UnsetType = UNSET
+
+
+class GenerateResponse(Struct):
+    """Also each event of a stream: text, ids and logprobs are all there are so far, not what is new."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | UnsetType = UNSET
+    """Of a stream over several prompts: whose event it is."""

@@ -1,0 +1,18 @@
+"""QueueTimes: how long requests waited for their first row, as a histogram. Knows no request."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+
+BOUNDS_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+
+
+class QueueTimes:
+    def __init__(self) -> None:
+        self.counts = [0] * (len(BOUNDS_S) + 1)
+        """How many waited at most so long and longer than the bound before; the last: longer than all."""
+        self.sum_s = 0.0
+
+    def add(self, seconds: float) -> None:
+        self.counts[bisect_left(BOUNDS_S, seconds)] += 1
+        self.sum_s += seconds

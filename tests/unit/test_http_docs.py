@@ -1,0 +1,58 @@
+"""docs/openai.md speaks of everything that the HTTP server knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from starlette.routing import Route
+
+from api_server.app import make_app
+from api_server.generate_types import GenerateBody, GenerateSampling
+from api_server.metrics import Metrics
+from api_server.openai_types import ChatBody, CompletionBody, MessageBody
+from runtime.config import RuntimeConfig
+from runtime.status_page import Status
+from tests.unit.test_http_control import INFO
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text()
+OPENAI, _, REST = TEXT.partition("\n## /generate\n")
+GENERATE = REST.partition("\n## ")[0]
+
+
+def named_in(text: str) -> set[str]:
+    """Every name within a code span."""
+    return {name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"\w+", span)}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (CompletionBody, OPENAI),
+        (ChatBody, OPENAI),
+        (MessageBody, OPENAI),
+        (GenerateBody, GENERATE),
+        (GenerateSampling, GENERATE),
+    ],
+)
+def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:
+    assert not set(body.__struct_fields__) - named_in(text)
+
+
+def test_every_path_is_in_the_table() -> None:
+    server: Any = SimpleNamespace(config=RuntimeConfig())
+    paths = {route.path for route in make_app(server).routes if isinstance(route, Route)}
+    assert "/generate" in paths
+    for path in paths:
+        assert path.replace(":path", "") in TEXT
+
+
+def test_every_metric_is_in_the_table() -> None:
+    text = Metrics("m").render(Status(), INFO).decode()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    names = {name.removeprefix("sglang:") for name in names if not name.endswith("_created")}
+    assert names == named_in(TEXT.partition("\n## Metrics\n")[2]) - {"model_name", "sglang"}
