@@ -182,7 +182,7 @@ def test_a_sweep_has_a_line_and_a_json_object_for_each_rate_and_fresh_prompts(
     assert len({body["prompt"] for body in bodies}) == 4
 
 
-@pytest.mark.parametrize("flags", [(), ("--sweep", "1000,inf"), ("--disable-ignore-eos",)])
+@pytest.mark.parametrize("flags", [(), ("--sweep", "1000,inf")])
 def test_a_plot_is_a_png(tmp_path: Path, flags: tuple[str, ...]) -> None:
     path = tmp_path / "plot.png"
     run("--num-prompts", "2", "--plot", str(path), *flags)

@@ -372,7 +372,7 @@ def test_stop_strings_cut_the_same_text_streamed_at_once_and_resumed(ring: Ring)
     rng = random.Random(0)
     pool = sorted({token for text in ("ab ba aab\n", "é😀漢") for token in ring.ids(text)})
     num_matches = 0
-    for number in range(200):
+    for number in range(60):
         ids = rng.choices(pool, k=rng.randrange(1, 14))
         stops = tuple(
             {"".join(rng.choices("ab\né漢 ", k=rng.randrange(1, 4))) for _ in range(rng.randrange(1, 4))}
@@ -392,4 +392,4 @@ def test_stop_strings_cut_the_same_text_streamed_at_once_and_resumed(ring: Ring)
             assert (finish.matched, finish.usage.completion_tokens) == expected[1:]
             assert finish.reason == ("length" if expected[1] is None else "stop")
             ring.outputs.clear()
-    assert num_matches > 50
+    assert num_matches > 15
