@@ -12,6 +12,7 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import (
     PackedLinear,
     RmsNorm,
@@ -32,15 +33,15 @@ from tests.cpu.paged_forward import PagedForward
 
 pytestmark = needs_compiler
 
-# Results of one rounding to bfloat16 differ by one step where the float32 before it lay on the other side of
-# the middle; float32 sums of a few hundred terms by a few steps.
-RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-7}
+# Where float32 before a rounding to bfloat16 lies near the middle of two, the results are one step (2^-7)
+# apart; the norm and the gate round twice. Sums of a few hundred float32 differ by a few steps.
+RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6}
 TARGETS = ["native", "portable"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
 @pytest.fixture(params=TARGETS)
-def kernels(request: pytest.FixtureRequest) -> object:
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return native_kernels(request.param)
 
 
@@ -48,7 +49,7 @@ def _normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _packing_kernels() -> object:
+def _packing_kernels() -> NativeKernels:
     kernels = native_kernels()
     if not kernels.packs_linear:
         pytest.skip("this CPU does not multiply bfloat16 itself, so linear layers stay with torch")
@@ -92,7 +93,9 @@ def test_packed_linear_equals_float64(
     scale = F.linear(rows.double().abs(), weight.double().abs(), addend.abs())
     together = linear(rows)
     assert together.dtype is out_dtype
-    assert ((together.double() - expected).abs() / scale).max() < RTOL[out_dtype] / 2
+    assert ((together.double() - expected).abs() / scale).max() < RTOL[
+        out_dtype
+    ] / 4  # rounded once, to nearest
     for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 97):
         assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
@@ -111,7 +114,9 @@ def test_rows_of_a_packed_weight_are_the_weights_rows() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
 @pytest.mark.parametrize("size", [16, 80, 896])
-def test_rms_norm_equals_the_torch_version(size: int, rows: int, dtype: torch.dtype, kernels: object) -> None:
+def test_rms_norm_equals_the_torch_version(
+    size: int, rows: int, dtype: torch.dtype, kernels: NativeKernels
+) -> None:
     x = _normal(rows, size, dtype=dtype)
     weight = _normal(size, dtype=dtype, seed=1)
     norm = RmsNorm(kernels, weight, 1e-6)
@@ -124,7 +129,7 @@ def test_rms_norm_equals_the_torch_version(size: int, rows: int, dtype: torch.dt
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_rms_norm_takes_heads_of_tokens_that_lie_apart(dtype: torch.dtype, kernels: object) -> None:
+def test_rms_norm_takes_heads_of_tokens_that_lie_apart(dtype: torch.dtype, kernels: NativeKernels) -> None:
     fused = _normal(9, 7, 64, dtype=dtype)
     q = fused[:, 2:5]
     weight = _normal(64, dtype=dtype, seed=1)
@@ -136,7 +141,7 @@ def test_rms_norm_takes_heads_of_tokens_that_lie_apart(dtype: torch.dtype, kerne
 @pytest.mark.parametrize("rows", [0, 1, 7, 64])
 @pytest.mark.parametrize("size", [16, 80, 704])
 def test_silu_and_mul_equals_the_torch_version(
-    size: int, rows: int, dtype: torch.dtype, kernels: object
+    size: int, rows: int, dtype: torch.dtype, kernels: NativeKernels
 ) -> None:
     gate_up = _normal(rows, 2 * size, dtype=dtype)
     if rows:
@@ -147,7 +152,9 @@ def test_silu_and_mul_equals_the_torch_version(
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("head_dim", [16, 64, 80, 96])
-def test_attention_rotates_as_apply_rope_does(head_dim: int, dtype: torch.dtype, kernels: object) -> None:
+def test_attention_rotates_as_apply_rope_does(
+    head_dim: int, dtype: torch.dtype, kernels: NativeKernels
+) -> None:
     layer = AttentionLayer(0, 4, 2, head_dim, head_dim**-0.5, None)
     positions = torch.arange(40)
     batch = ForwardBatch(

@@ -25,8 +25,18 @@ Target = Literal["native", "portable"]
 
 SOURCE_DIR = Path(__file__).parent / "src"
 COMPILERS = ("g++", "c++", "clang++")
-# Contraction to fused multiply-add is what GNU C++ does by default and ISO C++ does not.
-FLAGS = ("-std=c++17", "-O3", "-fPIC", "-shared", "-fopenmp", "-ffp-contract=fast", "-fno-math-errno")
+FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-shared",
+    "-fopenmp",
+    "-ffp-contract=fast",  # to fused multiply-add: what GNU C++ does by default and ISO C++ does not
+    "-fno-math-errno",
+    # The loader merges static variables of visible templates over all libraries of a process, and those of
+    # libraries for different CPUs differ in size.
+    "-fvisibility=hidden",
+)
 COMPILE_TIMEOUT_S = 300.0
 
 

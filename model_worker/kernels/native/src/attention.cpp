@@ -1,15 +1,16 @@
-// Causal attention of new tokens over a paged KV pool: decodes, whole prompts and chunks after a cached prefix.
+// Causal attention of new tokens over a paged KV pool: decodes, whole prompts and chunks after a cached
+// prefix.
 //
-// The result of a query row is the same bits whatever else is in the batch, however its sequence was chunked and
-// however many threads work: keys are taken in blocks of kBlock and splits of kSplit, both counted from position
-// 0 of the sequence; a split is reduced block by block, and the splits of a row are folded in their order. Only
-// who computes which split, and when, depends on the batch.
+// The result of a query row is the same bits whatever else is in the batch, however its sequence was chunked
+// and however many threads work: keys are taken in blocks of kBlock and splits of kSplit, both counted from
+// position 0 of the sequence; a split is reduced block by block, and the splits of a row are folded in their
+// order. Only who computes which split, and when, depends on the batch.
 //
 //   keys of a row   |0 ........ split 0 ........ 255|256 ...... split 1 ...... 511|512 . split 2 .|
 //                    block block block block         block block block block       block cut
 //
-// Query rows of one sequence and one KV head are (token, head of the group) pairs, tokens first; a tile of them
-// shares the packed keys and values.
+// Query rows of one sequence and one KV head are (token, head of the group) pairs, tokens first; a tile of
+// them shares the packed keys and values.
 #include <memory>
 #include <vector>
 
@@ -17,6 +18,11 @@
 #include "attention_call.h"
 
 namespace carousel {
+
+// Few tiles, as in a small decode batch, leave threads idle, or the longest sequence alone at the end: then
+// threads share the splits of a tile. Not of one with many rows, whose partial results would take more memory
+// than the keys they are of.
+constexpr int kMaxSharedRows = 32;
 
 template <class T>
 void rotate(const T* x, const float* cos_sin, int head_dim, float* out) {
@@ -85,7 +91,8 @@ inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_
 
 // What split `split` of the keys gives each row of the tile. Queries must have been loaded.
 template <class Math>
-void attend_split(const AttentionCall& call, const Tile& tile, int split, Workspace<Math>& work, Partial out) {
+void attend_split(const AttentionCall& call, const Tile& tile, int split, Workspace<Math>& work,
+                  Partial out) {
   using T = typename Math::Stored;
   constexpr int kStep = 4 * kLanes;  // scores are computed for up to four vectors of keys at once
   const int head_dim = call.head_dim;
@@ -100,8 +107,10 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
   const int64_t first = std::max<int64_t>((int64_t)split * kSplit, tile.first_key(0, group, call.window));
   const int64_t begin = first / kBlock * kBlock;
   const int64_t end = std::min<int64_t>((split + 1LL) * kSplit, tile.end_key(tile.num_rows - 1, group));
-  // Memory answers slowly: each block asks for the next one, also over the end of the split if that comes next.
-  const int64_t end_known = tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
+  // Memory answers slowly: each block asks for the next one, also over the end of the split if that comes
+  // next.
+  const int64_t end_known =
+      tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
   find_slots(call, tile.seq, begin, end_known, work.slots);
   for (int64_t block = begin; block < end; block += kBlock) {
     const int num_keys = (int)std::min<int64_t>(kBlock, end - block);
@@ -159,7 +168,8 @@ inline int end_split(const AttentionCall& call, const Tile& tile) {
   return (int)((end + kSplit - 1) / kSplit);
 }
 
-// Tiles of all sequences. Longest work first, roughly: chunks stand last in a batch, and their last rows see most.
+// Tiles of all sequences. Longest work first, roughly: chunks stand last in a batch, and their last rows see
+// most.
 std::vector<Tile> make_tiles(const AttentionCall& call) {
   std::vector<Tile> tiles;
   const int group = call.num_heads / call.num_kv_heads;
@@ -169,7 +179,8 @@ std::vector<Tile> make_tiles(const AttentionCall& call) {
     const int num_rows = num_new * group;
     for (int first = (num_rows - 1) / size * size; first >= 0; first -= size) {
       for (int head = 0; head < call.num_kv_heads; ++head) {
-        tiles.push_back({seq, head, first, std::min(size, num_rows - first), call.kv_lens[seq] - num_new, -1, -1});
+        tiles.push_back(
+            {seq, head, first, std::min(size, num_rows - first), call.kv_lens[seq] - num_new, -1, -1});
       }
     }
   }
@@ -213,12 +224,9 @@ class Attention {
 
   void run() {
     const int threads = num_threads();
-    // Few tiles, as in a small decode batch, leave threads idle or the longest sequence alone at the end.
-    const bool share_splits = threads > 1 && (int)tiles_.size() < 4 * threads;
+    const bool share_splits = threads > 1 && (int)tiles_.size() < 4 * threads && max_rows() <= kMaxSharedRows;
     const std::vector<Tile> items = share_splits ? by_split(call_, tiles_) : tiles_;
-    int max_rows = 0;
-    for (const Tile& tile : tiles_) max_rows = std::max(max_rows, tile.num_rows);
-    const Partials partials(share_splits ? (int)items.size() : 0, max_rows, call_.head_dim);
+    const Partials partials(share_splits ? (int)items.size() : 0, max_rows(), call_.head_dim);
 #pragma omp parallel num_threads(threads)
     {
 #pragma omp for schedule(static)
@@ -245,10 +253,17 @@ class Attention {
   int num_threads() const {
     int64_t work = 0;
     for (int seq = 0; seq < call_.num_seqs; ++seq) {
-      const int64_t keys = call_.window ? std::min<int64_t>(call_.window, call_.kv_lens[seq]) : call_.kv_lens[seq];
+      const int64_t keys =
+          call_.window ? std::min<int64_t>(call_.window, call_.kv_lens[seq]) : call_.kv_lens[seq];
       work += keys * (call_.query_start[seq + 1] - call_.query_start[seq]);
     }
     return work * call_.num_heads * call_.head_dim < (1 << 16) ? 1 : call_.num_threads;
+  }
+
+  int max_rows() const {
+    int rows = 0;
+    for (const Tile& tile : tiles_) rows = std::max(rows, tile.num_rows);
+    return rows;
   }
 
   static Workspace<Math>& workspace() {
@@ -280,7 +295,8 @@ class Attention {
     const Partial total{work.total_max, work.total_sum, work.total_rows};
     clear(total, first.num_rows, call_.head_dim);
     const int count = end_split(call_, first) - first.split;
-    for (int i = 0; i < count; ++i) fold(partials.at(first.partial + i), first.num_rows, call_.head_dim, total);
+    for (int i = 0; i < count; ++i)
+      fold(partials.at(first.partial + i), first.num_rows, call_.head_dim, total);
     write_out<typename Math::Stored>(call_, first, total);
   }
 
@@ -290,7 +306,7 @@ class Attention {
 
 }  // namespace carousel
 
-extern "C" void carousel_attention(const carousel::AttentionCall* call) {
+CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   using namespace carousel;
   if (call->num_tokens == 0) return;
   if (call->dtype == kFloat32) {

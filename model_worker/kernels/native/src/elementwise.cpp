@@ -8,8 +8,8 @@ constexpr int64_t kMinParallelSize = 1 << 15;  // elements; below, waking a team
 
 // The binding mirrors both field by field.
 struct NormCall {
-  const void* x;     // [tokens, heads, size], tokens token_stride apart
-  void* residual;    // [tokens, size] with heads 1: x is added to it in place, and the sum is normed; or null
+  const void* x;   // [tokens, heads, size], tokens token_stride apart
+  void* residual;  // [tokens, size] with heads 1: x is added to it in place, and the sum is normed; or null
   const void* weight;  // [size]
   void* out;           // [tokens, heads, size]
   int64_t token_stride;
@@ -79,15 +79,12 @@ void silu_and_mul(const GateCall& call) {
 
 }  // namespace carousel
 
-extern "C" {
-
-void carousel_rms_norm(const carousel::NormCall* call) {
+CAROUSEL_EXPORT void carousel_rms_norm(const carousel::NormCall* call) {
   using namespace carousel;
   call->is_bf16 ? norm<bf16>(*call) : norm<float>(*call);
 }
 
-void carousel_silu_and_mul(const carousel::GateCall* call) {
+CAROUSEL_EXPORT void carousel_silu_and_mul(const carousel::GateCall* call) {
   using namespace carousel;
   call->is_bf16 ? silu_and_mul<bf16>(*call) : silu_and_mul<float>(*call);
-}
 }

@@ -1,5 +1,5 @@
-// Vectors of float as wide as the compiled-for CPU has them, in the compiler's own vector types: one source for
-// AVX-512, AVX2, SSE and NEON. No arithmetic here depends on how many rows or threads a caller has.
+// Vectors of float as wide as the compiled-for CPU has them, in the compiler's own vector types: one source
+// for AVX-512, AVX2, SSE and NEON. No arithmetic here depends on how many rows or threads a caller has.
 #pragma once
 
 #include <cmath>
@@ -11,6 +11,9 @@
 #if defined(__AVX512F__)
 #include <immintrin.h>
 #endif
+
+// What the binding calls.
+#define CAROUSEL_EXPORT extern "C" __attribute__((visibility("default")))
 
 namespace carousel {
 
