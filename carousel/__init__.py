@@ -6,7 +6,11 @@ from __future__ import annotations
 
 from client.async_client import AsyncClient, AsyncResultStream
 from client.client import Client, ResultStream
+from client.executor import ExecutorStats, GenerationExecutor
+from client.generation_request import GenerationRequest
+from client.generation_result import CompletionOutput, GenerationResult
 from client.llm import LLM
+from client.responses import Response
 from client.result import Completion, Delta, TokenLogprob
 from runtime.errors import (
     CarouselError,
@@ -30,14 +34,20 @@ __all__ = [
     "CarouselError",
     "Client",
     "Completion",
+    "CompletionOutput",
     "ConfigError",
     "Delta",
+    "ExecutorStats",
+    "GenerationExecutor",
+    "GenerationRequest",
+    "GenerationResult",
     "InvalidRequest",
     "ModelError",
     "Overloaded",
     "ProtocolMismatch",
     "RequestAborted",
     "RequestError",
+    "Response",
     "ResultStream",
     "RingClosed",
     "SamplingParams",

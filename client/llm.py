@@ -1,4 +1,4 @@
-"""LLM: a client with a runtime of its own, a child process that ends with the object."""
+"""LLM: a client with a runtime of its own, a child process that ends with the object (OwnRuntime)."""
 
 from __future__ import annotations
 
@@ -37,16 +37,12 @@ class LLM(Client):
         Its log shows warnings only, unless `log_level` is set.
         Raises: ConfigError for an unknown or wrong setting, StartError with the runtime's last words.
         """
-        flags = _flags(
-            {"max_queued_requests": MAX_QUEUED, "log_level": "warning", **settings, "model": model}
-        )
-        run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
-        runtime = _Runtime(run_dir, flags)
+        runtime = OwnRuntime(model, settings)
         # Also called when this object is dropped, and at exit.
         self._stop_runtime = weakref.finalize(self, runtime.stop)
         try:
             runtime.wait_ready()
-            super().__init__(run_dir)
+            super().__init__(runtime.run_dir)
         except BaseException:
             self._stop_runtime()
             raise
@@ -57,13 +53,17 @@ class LLM(Client):
         self._stop_runtime()
 
 
-class _Runtime:
-    """The child process that is the launcher, and what it says."""
+class OwnRuntime:
+    """A runtime that serves this process alone: the child process that is its launcher, and its words."""
 
-    def __init__(self, run_dir: Path, flags: list[str]) -> None:
-        self._run_dir = run_dir
+    def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
+        """Start it. Raises ConfigError, before anything is started, for an unknown or wrong setting."""
+        flags = _flags(
+            {"max_queued_requests": MAX_QUEUED, "log_level": "warning", **settings, "model": model}
+        )
+        self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
         self._owner_pid = os.getpid()
-        self._state_file = Endpoints(run_dir).state_file
+        self._state_file = Endpoints(self.run_dir).state_file
         self._last_lines: deque[str] = deque(maxlen=20)
         # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
         self._process = subprocess.Popen(
@@ -72,7 +72,7 @@ class _Runtime:
                 _launcher(),
                 *flags,
                 "--no-http",
-                f"--run-dir={run_dir}",
+                f"--run-dir={self.run_dir}",
                 f"--parent-pid={os.getpid()}",
             ],
             stdin=subprocess.DEVNULL,
@@ -110,6 +110,7 @@ class _Runtime:
         return f"the runtime could not start: {reason}"
 
     def stop(self) -> None:
+        """End it and remove its files. Idempotent."""
         if os.getpid() != self._owner_pid:
             return  # a forked child has a copy of the object, but the runtime is its parent's
         self._process.terminate()
@@ -119,7 +120,7 @@ class _Runtime:
             self._process.kill()
             self._process.wait()
         self._reader.join(STOP_TIMEOUT_S)
-        shutil.rmtree(self._run_dir, ignore_errors=True)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
 
 
 def _relay(source: BinaryIO, last_lines: deque[str]) -> None:

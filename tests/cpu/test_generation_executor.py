@@ -87,13 +87,17 @@ def test_what_the_runtime_refuses_is_the_results_error(executor: GenerationExecu
 
 
 def test_stats_count_what_is_active_and_what_is_queued(executor: GenerationExecutor) -> None:
+    def load() -> tuple[int, int]:
+        stats = executor.get_latest_stats()
+        assert stats is not None
+        return stats.num_active_requests, stats.num_queued_requests
+
     results = [executor.generate_async([1 + number], ENDLESS) for number in range(6)]
-    wait_until(lambda: num_active(executor) == 4, 10.0, "as many as fit are admitted")
-    stats = executor.get_latest_stats()
-    assert stats is not None
-    assert stats.num_queued_requests == 2
-    for result in results:
-        result.abort()
+    try:
+        wait_until(lambda: load() == (4, 2), 10.0, "as many as fit are admitted, the others wait")
+    finally:
+        for result in results:
+            result.abort()
     assert {result.result(10).finish_reason for result in results} == {"abort"}
     wait_until(lambda: num_active(executor) == 0, 2.0, "the rows are free")
 

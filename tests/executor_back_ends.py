@@ -1,0 +1,62 @@
+"""A GenerationExecutor of either back end over a fake ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+import client.executor
+from carousel import GenerationExecutor
+from runtime.config import RuntimeConfig
+from runtime.messages import GenerateRequest, SequenceOutput
+from runtime.wire import unpack_ids
+from tests.fake_ring import Answer, FakeRing, finish, output, say_nothing
+
+BACK_ENDS = ("attached", "own")
+Make: TypeAlias = Callable[..., tuple[GenerationExecutor, FakeRing]]
+"""(answer, config) -> an executor and the ring behind it."""
+
+
+class StandInRuntime:
+    """An OwnRuntime whose processes are a fake ring."""
+
+    def __init__(self, ring: FakeRing) -> None:
+        self.run_dir = ring.run_dir
+        self.num_stops = 0
+
+    def wait_ready(self) -> None:
+        """A fake ring is ready from the start."""
+
+    def stop(self) -> None:
+        self.num_stops += 1
+
+
+@contextmanager
+def executors(back_end: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def make(
+            answer: Answer = say_nothing, config: RuntimeConfig | None = None
+        ) -> tuple[GenerationExecutor, FakeRing]:
+            ring = FakeRing(run_dir, answer, config)
+            stack.callback(ring.close)
+            if back_end == "own":
+                monkeypatch.setattr(client.executor, "OwnRuntime", lambda *_: StandInRuntime(ring))
+                executor = GenerationExecutor.create(model="a-model")
+            else:
+                executor = GenerationExecutor.create(run_dir=run_dir)
+            stack.callback(executor.shutdown)
+            return executor, ring
+
+        yield make
+
+
+def echo(request: GenerateRequest) -> list[SequenceOutput]:
+    """Answers with its prompt, as characters."""
+    assert request.input_ids is not None
+    text = "".join(map(chr, unpack_ids(request.input_ids).tolist()))
+    return [output(request, text, finish=finish())]
