@@ -17,7 +17,7 @@ from api_server.metrics import Metrics
 from api_server.openai_types import ChatBody, CompletionBody, MessageBody
 from runtime.config import RuntimeConfig
 from runtime.status_page import Status
-from tests.unit.test_http_control import INFO
+from tests.cpu.test_http_control import INFO
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text()
 OPENAI, _, REST = TEXT.partition("\n## /generate\n")
