@@ -20,14 +20,17 @@ $(VENV)/.ready: pyproject.toml
 serve: setup
 	$(BIN)/python launch.py $(ARGS)
 
+# The GPU tests run in a process of their own: in the other one Triton is an interpreter. 5: none was chosen.
 test: setup
-	$(BIN)/python -m pytest -m "not full" $(ARGS)
+	$(BIN)/python -m pytest -m "not full" tests/unit tests/cpu $(ARGS)
+	$(BIN)/python -m pytest -q -m "not full" tests/gpu $(ARGS) || [ $$? -eq 5 ]
 
 test-unit: setup
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/cpu $(ARGS)
+	$(BIN)/python -m pytest -q tests/gpu $(ARGS) || [ $$? -eq 5 ]
 
 check: setup
 	$(BIN)/ruff check .
@@ -44,6 +47,8 @@ bench: setup
 	$(BIN)/python -m benchmarks.bench_overlap
 	$(BIN)/python -m benchmarks.bench_worker_plan
 	$(BIN)/python -m benchmarks.bench_detokenizer
+	$(BIN)/python -m benchmarks.bench_load_client
+	$(BIN)/python -m benchmarks.bench_front
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

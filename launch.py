@@ -10,7 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.config import DEMO_MODEL, parse_args, resolve
+from runtime.command_line import parse_args
+from runtime.config import DEMO_MODEL, resolve
 from runtime.console import configure_logging, hold_standard_streams, write_line
 from runtime.errors import EXIT_OK, StartError
 from runtime.model_config import ModelConfig

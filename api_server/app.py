@@ -4,46 +4,51 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
 from api_server.auth import ApiKeyMiddleware
-from api_server.chat import create_chat_completion
-from api_server.completions import create_completion
-from api_server.control import flush_cache, metrics, server_info, stats
+from api_server.endpoints import ENDPOINTS
 from api_server.errors import HANDLERS
-from api_server.generate import generate
-from api_server.models import list_models, retrieve_model
-from api_server.probes import live, ready
+from api_server.openapi import document_route
 from api_server.request_id import RequestIdMiddleware
 from api_server.server_state import ServerState
+from runtime.config import RuntimeConfig
+
+# A page may read them beside what every page may.
+EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 
 def make_app(server: ServerState) -> Starlette:
-    config = server.config
-    middleware = [Middleware(RequestIdMiddleware)]
-    if config.api_key:
-        middleware.append(
-            Middleware(ApiKeyMiddleware, api_key=config.api_key, metrics_open=config.metrics_open)
-        )
+    routes = [Route(each.path, each.handler, methods=list(each.methods)) for each in ENDPOINTS]
     app = Starlette(
-        routes=[
-            Route("/live", live),
-            Route("/ready", ready),
-            Route("/health", ready),
-            Route("/metrics", metrics),
-            Route("/stats", stats),
-            Route("/server_info", server_info),
-            Route("/flush_cache", flush_cache, methods=["GET", "POST"]),
-            Route("/generate", generate, methods=["POST"]),
-            Route("/v1/models", list_models),
-            Route("/v1/models/{name:path}", retrieve_model),
-            Route("/v1/completions", create_completion, methods=["POST"]),
-            Route("/v1/chat/completions", create_chat_completion, methods=["POST"]),
-        ],
-        middleware=middleware,
+        routes=[*routes, document_route(server.config)],
+        middleware=_middleware(server.config),
         exception_handlers=HANDLERS,
     )
     # A slash too many is a wrong path; after a redirection some clients send no body.
     app.router.redirect_slashes = False
     app.state.server = server
     return app
+
+
+def _middleware(config: RuntimeConfig) -> list[Middleware]:
+    """The outermost first."""
+    middleware = [Middleware(RequestIdMiddleware)]
+    origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
+    if origins:
+        # Before the key: a browser's first question has none, and its page may read why it was refused.
+        middleware.append(
+            Middleware(
+                CORSMiddleware,
+                allow_origins=origins,
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=EXPOSED_HEADERS,
+            )
+        )
+    if config.api_key:
+        middleware.append(
+            Middleware(ApiKeyMiddleware, api_key=config.api_key, metrics_open=config.metrics_open)
+        )
+    return middleware

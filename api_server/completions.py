@@ -1,119 +1,128 @@
-"""/v1/completions: text or token ids in, text out; a list of prompts gives one choice for each."""
+"""/v1/completions: text or token ids in, text out; a list of prompts gives `n` choices for each."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
-import msgspec
-from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api_server.body import read_body
-from api_server.generation import Generation, Job, usage_body
-from api_server.logprobs import TokenText, completion_logprobs
-from api_server.openai_types import (
-    CompletionBody,
-    CompletionChoice,
-    CompletionLogprobs,
-    CompletionResponse,
-    UsageBody,
-    refuse_unsupported,
+from api_server.completion_format import CompletionFormat, CompletionView
+from api_server.generation import Generation, Job
+from api_server.labels import request_labels
+from api_server.logprobs import TokenSpeller
+from api_server.openai_types import NEUTRAL, CompletionBody
+from api_server.prompts import encode_prompts, prompts_of
+from api_server.sampling import (
+    PARAM_NAMES,
+    check_stream_options,
+    counts_continuously,
+    includes_usage,
+    request_options,
+    sampling_params,
 )
-from api_server.sampling import include_usage, request_options, sampling_params
-from api_server.server_state import ServerState, new_id
-from client.request_builder import Prompt
-from client.result import Completion, Delta, TokenLogprob
+from api_server.server_state import ServerState
+from api_server.unsupported import refuse_unsupported
+from client.request_builder import RequestOptions
 from runtime.errors import InvalidRequest
-from runtime.messages import Usage
 from runtime.sampling_params import SamplingParams
-
-MAX_PROMPTS = 64
 
 
 async def create_completion(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, CompletionBody)
-    refuse_unsupported(body)
+    refuse_unsupported(body, NEUTRAL)
     server.check_model(body.model)
     server.check_serving()
-    # OpenAI's default is SamplingParams' own; false, which some libraries send for "none", is not zero.
-    max_tokens = SamplingParams().max_tokens if body.max_tokens is None else body.max_tokens
-    logprobs = None if body.logprobs is False else body.logprobs
-    streams_usage = include_usage(body)
-    options = request_options(
-        request_id=request.state.request_id, priority=body.priority, cache_salt=body.cache_salt
+    check_stream_options(body)
+    max_tokens = _max_tokens(body)
+    sampling = _sampling(body, server, max_tokens)
+    options = _options(body)
+    prompts = prompts_of(body.prompt)
+    job = Job(
+        prompts,
+        sampling,
+        options,
+        request_labels(request.state.request_id, len(prompts)),
+        labels_are_chosen=False,
+        stream=bool(body.stream),
+        param_names=PARAM_NAMES,
     )
+    job.check_size(server.config.context_length)
+    view = CompletionView(
+        model=server.config.served_model_name,
+        num_choices=sampling.n,
+        num_logprobs=_num_logprobs(body),
+        num_prompt_logprobs=body.prompt_logprobs,
+        shows_output=max_tokens > 0,
+        shows_ids=_shows_ids(body, server),
+        streams_usage=includes_usage(body),
+        counts_continuously=counts_continuously(body),
+    )
+    job = await _look_at_tokens(server, body, job, view)
+    return Generation(server, job, CompletionFormat(view, len(job.prompts)))
+
+
+async def _look_at_tokens(server: ServerState, body: CompletionBody, job: Job, view: CompletionView) -> Job:
+    """Fill in what the answer shows of the prompt's tokens, and of others by themselves."""
+    tokenizer = server.tokenizer
+    shows_logprobs = view.num_logprobs is not None or body.prompt_logprobs is not None
+    if shows_logprobs:
+        vocabulary = await tokenizer.vocabulary()
+        view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+    shows_prompt_tokens = view.shows_ids or view.counts_continuously or body.prompt_logprobs is not None
+    if shows_prompt_tokens or (body.echo and view.num_logprobs is not None):
+        view.prompt_ids = await encode_prompts(tokenizer, job.prompts, job.options)
+        name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        job.check_prompt_logprobs(sum(map(len, view.prompt_ids)) * view.num_choices, name)
+    if body.echo:
+        tokenizer.require("echo")
+        prompts: Sequence[Any] = job.prompts
+        skips = job.sampling.skip_special_tokens
+        view.prompt_texts = [
+            prompt if isinstance(prompt, str) else await tokenizer.decode(prompt, skip_special_tokens=skips)
+            for prompt in prompts
+        ]
+    return job.with_ids(view.prompt_ids) if view.prompt_ids else job
+
+
+def _max_tokens(body: CompletionBody) -> int:
+    """OpenAI's default is SamplingParams' own. Raises InvalidRequest."""
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens must be at least 1, except with echo: true", param="max_tokens")
+    return SamplingParams().max_tokens if body.max_tokens is None else body.max_tokens
+
+
+def _num_logprobs(body: CompletionBody) -> int | None:
+    """False, which some libraries send for "none", is not zero. Raises InvalidRequest."""
+    if body.logprobs is True:
+        raise InvalidRequest("logprobs must be a number of tokens here, or null", param="logprobs")
+    return None if body.logprobs is False else body.logprobs
+
+
+def _sampling(body: CompletionBody, server: ServerState, max_tokens: int) -> SamplingParams:
+    """Raises InvalidRequest."""
+    logprobs = _num_logprobs(body)
+    wanted = (body.prompt_logprobs, logprobs if body.echo else None)
+    return sampling_params(
+        body,
+        server.defaults,
+        # The prompt's last position gives its logprobs with the first output token.
+        max_tokens=max(1, max_tokens),
+        logprobs=logprobs,
+        prompt_logprobs=max((each for each in wanted if each is not None), default=None),
+    )
+
+
+def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
+    """Without a tokenizer they are all there is to show."""
+    return not server.tokenizer.is_there if body.return_token_ids is None else body.return_token_ids
+
+
+def _options(body: CompletionBody) -> RequestOptions:
+    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
     if body.add_special_tokens is not None:
         options["add_special_tokens"] = body.add_special_tokens
-    job = Job(
-        prompts_of(body.prompt),
-        sampling_params(body, server.defaults, max_tokens=max_tokens, logprobs=logprobs),
-        options,
-        stream=bool(body.stream),
-    )
-    token_text = None if logprobs is None else await server.token_texts.get()
-    answer = CompletionFormat(
-        server.config.served_model_name, token_text, len(job.prompts), streams_usage=streams_usage
-    )
-    return Generation(server, job, answer)
-
-
-def prompts_of(prompt: str | list[Any]) -> list[Prompt]:
-    """The prompts of the four forms that OpenAI has. Raises InvalidRequest."""
-    if isinstance(prompt, str):
-        return [prompt]
-    if not prompt:
-        raise InvalidRequest("prompt is empty", param="prompt")
-    kinds = set(map(type, prompt))
-    if kinds == {int}:
-        return [prompt]
-    if len(kinds) > 1:
-        raise InvalidRequest(
-            "prompt must be all text, all token ids or all lists of token ids", param="prompt"
-        )
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
-    return prompt
-
-
-class CompletionFormat:
-    def __init__(
-        self, model: str, token_text: TokenText | None, num_choices: int, *, streams_usage: bool
-    ) -> None:
-        self._id = new_id("cmpl")
-        self._created = int(time.time())
-        self._model = model
-        self._token_text = token_text
-        self._offsets = [0] * num_choices
-        self._streams_usage = streams_usage
-
-    def events(self, index: int, delta: Delta) -> list[msgspec.Struct]:
-        if not delta.text and not delta.logprobs and delta.finish_reason is None:
-            return []
-        return [self._body([self._choice(index, delta)], None if self._streams_usage else UNSET)]
-
-    def last_events(self, usages: Sequence[Usage]) -> list[msgspec.Struct]:
-        return [self._body([], usage_body(usages))] if self._streams_usage else []
-
-    def response(self, completions: Sequence[Completion]) -> CompletionResponse:
-        choices = [self._choice(index, each) for index, each in enumerate(completions)]
-        return self._body(choices, usage_body([each.usage for each in completions]))
-
-    def _choice(self, index: int, part: Delta | Completion) -> CompletionChoice:
-        logprobs = self._logprobs(index, part.logprobs)
-        return CompletionChoice(index, part.text, logprobs, part.finish_reason, part.matched_stop)
-
-    def _body(
-        self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None
-    ) -> CompletionResponse:
-        return CompletionResponse(self._id, "text_completion", self._created, self._model, choices, usage)
-
-    def _logprobs(self, index: int, logprobs: list[TokenLogprob]) -> CompletionLogprobs | None:
-        if self._token_text is None:
-            return None
-        columns = completion_logprobs(logprobs, self._token_text, self._offsets[index])
-        self._offsets[index] += sum(map(len, columns.tokens))
-        return columns
+    return options

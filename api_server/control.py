@@ -10,7 +10,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api_server.server_state import ServerState
-from runtime.status_page import ROLES, Status
+from runtime.process import process_name
+from runtime.status_page import Status
 
 SECRETS = frozenset({"api_key"})
 
@@ -29,7 +30,10 @@ async def stats(request: Request) -> Response:
     load = server.status.read("scheduler")
     return _json(
         {
-            "processes": {role: _process(server.status.read(role)) for role in ROLES},
+            "processes": {
+                process_name(role, index, server.config): _process(server.status.read(role, index))
+                for role, index in server.status.slots()
+            },
             "num_running": load.num_running,
             "num_waiting": load.num_waiting,
             "queued_prompt_tokens": load.queued_prompt_tokens,

@@ -2,12 +2,38 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from api_server.openai_types import (
+    MAX_PROMPTS,
+    CacheSalt,
+    LogitBias,
+    MinP,
+    NumLogprobs,
+    NumSequences,
+    NumTokens,
+    NumTokensOrNone,
+    Penalty,
+    Priority,
+    PromptIds,
+    RepetitionPenalty,
+    Seed,
+    StopIds,
+    StopText,
+    StopTexts,
+    Temperature,
+    TimeLimit,
+    TopK,
+    TopP,
+)
+from runtime.sampling_params import TokenId
+from runtime.wire import MAX_LABEL_CHARS
+
+RequestLabel: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "logprob_start_len": (None, -1),
     "token_ids_logprob": (None, []),
     "input_embeds": (None,),
     "image_data": (None, []),
@@ -24,7 +50,6 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "bootstrap_room": (None,),
     "background": (None, False),
     "log_metrics": (None, True),
-    "n": (None, 1),
     "best_of": (None, 1),
     "json_schema": (None,),
     "regex": (None,),
@@ -40,24 +65,24 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     """Null is the same as absent."""
 
-    max_new_tokens: int | None = None
-    min_new_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
-    sampling_seed: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    max_new_tokens: NumTokens | None = None
+    min_new_tokens: NumTokensOrNone | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    sampling_seed: Seed | None = None
+    n: NumSequences | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: LogitBias | None = None
 
-    n: Any = None
     best_of: Any = None
     json_schema: Any = None
     regex: Any = None
@@ -71,17 +96,21 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     text: str | list[str] | None = None
-    input_ids: list[int | list[int]] | None = None
+    input_ids: list[TokenId | PromptIds] | None = None
     sampling_params: GenerateSampling | None = None
-    rid: str | None = None
+    rid: RequestLabel | Annotated[list[RequestLabel], Meta(max_length=MAX_PROMPTS)] | None = None
+    """One, or one for each prompt."""
     return_logprob: bool | None = None
-    top_logprobs_num: int | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+    """The first token of the prompt to give logprobs of; -1: none, those of the output only."""
+    top_logprobs_num: NumLogprobs | None = None
     return_text_in_logprobs: bool | None = None
     stream: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    time_limit: TimeLimit | None = None
+    """Seconds."""
 
-    logprob_start_len: Any = None
     token_ids_logprob: Any = None
     input_embeds: Any = None
     image_data: Any = None
@@ -101,13 +130,14 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class Logprob(Struct, array_like=True):
-    logprob: float
+    logprob: float | None
+    """Null for the first token of the prompt that is shown."""
     token_id: int
     text: str | None
 
 
 class FinishInfo(Struct, omit_defaults=True):
-    type: Literal["stop", "length"]
+    type: Literal["stop", "length", "timeout"]
     matched: str | int | UnsetType | None = UNSET
     """Of a stop: the stop string or id; null where the model ended by its own end token."""
     length: int | UnsetType = UNSET
@@ -125,6 +155,7 @@ class MetaInfo(Struct):
     e2e_latency: float | UnsetType = UNSET
     """Seconds."""
     input_token_logprobs: list[Logprob] | UnsetType = UNSET
+    input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET
     output_top_logprobs: list[list[Logprob]] | UnsetType = UNSET
 
@@ -136,4 +167,4 @@ class GenerateResponse(Struct):
     output_ids: list[int]
     meta_info: MetaInfo
     index: int | UnsetType = UNSET
-    """Of a stream over several prompts: whose event it is."""
+    """Of a stream over several prompts or sequences: whose event it is."""

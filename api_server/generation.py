@@ -7,9 +7,9 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -17,38 +17,98 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from api_server.errors import as_request_error, error_body, respelled
-from api_server.metrics import SequenceTimer
-from api_server.openai_types import PromptTokensDetails, UsageBody
+from api_server.merged_stream import merged
+from api_server.metrics import RequestTimer
 from api_server.server_state import ServerState
-from api_server.sse import EventWriter
-from client.async_client import AsyncResultStream
+from api_server.sse import DONE, EventWriter
 from client.request_builder import Prompt, RequestOptions
 from client.result import Completion, Delta
-from runtime.errors import RequestError
-from runtime.messages import Usage
+from runtime.errors import InvalidRequest, RequestError
 from runtime.sampling_params import SamplingParams
+
+MAX_SEQUENCES = 128
+"""Of one HTTP request, over all of its prompts."""
+MAX_LOGPROB_ENTRIES = 1 << 20
+"""Of the output of one HTTP request, and as many of its prompts. Each takes about a hundred bytes until the
+answer is complete.
+"""
+ENCODING_OPTIONS = (
+    "add_special_tokens",
+    "add_generation_prompt",
+    "continue_final_message",
+    "chat_template_kwargs",
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a checked body asks for: one choice for each prompt."""
+    """What a checked body asks for: `sampling.n` choices for each prompt."""
 
     prompts: Sequence[Prompt]
     sampling: SamplingParams
     options: RequestOptions
+    labels: Sequence[str]
+    """One for each prompt."""
+    labels_are_chosen: bool
+    """By the caller, as names of these requests and no others."""
     stream: bool
     param_names: Mapping[str, str] = field(default_factory=dict)
     """The body's names of what the client library calls otherwise, for errors."""
+
+    @property
+    def num_sequences(self) -> int:
+        """What is generated for each prompt, also what best_of does not choose."""
+        return self.sampling.best_of or self.sampling.n
+
+    def with_ids(self, ids: Sequence[list[int]]) -> Job:
+        """The same for prompts that are encoded already: what says how is of no more use."""
+        options = self.options.copy()
+        for name in ENCODING_OPTIONS:
+            options.pop(name, None)  # type: ignore[misc]
+        return replace(self, prompts=ids, options=options)
+
+    def check_size(self, context_length: int) -> None:
+        """Raises InvalidRequest by the names of SamplingParams when the answer could be too large."""
+        num_sequences = len(self.prompts) * self.num_sequences
+        if num_sequences > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"n: {len(self.prompts)} prompts with {self.num_sequences} sequences each are more than "
+                f"{MAX_SEQUENCES}",
+                param="n",
+            )
+        num_tokens = min(self.sampling.max_tokens, context_length) * num_sequences
+        if (
+            self.sampling.logprobs is not None
+            and num_tokens * (self.sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES
+        ):
+            raise InvalidRequest(
+                f"logprobs: {self.sampling.logprobs} for {num_tokens} tokens are more than "
+                f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
+                param="logprobs",
+            )
+
+    def check_prompt_logprobs(self, num_tokens: int, name: str = "prompt_logprobs") -> None:
+        """`num_tokens`: of the prompts, each as often as the answer shows it; `name`: what asks for them.
+
+        Raises InvalidRequest when the answer could be too large.
+        """
+        num_top = self.sampling.prompt_logprobs
+        if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
+            raise InvalidRequest(
+                f"{name}: {num_top} for {num_tokens} tokens of the prompts are more than "
+                f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer prompts or choices",
+                param=name,
+            )
 
 
 class Format(Protocol):
     """How one endpoint spells its answers."""
 
-    def events(self, index: int, delta: Delta) -> list[msgspec.Struct]:
-        """The events of a choice's delta; none where there is nothing to tell."""
+    def events(self, prompt: int, delta: Delta) -> bytes:
+        """The events of a delta of the prompt's sequences; nothing where there is nothing to tell."""
 
-    def last_events(self, usages: Sequence[Usage]) -> list[msgspec.Struct]:
-        """The events after all choices have ended."""
+    def last_events(self) -> bytes:
+        """The events after all sequences have ended, but for the one that says so."""
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct | list[msgspec.Struct]:
         """The body of an answer that is not streamed."""
@@ -69,6 +129,7 @@ class Generation(Response):
         if self._job.stream:
             writer = EventWriter(
                 send,
+                scope["state"]["send_body"],
                 scope["state"]["abort_connection"],
                 slow_reader_timeout_s=self._server.config.slow_reader_timeout,
             )
@@ -82,93 +143,71 @@ class Generation(Response):
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
-        try:
-            async with asyncio.TaskGroup() as group:
-                calls = [group.create_task(self._generate(prompt)) for prompt in job.prompts]
-        except ExceptionGroup as errors:
-            raise errors.exceptions[0] from None
+        # The names are free again when the answer goes out: its reader may use them at once.
+        with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    calls = [
+                        group.create_task(self._generate(prompt, label))
+                        for prompt, label in zip(job.prompts, labels, strict=True)
+                    ]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
         body = msgspec.json.encode(self._answer.response([call.result() for call in calls]))
         await Response(body, media_type="application/json")(scope, receive, send)
 
-    async def _generate(self, prompt: Prompt) -> Completion:
-        with SequenceTimer(self._server.metrics) as timer:
-            completion = await self._client.generate(prompt, self._job.sampling, **self._job.options)
-            if completion.finish_reason == "abort":
+    async def _generate(self, prompt: Prompt, label: str) -> Completion:
+        job = self._job
+        with RequestTimer(self._server.metrics, job.num_sequences) as timer:
+            options = RequestOptions(**job.options, label=label)
+            completion = await self._client.generate(prompt, job.sampling, **options)
+            if any(output.finish_reason == "abort" for output in completion.outputs):
                 raise _aborted()
             timer.note_finished(completion.usage)
             return completion
 
     async def _stream(self, writer: EventWriter) -> None:
-        job = self._job
-        streams = [self._client.stream(prompt, job.sampling, **job.options) for prompt in job.prompts]
         try:
-            with ExitStack() as stack:
-                timers = [stack.enter_context(SequenceTimer(self._server.metrics)) for _ in streams]
-                await self._write_events(writer, streams, timers)
+            await self._write_all(writer)
+        finally:
+            writer.close()
+
+    async def _write_all(self, writer: EventWriter) -> None:
+        job = self._job
+        try:
+            with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
+                await self._write_events(writer, labels)
+            last = self._answer.last_events() + DONE
         except Exception as error:
             if not writer.has_begun:
                 raise
-            await writer.write(error_body(as_request_error(error)))
-        finally:
-            for stream in streams:
-                await stream.aclose()
-        await writer.end()
+            last = b"data: %b\n\n" % error_body(as_request_error(error))
+        await writer.end(last)
 
-    async def _write_events(
-        self, writer: EventWriter, streams: Sequence[AsyncResultStream], timers: Sequence[SequenceTimer]
-    ) -> None:
-        encode = msgspec.json.Encoder().encode
-        usages: list[Usage] = []
-        async with aclosing(_merge(streams)) as deltas:
-            async for index, delta in deltas:
-                timers[index].note_delta(delta)
-                if delta.finish_reason == "abort":
-                    raise _aborted()
-                await writer.write(*map(encode, self._answer.events(index, delta)))
-                if delta.usage is not None:
-                    usages.append(delta.usage)
-        await writer.write(*map(encode, self._answer.last_events(usages)), b"[DONE]")
-
-
-def usage_body(usages: Sequence[Usage]) -> UsageBody:
-    """The sum over the choices of one answer."""
-    prompt = sum(usage.prompt_tokens for usage in usages)
-    completion = sum(usage.completion_tokens for usage in usages)
-    cached = sum(usage.cached_tokens for usage in usages)
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    async def _write_events(self, writer: EventWriter, labels: Sequence[str]) -> None:
+        """What one step has brought goes out in one write."""
+        job, metrics = self._job, self._server.metrics
+        events_of = self._answer.events
+        with ExitStack() as stack:
+            timers = [stack.enter_context(RequestTimer(metrics, job.num_sequences)) for _ in labels]
+            streams = [
+                self._client.stream(prompt, job.sampling, **RequestOptions(**job.options, label=label))
+                for prompt, label in zip(job.prompts, labels, strict=True)
+            ]
+            async with aclosing(merged(streams)) as batches:
+                async for batch in batches:
+                    data = b""
+                    for prompt, delta in batch:
+                        timers[prompt].note_delta(delta)
+                        if delta.finish_reason == "abort":
+                            raise _aborted()
+                        data += events_of(prompt, delta)
+                    if data:
+                        await writer.write(data)
 
 
 def _aborted() -> RequestError:
     return RequestError("the server ended this request early", code="aborted", status=503)
-
-
-async def _merge(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[tuple[int, Delta]]:
-    """(choice, delta) as they come. Raises the first error of any; leaving early aborts all."""
-    if len(streams) == 1:
-        async for delta in streams[0]:
-            yield 0, delta
-        return
-    merged: asyncio.Queue[tuple[int, Delta] | Exception] = asyncio.Queue()
-
-    async def pump(index: int, stream: AsyncResultStream) -> None:
-        try:
-            async for delta in stream:
-                merged.put_nowait((index, delta))
-        except Exception as error:
-            merged.put_nowait(error)
-
-    pumps = [asyncio.create_task(pump(index, stream)) for index, stream in enumerate(streams)]
-    num_live = len(pumps)
-    try:
-        while num_live:
-            item = await merged.get()
-            if isinstance(item, Exception):
-                raise item
-            num_live -= item[1].finish_reason is not None
-            yield item
-    finally:
-        for task in pumps:
-            task.cancel()
 
 
 async def _run_until_disconnect(receive: Receive, work: Awaitable[None]) -> None:

@@ -18,13 +18,18 @@ from runtime.errors import RequestError
 MAX_HEAD_BYTES = 32 << 10
 MAX_HEADERS = 64
 HEAD_TIMEOUT_S = 10.0
+# Asked every few seconds by machines; a line for each would be most of the log.
+UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The scope's state gets `abort_connection`, for a client that does not read."""
+    """One connection. The scope's state gets `abort_connection`, for a client that does not read, and
+    `send_body`, the innermost `send`: what stands in front of the endpoints looks at heads only.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self._logs_access: bool = self.access_log
         self._awaits_head = True
         self._is_all_head = False
         """The piece being parsed neither begins nor completes a head."""
@@ -65,7 +70,9 @@ class HttpProtocol(HttpToolsProtocol):
             # Whatever a callback raises ends the parsing, and then `send_400_response` is called.
             self._refusal = _head_too_large()
             raise self._refusal
+        self.access_log = self._logs_access and self.url.partition(b"?")[0] not in UNLOGGED_PATHS
         super().on_headers_complete()
+        self.scope["state"]["send_body"] = self.cycle.send
 
     def on_message_complete(self) -> None:
         self._awaits_head = True

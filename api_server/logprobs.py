@@ -1,83 +1,105 @@
-"""Logprobs in OpenAI's two shapes, and the text of single tokens that both need."""
+"""Logprobs in OpenAI's shapes: the columns of completions, the entries of chat, and vLLM's of a prompt."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import TypeAlias
+from collections.abc import Sequence
 
-from api_server.openai_types import ChatLogprobs, ChatTokenLogprob, CompletionLogprobs, TopLogprob
+from api_server.openai_responses import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
+from api_server.tokenizer import TokenText, Vocabulary
 from client.result import TokenLogprob
 
-TokenText: TypeAlias = Callable[[int], str]
-
 REPLACEMENT = "\ufffd"
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
 
 
-class TokenTexts:
-    """The text of every token by itself, loaded when the first request asks for logprobs."""
+class TokenSpeller:
+    """How one answer shows single tokens."""
 
-    def __init__(self, tokenizer_dir: Path) -> None:
-        self._tokenizer_dir = tokenizer_dir
-        self._lock = asyncio.Lock()
-        self._token_text: TokenText | None = None
+    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
+        self.text: TokenText = _id_text if as_ids else vocabulary.token_text
+        self._vocabulary = vocabulary
 
-    async def get(self) -> TokenText:
-        async with self._lock:
-            if self._token_text is None:
-                self._token_text = await asyncio.to_thread(_load, self._tokenizer_dir)
-        return self._token_text
-
-
-def _load(tokenizer_dir: Path) -> TokenText:
-    # Imported here: the tokenizer library is a hundred megabytes that most servers' requests never need.
-    from text.incremental import DecoderFactory
-    from text.tokenizer import load
-
-    decoders = DecoderFactory(load(tokenizer_dir))
-    cache: dict[int, str] = {}
-
-    def token_text(token_id: int) -> str:
-        text = cache.get(token_id)
-        if text is None:
-            decoder = decoders.open((), skip_special_tokens=False)
-            text = cache[token_id] = decoder.push(token_id) + decoder.flush()
-        return text
-
-    return token_text
+    def bytes(self, token_id: int) -> list[int] | None:
+        """Null where nothing tells them: a part of a character whose text depends on the tokens beside it."""
+        data = self._vocabulary.token_bytes(token_id)
+        if data is None:
+            text = self._vocabulary.token_text(token_id)
+            data = None if REPLACEMENT in text else text.encode()
+        return None if data is None else list(data)
 
 
 def completion_logprobs(
-    logprobs: Sequence[TokenLogprob], token_text: TokenText, text_offset: int
+    logprobs: Sequence[TokenLogprob | None],
+    token_ids: Sequence[int],
+    token_text: TokenText,
+    text_offset: int,
+    num_top: int,
 ) -> CompletionLogprobs:
-    """`text_offset`: characters of output before the first of these tokens."""
+    """`text_offset`: characters before the first of these tokens; None stands for a token without a value."""
     columns = CompletionLogprobs([], [], [], [])
-    for entry in logprobs:
-        token = token_text(entry.token_id)
+    for entry, token_id in zip(logprobs, token_ids, strict=True):
+        token = token_text(token_id)
         columns.tokens.append(token)
-        columns.token_logprobs.append(entry.logprob)
         columns.text_offset.append(text_offset)
-        # Parts of characters may read the same. The last one stays: the most likely, or the one in the text.
-        top = {token_text(token_id): value for token_id, value in reversed(entry.top)}
-        columns.top_logprobs.append({**top, token: entry.logprob})
         text_offset += len(token)
+        if entry is None:
+            columns.token_logprobs.append(None)
+            columns.top_logprobs.append(None)
+            continue
+        value = finite(entry.logprob)
+        columns.token_logprobs.append(value)
+        # Parts of characters may read the same. The last one stays: the most likely, or the one in the text.
+        top = {token_text(each): finite(logprob) for each, logprob in reversed(entry.top[:num_top])}
+        columns.top_logprobs.append({**top, token: value})
     return columns
 
 
-def chat_logprobs(logprobs: Sequence[TokenLogprob], token_text: TokenText) -> ChatLogprobs:
+def chat_logprobs(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
     content = []
     for entry in logprobs:
-        token = token_text(entry.token_id)
-        top = [_top_logprob(token_text(token_id), value) for token_id, value in entry.top]
-        content.append(ChatTokenLogprob(token, entry.logprob, _bytes_of(token), top))
+        top = [
+            TopLogprob(speller.text(token_id), finite(value), speller.bytes(token_id))
+            for token_id, value in entry.top
+        ]
+        content.append(
+            ChatTokenLogprob(
+                speller.text(entry.token_id), finite(entry.logprob), speller.bytes(entry.token_id), top
+            )
+        )
     return ChatLogprobs(content)
 
 
-def _top_logprob(token: str, logprob: float) -> TopLogprob:
-    return TopLogprob(token, logprob, _bytes_of(token))
+def prompt_logprobs_body(
+    logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
+) -> PromptLogprobs:
+    """vLLM's shape: for each token a mapping with itself and the most likely ones, by their ids."""
+    body: PromptLogprobs = []
+    for entry in logprobs:
+        if entry is None:
+            body.append(None)
+            continue
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, 1)}
+        values = dict(entry.top[:num_top]) | {entry.token_id: entry.logprob}
+        body.append(
+            {
+                str(token_id): PromptLogprob(finite(value), ranks.get(token_id), token_text(token_id))
+                for token_id, value in values.items()
+            }
+        )
+    return body
 
 
-def _bytes_of(token: str) -> list[int] | None:
-    """Null where the token is a part of a character: its text does not tell its bytes."""
-    return None if REPLACEMENT in token else list(token.encode())
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST)
+
+
+def _id_text(token_id: int) -> str:
+    return f"token_id:{token_id}"

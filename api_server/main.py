@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +13,7 @@ import uvloop
 
 from api_server.app import make_app
 from api_server.http_protocol import HttpProtocol
+from api_server.metrics import Metrics
 from api_server.server_state import ServerState
 from client.async_client import AsyncClient
 from runtime.errors import RequestError
@@ -34,9 +34,6 @@ class _Server(uvicorn.Server):
 
 
 def main(context: ProcessContext) -> None:
-    # Every stream holds a file descriptor, and 1024 is a common default.
-    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     uvloop.run(serve(context))
 
 
@@ -47,7 +44,9 @@ async def serve(context: ProcessContext) -> None:
     """
     config = context.config
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
-    state = ServerState(client, config, ModelConfig.from_path(Path(config.model)).sampling, context.status)
+    metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
+    sampling = ModelConfig.from_path(Path(config.model)).sampling
+    state = ServerState(client, config, sampling, context.status, metrics)
     server = _Server(
         uvicorn.Config(
             make_app(state),

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api_server.openai_types import ModelCard, ModelList
+from api_server.openai_responses import ModelCard, ModelList
 from api_server.server_state import ServerState
 
 

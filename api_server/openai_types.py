@@ -1,28 +1,35 @@
-"""The bodies of the OpenAI API: what a request may hold, field by field, and what a response holds.
+"""The requests of the OpenAI API: what a body may hold, field by field, with its bounds.
 
-A field that is not declared is refused by name. One that is declared but not built is accepted in its neutral
-spellings only (`NEUTRAL`), because client libraries send those unasked.
+A field that is not declared is refused by name. One that is declared but not built is in `NEUTRAL`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-import msgspec
-from msgspec import UNSET, Meta, Struct, UnsetType
+from msgspec import Meta, Struct
 
-from runtime.errors import InvalidRequest
-from runtime.sampling_params import MAX_LOGPROBS, MAX_TOKENS_LIMIT
-from runtime.wire import TURNS
+from api_server.unsupported import ANY_TEXT
+from client.request_builder import MAX_PRIORITY
+from runtime.sampling_params import (
+    MAX_ALLOWED_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKENS_LIMIT,
+    MAX_TOP_K,
+    MAX_WORDS,
+    TokenId,
+)
+from runtime.wire import MAX_LABEL_CHARS, TURNS
 
-ANY_TEXT = object()
-"""In NEUTRAL: any string is fine; the field is a label for the operator and asks for nothing."""
+MAX_PROMPTS = 64
+MAX_TIME_LIMIT_S = 1_000_000.0
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "n": (None, 1),
-    "best_of": (None, 1),
-    "echo": (None, False),
     "suffix": (None, ""),
     "audio": (None,),
     "modalities": (None, ["text"]),
@@ -47,40 +54,35 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "tool_calls": (None, []),
 }
 
-
-def refuse_unsupported(
-    body: Struct, where: str = "", neutral_values: Mapping[str, tuple[Any, ...]] = NEUTRAL
-) -> None:
-    """Raises InvalidRequest for the first field that asks for something that is not built."""
-    for name in body.__struct_fields__:
-        accepted = neutral_values.get(name)
-        if accepted is None:
-            continue
-        value = getattr(body, name)
-        if isinstance(value, str) and ANY_TEXT in accepted:
-            continue
-        # True == 1 to Python, but `n: true` is a mistake.
-        if not any(value == neutral and type(value) is type(neutral) for neutral in accepted):
-            raise InvalidRequest(
-                f"{where}{name} is not supported by this server, except as {_spell(accepted)}",
-                param=f"{where}{name}",
-                code="unsupported_parameter",
-            )
-
-
-def _spell(accepted: tuple[Any, ...]) -> str:
-    return " or ".join(_spell_one(value) for value in accepted)
-
-
-def _spell_one(value: Any) -> str:
-    return "a string" if value is ANY_TEXT else msgspec.json.encode(value).decode()
-
-
-# -- requests ------------------------------------------------------------------------------------------------
+Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOP_K)]
+MinP: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0.0, le=10.0)]
+Seed: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+NumTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)]
+NumTokensOrNone: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)]
+NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+NumSequences: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopTexts: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
+StopIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+BadWords: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_WORDS)]
+AllowedIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)]
+LogitBias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_LOGIT_BIAS)
+]
+Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+CacheSalt: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
+PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 
 
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Beyond OpenAI: each event has the usage so far."""
     include_obfuscation: Literal[False] | None = None
 
 
@@ -88,30 +90,36 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of request share. Null is the same as absent."""
 
     model: str | None = None
-    max_tokens: int | None = None
-    temperature: float | None = None
-    top_p: float | None = None
-    seed: int | None = None
-    stop: str | list[str] | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    n: NumSequences | None = None
+    seed: Seed | None = None
+    stop: StopText | StopTexts | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
 
     # Beyond OpenAI, as other servers spell them.
-    top_k: int | None = None
-    min_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    stop_token_ids: list[int] | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: NumTokensOrNone | None = None
+    stop_token_ids: StopIds | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    priority: int | None = None
-    cache_salt: str | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    time_limit: TimeLimit | None = None
+    """Seconds."""
 
-    n: Any = None
     metadata: Any = None
     prompt_cache_key: Any = None
     safety_identifier: Any = None
@@ -121,12 +129,14 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
-    prompt: str | list[int | str | list[int]]
-    logprobs: int | bool | None = None
+    prompt: str | list[TokenId | str | PromptIds]
+    max_tokens: NumTokensOrNone | None = None
+    """0 only with echo: the prompt and its logprobs, and nothing after it."""
+    logprobs: NumLogprobs | bool | None = None
+    echo: bool | None = None
+    best_of: NumSequences | None = None
     add_special_tokens: bool | None = None
 
-    best_of: Any = None
-    echo: Any = None
     suffix: Any = None
 
 
@@ -147,13 +157,18 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
     tool_calls: Any = None
 
 
+Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
+
+
 class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
-    messages: Annotated[list[MessageBody], TURNS]
-    # Bounded here, because SamplingParams would complain by another name.
-    max_completion_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)] | None = None
+    messages: Messages
+    max_tokens: NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    top_logprobs: NumLogprobs | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     audio: Any = None
     function_call: Any = None
@@ -167,121 +182,3 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     tools: Any = None
     verbosity: Any = None
     web_search_options: Any = None
-
-
-# -- responses -----------------------------------------------------------------------------------------------
-
-
-class PromptTokensDetails(Struct):
-    cached_tokens: int
-
-
-class UsageBody(Struct):
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-    prompt_tokens_details: PromptTokensDetails
-
-
-class CompletionLogprobs(Struct):
-    """Columns, one entry for each output token."""
-
-    text_offset: list[int]
-    token_logprobs: list[float]
-    tokens: list[str]
-    top_logprobs: list[dict[str, float]]
-
-
-class CompletionChoice(Struct):
-    index: int
-    text: str
-    logprobs: CompletionLogprobs | None
-    finish_reason: str | None
-    matched_stop: str | int | None
-
-
-class CompletionResponse(Struct):
-    """Also each event of a stream; `usage` is left out of those unless it was asked for."""
-
-    id: str
-    object: Literal["text_completion"]
-    created: int
-    model: str
-    choices: list[CompletionChoice]
-    usage: UsageBody | UnsetType | None = UNSET
-
-
-class TopLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-
-
-class ChatTokenLogprob(Struct):
-    token: str
-    logprob: float
-    bytes: list[int] | None
-    top_logprobs: list[TopLogprob]
-
-
-class ChatLogprobs(Struct):
-    content: list[ChatTokenLogprob]
-    refusal: None = None
-
-
-class ChatMessageBody(Struct):
-    role: Literal["assistant"]
-    content: str
-    refusal: None = None
-
-
-class ChatChoice(Struct):
-    index: int
-    message: ChatMessageBody
-    logprobs: ChatLogprobs | None
-    finish_reason: str
-    matched_stop: str | int | None
-
-
-class ChatResponse(Struct):
-    id: str
-    object: Literal["chat.completion"]
-    created: int
-    model: str
-    choices: list[ChatChoice]
-    usage: UsageBody
-
-
-class ChatDelta(Struct, omit_defaults=True):
-    role: str | None = None
-    content: str | None = None
-
-
-class ChatChunkChoice(Struct):
-    index: int
-    delta: ChatDelta
-    logprobs: ChatLogprobs | None = None
-    finish_reason: str | None = None
-    matched_stop: str | int | None = None
-
-
-class ChatChunk(Struct):
-    id: str
-    object: Literal["chat.completion.chunk"]
-    created: int
-    model: str
-    choices: list[ChatChunkChoice]
-    usage: UsageBody | UnsetType | None = UNSET
-
-
-class ModelCard(Struct):
-    id: str
-    created: int
-    max_model_len: int
-    object: Literal["model"] = "model"
-    owned_by: str = "carousel"
-
-
-class ModelList(Struct):
-    data: list[ModelCard]
-    object: Literal["list"] = "list"

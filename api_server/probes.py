@@ -4,11 +4,15 @@ request.
 
 from __future__ import annotations
 
+from typing import Literal
+
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from api_server.server_state import ServerState
+from runtime.config import RuntimeConfig
+from runtime.process import process_name
 from runtime.status_page import StatusPage
 
 STALLED_S = 3.0
@@ -17,34 +21,43 @@ WORKER_STALLED_S = 30.0
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
 
 
+class ProbeAnswer(msgspec.Struct, omit_defaults=True):
+    status: Literal["live", "ready", "not ready"]
+    role: str | None = None
+    """The process in the way,"""
+    reason: str | None = None
+    """and what is the matter with it."""
+
+
 async def live(_: Request) -> Response:
     """This process answers; it says nothing of the others."""
-    return Response(b'{"status":"live"}', media_type="application/json")
+    return Response(msgspec.json.encode(ProbeAnswer("live")), media_type="application/json")
 
 
 async def ready(request: Request) -> Response:
-    """200 when a request would be served, else 503 with the role that is in the way."""
+    """200 when a request would be served, else 503 with the process that is in the way."""
     server: ServerState = request.app.state.server
-    role, problem = _problem(server.status, has_worker=server.config.device == "cpu")
+    role, problem = _problem(server.status, server.config)
     if not role and not server.client.is_connected:
         role, problem = "api", "not connected"
     if not role:
-        return Response(b'{"status":"ready"}', media_type="application/json")
-    body = msgspec.json.encode({"status": "not ready", "role": role, "reason": problem})
+        return Response(msgspec.json.encode(ProbeAnswer("ready")), media_type="application/json")
+    body = msgspec.json.encode(ProbeAnswer("not ready", role, problem))
     return Response(body, 503, {"Retry-After": "1"}, media_type="application/json")
 
 
-def _problem(page: StatusPage, *, has_worker: bool) -> tuple[str, str]:
-    """(role, why it is not ready) of the first one that is not; empty when all are."""
-    for role in ROLES:
-        if role == "worker" and not has_worker:
+def _problem(page: StatusPage, config: RuntimeConfig) -> tuple[str, str]:
+    """(process, why it is not ready) of the first one that is not; empty when all are."""
+    slots = [(role, index) for role in ROLES for index in range(page.counts[role])]
+    for role, index in slots:
+        if role == "worker" and config.device != "cpu":
             continue  # the model runs in the scheduler's process
-        status = page.read(role)
+        status = page.read(role, index)
         # The launcher waits for all others; it is in the way only when none of them is.
         if status.state != "ready" and not (role == "launcher" and status.state == "loading"):
-            return role, status.state
+            return process_name(role, index, config), status.state
         limit_s = WORKER_STALLED_S if role == "worker" else STALLED_S
         if status.age_s() > limit_s:
-            return role, f"no sign of life for {limit_s:.0f} s"
+            return process_name(role, index, config), f"no sign of life for {limit_s:.0f} s"
     launcher = page.read("launcher")
     return ("", "") if launcher.state == "ready" else ("launcher", launcher.state)

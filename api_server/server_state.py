@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 import uuid
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from api_server.logprobs import TokenTexts
+from api_server.labels import LabelBook
 from api_server.metrics import Metrics
+from api_server.tokenizer import ServerTokenizer
 from client.async_client import AsyncClient
 from runtime.config import RuntimeConfig
 from runtime.errors import RequestError, RingClosed
@@ -26,13 +26,13 @@ class ServerState:
     config: RuntimeConfig
     defaults: SamplingDefaults
     status: StatusPage
-    token_texts: TokenTexts = field(init=False)
-    metrics: Metrics = field(init=False)
+    metrics: Metrics
+    tokenizer: ServerTokenizer = field(init=False)
+    labels: LabelBook = field(default_factory=LabelBook)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.token_texts = TokenTexts(Path(self.config.tokenizer))
-        self.metrics = Metrics(self.config.served_model_name)
+        self.tokenizer = ServerTokenizer(self.config.tokenizer, self.config.chat_template)
 
     def check_serving(self) -> None:
         """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""

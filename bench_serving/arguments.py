@@ -9,24 +9,33 @@ import argparse
 import math
 import typing
 from collections.abc import Sequence
-from typing import Annotated, Any, get_args, get_origin
+from typing import Annotated, Any, NamedTuple, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
 
 from runtime.errors import ConfigError
 
-BACKENDS: dict[str, tuple[str, int]] = {
-    "carousel": ("completions", 30000),
-    "openai": ("completions", 8000),
-    "openai-chat": ("chat", 8000),
-    "vllm": ("completions", 8000),
-    "vllm-chat": ("chat", 8000),
-    "sglang-oai": ("completions", 30000),
-    "sglang-oai-chat": ("chat", 30000),
-    "sdk": ("sdk", 0),
+
+class BackendKind(NamedTuple):
+    speaks: str
+    """completions, chat or sdk."""
+    usual_port: int
+    counts_tokens: bool
+    """Knows stream_options.continuous_usage_stats, which is not OpenAI's and which others may refuse."""
+
+
+BACKENDS = {
+    "carousel": BackendKind("completions", 30000, True),
+    "carousel-chat": BackendKind("chat", 30000, True),
+    "openai": BackendKind("completions", 8000, False),
+    "openai-chat": BackendKind("chat", 8000, False),
+    "vllm": BackendKind("completions", 8000, True),
+    "vllm-chat": BackendKind("chat", 8000, True),
+    "sglang-oai": BackendKind("completions", 30000, True),
+    "sglang-oai-chat": BackendKind("chat", 30000, True),
+    "sdk": BackendKind("sdk", 0, True),
 }
-"""Name -> what it speaks, and the port such a server has by default."""
 
 DATASETS = ("random", "random-ids", "generated-shared-prefix", "multi-turn", "sharegpt", "custom")
 FILE_DATASETS = ("sharegpt", "custom")
@@ -42,7 +51,8 @@ FLAG_DATASETS: dict[str, tuple[str, ...]] = {
     "num_turns": ("multi-turn",),
 }
 """Beginning of a field's name -> the datasets that use it."""
-HTTP_FIELDS = ("base_url", "host", "port", "model", "header")
+HTTP_FIELDS = ("base_url", "host", "port", "model", "header", "check_metrics")
+SDK_FIELDS = ("run_dir", "return_context_logits", "return_generation_logits")
 
 
 def _flag(description: str, **bounds: Any) -> Meta:
@@ -82,6 +92,9 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     request_rate: Annotated[
         float, _flag("conversations begun per second (Poisson); inf: all at once", gt=0.0)
     ] = math.inf
+    burstiness: Annotated[
+        float, _flag("1: Poisson arrivals; less: in bursts; more: evenly (shape of the gamma gaps)", gt=0.0)
+    ] = 1.0
     max_concurrency: Annotated[int, _flag("conversations in flight, at most; 0: no limit", ge=0)] = 0
     warmup_requests: Annotated[int, _flag("requests before the measurement", ge=0)] = 1
     seed: Annotated[int, _flag("of lengths, prompts and arrivals", ge=0)] = 1
@@ -89,8 +102,16 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         False
     )
     disable_ignore_eos: Annotated[bool, _flag("let the model end early; lengths become upper bounds")] = False
+    return_logprob: Annotated[bool, _flag("ask for logprobs of the output and show their bytes")] = False
+    top_logprobs_num: Annotated[int, _flag("likeliest tokens with their logprobs, at each", ge=0, le=20)] = 0
+    return_context_logits: Annotated[bool, _flag("sdk: ask for raw logits of the prompt")] = False
+    return_generation_logits: Annotated[bool, _flag("sdk: ask for raw logits of the output")] = False
     extra_request_body: Annotated[str, _flag("JSON object merged into each request")] = ""
     sweep: Annotated[str, _flag("rates to measure one after the other, such as 1,2,4,inf")] = ""
+    flush_cache: Annotated[bool, _flag("empty the server's prefix cache before each measurement")] = False
+    check_metrics: Annotated[
+        bool, _flag("fail when the server has no /metrics, or they differ from the client's figures")
+    ] = False
     goodput: Annotated[tuple[str, ...], _flag("bounds in ms, any of ttft:MS tpot:MS e2el:MS")] = ()
 
     output_file: Annotated[str, _flag("append one line of JSON per run to this file")] = ""
@@ -101,11 +122,11 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def speaks(self) -> str:
         """completions, chat or sdk."""
-        return BACKENDS[self.backend][0]
+        return BACKENDS[self.backend].speaks
 
     @property
     def server_url(self) -> str:
-        return self.base_url or f"http://{self.host}:{self.port or BACKENDS[self.backend][1]}"
+        return self.base_url or f"http://{self.host}:{self.port or BACKENDS[self.backend].usual_port}"
 
     @property
     def headers(self) -> dict[str, str]:
@@ -114,6 +135,14 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     @property
     def extra(self) -> dict[str, object]:
         return _extra_fields(self.extra_request_body)
+
+    @property
+    def num_logprobs(self) -> int | None:
+        return self.top_logprobs_num if self.return_logprob else None
+
+    @property
+    def asks_for_extra(self) -> bool:
+        return self.return_logprob or self.return_context_logits or self.return_generation_logits
 
     @property
     def rates(self) -> list[float]:
@@ -152,6 +181,10 @@ def _check(config: BenchConfig, given: set[str]) -> None:
     for one, other in (("base_url", "host"), ("base_url", "port"), ("sweep", "request_rate")):
         if {one, other} <= given:
             raise ConfigError(f"{_spell(other)}: {_spell(one)} is given already")
+    if "top_logprobs_num" in given and not config.return_logprob:
+        raise ConfigError("--top-logprobs-num: only with --return-logprob")
+    if "burstiness" in given and all(map(math.isinf, config.rates)):
+        raise ConfigError("--burstiness: needs a finite --request-rate or --sweep")
     if config.output_details and not config.output_file:
         raise ConfigError("--output-details: name the file with --output-file")
     if config.disable_stream and {"ttft", "tpot"} & set(config.slo_ms):
@@ -163,8 +196,9 @@ def _check_backend_flags(config: BenchConfig, given: set[str]) -> None:
         for name in HTTP_FIELDS:
             if name in given:
                 raise ConfigError(f"{_spell(name)}: the sdk backend has no HTTP; it takes --run-dir")
-    elif "run_dir" in given:
-        raise ConfigError("--run-dir: only the sdk backend uses it")
+    for name in SDK_FIELDS:
+        if name in given and config.speaks != "sdk":
+            raise ConfigError(f"{_spell(name)}: only the sdk backend uses it")
     if config.speaks == "chat":
         if config.apply_chat_template:
             raise ConfigError(f"--apply-chat-template: the server does it for {config.backend}")

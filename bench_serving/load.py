@@ -1,4 +1,4 @@
-"""The load: conversations begin at Poisson times, at most so many at once, and each request leaves a record.
+"""The load: conversations begin at random times, at most so many at once, and each request leaves a record.
 
 Knows no API and no dataset. A request that fails is a record with an error; nothing here raises for it.
 """
@@ -34,6 +34,8 @@ class Traffic:
     """Conversations begun per second; inf: all at once."""
     max_concurrency: int | None
     seed: int
+    burstiness: float = 1.0
+    """Shape of the gamma distribution of the gaps: 1 is Poisson, less comes in bursts, more is even."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,9 @@ def arrival_times(traffic: Traffic, num: int) -> npt.NDArray[np.float64]:
     """Seconds after the begin at which each of `num` conversations begins; the first one at once."""
     if math.isinf(traffic.request_rate):
         return np.zeros(num)
-    gaps = np.random.default_rng([traffic.seed, ARRIVAL_STREAM]).exponential(1.0 / traffic.request_rate, num)
+    shape = traffic.burstiness
+    rng = np.random.default_rng([traffic.seed, ARRIVAL_STREAM])
+    gaps = rng.gamma(shape, 1.0 / (traffic.request_rate * shape), num)
     gaps[:1] = 0.0
     return np.cumsum(gaps)
 

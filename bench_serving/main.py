@@ -10,6 +10,7 @@ import gc
 import resource
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -25,7 +26,16 @@ from bench_serving.load import LoadResult, Traffic, run_load
 from bench_serving.metrics import Metrics, compute_metrics
 from bench_serving.plot import check_plotting, plot_run, plot_sweep
 from bench_serving.records import RequestFailure
-from bench_serving.report import append_line, details, json_record, remarks, result_table, saturation_table
+from bench_serving.report import (
+    append_line,
+    comparison_table,
+    details,
+    json_record,
+    remarks,
+    result_table,
+    saturation_table,
+)
+from bench_serving.server_metrics import ServerFigures, compare, scrape
 from bench_serving.target import Target, open_target
 from runtime.errors import CarouselError, ConfigError, StartError
 from text.tokenizer import Tokenizer
@@ -55,6 +65,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_FAILED
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    rate: float
+    result: LoadResult
+    metrics: Metrics
+    server: ServerFigures | None
+    """The run by the server's /metrics, where it has them."""
+
+
 async def bench(config: BenchConfig) -> int:
     """Warm up, run each rate, print and write the results. Returns the exit code.
 
@@ -63,24 +82,28 @@ async def bench(config: BenchConfig) -> int:
     """
     target = await open_target(config)
     print(target.description)
+    runs: list[Run] = []
+    agrees = True
     try:
-        runs: list[tuple[float, LoadResult, Metrics]] = []
         for index, rate in enumerate(config.rates):
             # Fresh prompts for each rate: what one run leaves in the prefix cache must not serve the next.
             seed = config.seed + index
             conversations = make_conversations(config, target.source, seed)
             if index == 0:
                 await _warm_up(config, target, conversations)
-            result = await _run(config, target, conversations, rate, seed)
-            num_retokenized = _num_retokenized(result, target.tokenizer)
-            metrics = compute_metrics(result, slo_ms=config.slo_ms, num_retokenized=num_retokenized)
-            runs.append((rate, result, metrics))
-            print(result_table(config, rate, metrics))
-            print("\n".join(remarks(config, metrics)), flush=True)
+            run = await _run(config, target, conversations, rate, seed)
+            runs.append(run)
+            print(result_table(config, rate, run.metrics))
+            print("\n".join(remarks(config, run.metrics)))
+            if run.server is not None:
+                comparisons = compare(run.metrics, run.server)
+                agrees = agrees and all(each.agrees for each in comparisons)
+                print(comparison_table(comparisons), flush=True)
     finally:
         await target.backend.aclose()
     _write(config, runs)
-    return EXIT_FAILED if any(metrics.failed for _, _, metrics in runs) else 0
+    is_good = agrees or not config.check_metrics
+    return 0 if is_good and not any(run.metrics.failed for run in runs) else EXIT_FAILED
 
 
 async def _warm_up(config: BenchConfig, target: Target, conversations: Sequence[Conversation]) -> None:
@@ -95,22 +118,48 @@ async def _warm_up(config: BenchConfig, target: Target, conversations: Sequence[
 
 async def _run(
     config: BenchConfig, target: Target, conversations: Sequence[Conversation], rate: float, seed: int
+) -> Run:
+    if config.flush_cache:
+        await target.backend.flush_cache()
+    before = await _scrape(config, target)
+    result = await _load(
+        config, target, conversations, Traffic(rate, config.max_concurrency or None, seed, config.burstiness)
+    )
+    after = await _scrape(config, target)
+    server = after.since(before) if before is not None and after is not None else None
+    num_retokenized = _num_retokenized(result, target.tokenizer)
+    metrics = compute_metrics(result, slo_ms=config.slo_ms, num_retokenized=num_retokenized)
+    return Run(rate, result, metrics, server)
+
+
+async def _load(
+    config: BenchConfig, target: Target, conversations: Sequence[Conversation], traffic: Traffic
 ) -> LoadResult:
     num_requests = sum(len(conversation.turns) for conversation in conversations)
     # The prompts are millions of objects that no collection during the run needs to look at.
     gc.collect()
     gc.freeze()
     try:
-        with tqdm(total=num_requests, disable=config.disable_tqdm, desc=f"{rate:g} req/s") as bar:
+        with tqdm(
+            total=num_requests, disable=config.disable_tqdm, desc=f"{traffic.request_rate:g} req/s"
+        ) as bar:
             return await run_load(
-                target.backend,
-                target.render,
-                conversations,
-                Traffic(rate, config.max_concurrency or None, seed),
-                on_record=lambda _: bar.update(),
+                target.backend, target.render, conversations, traffic, on_record=lambda _: bar.update()
             )
     finally:
         gc.unfreeze()
+
+
+async def _scrape(config: BenchConfig, target: Target) -> ServerFigures | None:
+    """None where there are no /metrics of a kind that is known, unless they were asked for."""
+    if target.metrics_http is None:
+        return None
+    try:
+        return await scrape(target.metrics_http)
+    except RequestFailure as failure:
+        if config.check_metrics:
+            raise RequestFailure(f"--check-metrics: {failure}") from None
+        return None
 
 
 def _num_retokenized(result: LoadResult, tokenizer: Tokenizer | None) -> int | None:
@@ -120,18 +169,18 @@ def _num_retokenized(result: LoadResult, tokenizer: Tokenizer | None) -> int | N
     return sum(map(len, tokenizer.encode_batch(texts, add_special_tokens=False)))
 
 
-def _write(config: BenchConfig, runs: Sequence[tuple[float, LoadResult, Metrics]]) -> None:
+def _write(config: BenchConfig, runs: Sequence[Run]) -> None:
+    curve = [(run.rate, run.metrics) for run in runs]
     if config.sweep:
-        print(saturation_table([(rate, metrics) for rate, _, metrics in runs]))
+        print(saturation_table(curve))
     if config.plot and config.sweep:
-        plot_sweep(Path(config.plot), config.backend, [(rate, metrics) for rate, _, metrics in runs])
+        plot_sweep(Path(config.plot), config.backend, curve)
     elif config.plot:
-        rate, result, _ = runs[0]
-        plot_run(Path(config.plot), f"{config.backend}, {rate:g} requests/s", result)
-    for rate, result, metrics in runs:
-        record = json_record(config, rate, metrics)
+        plot_run(Path(config.plot), f"{config.backend}, {runs[0].rate:g} requests/s", runs[0].result)
+    for run in runs:
+        record = json_record(config, run.rate, run.metrics, run.server)
         if config.output_file:
-            more = details(result.records) if config.output_details else {}
+            more = details(run.result.records) if config.output_details else {}
             append_line(Path(config.output_file), record | more)
         print(msgspec.json.encode(record).decode())
 

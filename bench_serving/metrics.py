@@ -73,6 +73,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     itl_source: str | None
     """How a chunk's tokens were counted: `token counts` of the server, or `one token per chunk`."""
     tokens_per_chunk: float | None
+    received_bytes: int | None
+    """Of the answers' bodies; None where the client library hides them."""
+    extra_bytes: int
+    """Logprobs and logits: over HTTP their JSON, which is part of the bodies; else the values as sent."""
     ended_early: int
     """Requests with fewer output tokens than were asked for."""
     goodput: float | None
@@ -92,6 +96,7 @@ def compute_metrics(
     num_input = sum(record.input_len for record in good)
     num_output = sum(record.output_len for record in good)
     cached = [record.cached_len for record in good if record.cached_len is not None]
+    received = [record.received_bytes for record in good if record.received_bytes is not None]
     num_chunks = sum(len(record.chunk_times_s) for record in good)
     num_meeting = sum(meets(record, slo_ms) for record in good) if slo_ms else None
     has_counts = all(record.has_token_counts for record in good)
@@ -117,6 +122,8 @@ def compute_metrics(
         itl=Summary.of([itl for record in good for itl in record.itls_s()]),
         itl_source=None if not num_chunks else "token counts" if has_counts else "one token per chunk",
         tokens_per_chunk=num_output / num_chunks if num_chunks else None,
+        received_bytes=sum(received) if received else None,
+        extra_bytes=sum(record.extra_bytes for record in good),
         ended_early=sum(record.output_len < record.asked_output_len for record in good),
         goodput=None if num_meeting is None else _rate(num_meeting, duration_s),
         goodput_share=None if num_meeting is None else num_meeting / max(1, len(result.records)),
@@ -138,7 +145,7 @@ class Series(NamedTuple):
     output_throughput: FloatArray
     """Tokens per second."""
     in_flight: FloatArray
-    """Requests, at the middle of the window."""
+    """Requests, on average over the window."""
 
 
 def throughput_series(result: LoadResult, width_s: float) -> Series:
@@ -147,13 +154,14 @@ def throughput_series(result: LoadResult, width_s: float) -> Series:
     num_windows = max(1, math.ceil(result.duration_s / width_s))
     tokens = np.zeros(num_windows)
     in_flight = np.zeros(num_windows)
-    middles = result.began_s + (np.arange(num_windows) + 0.5) * width_s
+    begins = result.began_s + np.arange(num_windows) * width_s
     for record in good:
         times, counts = _arrivals(record)
         windows = ((times - result.began_s) / width_s).astype(int)
         np.add.at(tokens, np.clip(windows, 0, num_windows - 1), counts)
-        in_flight += (middles >= record.start_s) & (middles < record.end_s)
-    return Series(width_s, tokens / width_s, in_flight)
+        overlap_s = np.minimum(begins + width_s, record.end_s) - np.maximum(begins, record.start_s)
+        in_flight += np.maximum(overlap_s, 0.0)
+    return Series(width_s, tokens / width_s, in_flight / width_s)
 
 
 def _arrivals(record: RequestRecord) -> tuple[FloatArray, FloatArray]:

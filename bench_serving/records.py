@@ -25,11 +25,17 @@ class RequestRecord:
     """Arrivals of the chunks that brought output; empty when the answer was not streamed."""
     chunk_tokens: list[int] = field(default_factory=list)
     """New tokens of each of those chunks: the server's count, or one where it does not say."""
+    num_chunk_tokens: int = 0
+    """Their sum, kept as it grows: a running usage is compared with it at every chunk."""
     has_token_counts: bool = True
     """Whether chunk_tokens are the server's counts."""
     reported_output_len: int | None = None
     """The server's usage, where it sent one."""
     cached_len: int | None = None
+    received_bytes: int | None = None
+    """Of the answer's body; None where the client library hides them."""
+    extra_bytes: int = 0
+    """Of what came, logprobs and logits: over HTTP their JSON, else the values as they are sent."""
     texts: list[str] = field(default_factory=list)
     error: str | None = None
 
@@ -45,15 +51,12 @@ class RequestRecord:
             return
         self.chunk_times_s.append(now)
         self.chunk_tokens.append(num_tokens)
+        self.num_chunk_tokens += num_tokens
         self.texts.append(text)
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
-
-    @property
-    def num_chunk_tokens(self) -> int:
-        return sum(self.chunk_tokens)
 
     @property
     def output_len(self) -> int:

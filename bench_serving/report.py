@@ -12,6 +12,7 @@ import msgspec
 from bench_serving.arguments import BenchConfig
 from bench_serving.metrics import Metrics, Summary
 from bench_serving.records import RequestRecord
+from bench_serving.server_metrics import Comparison, ServerFigures
 
 WIDTH = 50
 MAX_ERRORS_SHOWN = 5
@@ -65,6 +66,11 @@ def result_table(config: BenchConfig, request_rate: float, metrics: Metrics) -> 
         ("Total token throughput (tok/s):", _number(metrics.total_throughput)),
         ("Concurrency:", _number(metrics.concurrency)),
     ]
+    if metrics.received_bytes is not None:
+        rows.append(("Received bytes per output token:", _per_token(metrics.received_bytes, metrics)))
+    if config.asks_for_extra:
+        rows.append(("Logprobs and logits (bytes):", str(metrics.extra_bytes)))
+        rows.append(("Logprobs and logits per output token:", _per_token(metrics.extra_bytes, metrics)))
     if metrics.goodput is not None:
         rows.append(("Goodput (req/s):", _number(metrics.goodput)))
         rows.append(("Share of requests within bounds:", _number(metrics.goodput_share)))
@@ -77,6 +83,17 @@ def result_table(config: BenchConfig, request_rate: float, metrics: Metrics) -> 
             name = f"{part.capitalize()} {label} (ms):"
             lines.append(f"{name:<40} {_number(getattr(summary, part)):<10}")
     lines.append("=" * WIDTH)
+    return "\n".join(lines)
+
+
+def comparison_table(comparisons: Sequence[Comparison]) -> str:
+    """The client's figures beside those of the server's /metrics."""
+    lines = [f"{'beside the /metrics of the server':<34} {'client':>12} {'server':>12} {'difference':>12}"]
+    for each in comparisons:
+        shown = ".0f" if each.is_exact else ".2f"
+        cells = (f"{each.client:{shown}}", f"{each.server:{shown}}", f"{each.difference:+.2%}")
+        mark = "" if each.agrees else "  differs"
+        lines.append(f"{each.name:<34} " + " ".join(f"{cell:>12}" for cell in cells) + mark)
     return "\n".join(lines)
 
 
@@ -121,8 +138,10 @@ def saturation_table(rows: Sequence[tuple[float, Metrics]]) -> str:
     return "\n".join(lines)
 
 
-def json_record(config: BenchConfig, request_rate: float, metrics: Metrics) -> dict[str, Any]:
-    """All figures under SGLang's names, and all arguments."""
+def json_record(
+    config: BenchConfig, request_rate: float, metrics: Metrics, server: ServerFigures | None
+) -> dict[str, Any]:
+    """All figures under SGLang's names, what the server's /metrics said of the run, and all arguments."""
     figures = msgspec.to_builtins(metrics)
     flat: dict[str, Any] = {}
     for name, value in figures.items():
@@ -140,6 +159,7 @@ def json_record(config: BenchConfig, request_rate: float, metrics: Metrics) -> d
         "request_rate": _json_rate(request_rate),
         "max_concurrency": config.max_concurrency or None,
         **flat,
+        "server_metrics": None if server is None else msgspec.to_builtins(server),
         "args": arguments,
     }
 
@@ -163,6 +183,10 @@ def append_line(path: Path, record: dict[str, Any]) -> None:
 
 def _json_rate(rate: float) -> float | str:
     return "inf" if math.isinf(rate) else rate
+
+
+def _per_token(num_bytes: int, metrics: Metrics) -> str:
+    return _number(num_bytes / metrics.total_output_tokens if metrics.total_output_tokens else None)
 
 
 def _number(value: float | None) -> str:

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench_serving.arguments import BenchConfig
+from bench_serving.arguments import BACKENDS, BenchConfig
 from bench_serving.backends.base import Backend, GenerationOptions, Message, Prompt
 from bench_serving.backends.openai import Api, OpenAIBackend, served_model
 from bench_serving.backends.sdk import SdkBackend
@@ -24,6 +24,8 @@ from text.tokenizer import Tokenizer
 from text.tokenizer import load as load_tokenizer
 
 DEMO_MODEL_NAME = "carousel-demo"
+# A server may hold /metrics up behind its requests; a measurement is not lost for that.
+METRICS_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +34,8 @@ class Target:
     source: PromptSource
     render: Render
     tokenizer: Tokenizer | None
+    metrics_http: HttpClient | None
+    """Asks the server for its /metrics; None where there is no HTTP."""
     description: str
     """For the user: where, which model, whose tokenizer."""
 
@@ -47,8 +51,13 @@ async def open_target(config: BenchConfig) -> Target:
         ignore_eos=not config.disable_ignore_eos,
         add_special_tokens=not config.apply_chat_template,
         extra=config.extra,
+        counts_tokens=BACKENDS[config.backend].counts_tokens,
+        num_logprobs=config.num_logprobs,
+        context_logits=config.return_context_logits,
+        generation_logits=config.return_generation_logits,
     )
     backend: Backend
+    metrics_http: HttpClient | None = None
     if config.speaks == "sdk":
         run_dir = find_run_dir(config.run_dir or None)
         where = str(run_dir)
@@ -60,6 +69,7 @@ async def open_target(config: BenchConfig) -> Target:
     else:
         where = config.server_url
         http = HttpClient(where, config.headers, timeout_s=config.request_timeout, clock=time.perf_counter)
+        metrics_http = HttpClient(where, config.headers, timeout_s=METRICS_TIMEOUT_S, clock=time.perf_counter)
         model = config.model or await served_model(http)
         tokenizer_dir = config.tokenizer or _tokenizer_of(model)
         api: Api = "chat" if config.speaks == "chat" else "completions"
@@ -70,6 +80,7 @@ async def open_target(config: BenchConfig) -> Target:
         TokenizerSource(tokenizer) if tokenizer is not None else WordSource(),
         _render(config, tokenizer),
         tokenizer,
+        metrics_http,
         f"{config.backend} at {where}, model {model}, "
         + (f"tokenizer {tokenizer_dir}" if tokenizer_dir else "no tokenizer: a word is taken for a token"),
     )

@@ -29,8 +29,8 @@ from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
 from runtime.config import DEMO_MODEL
-from runtime.messages import BatchPlan, RowSetup
 from runtime.model_config import ModelConfig
+from runtime.plan import BatchPlan, RowSetup
 from runtime.wire import pack_ids
 
 PAGE_SIZE = 16

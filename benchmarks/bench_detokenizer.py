@@ -11,6 +11,7 @@ import argparse
 import gc
 import json
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -21,7 +22,7 @@ from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import Delivery
 from runtime.handle import make_handle
 from runtime.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
-from runtime.transport import SCHEMA, Codec, MemoryChannel
+from runtime.transport import SCHEMA, Codec, Frame, MemoryChannel
 from runtime.wire import PROTOCOL_VERSION, pack_ids
 from text import tokenizer
 from text.incremental import DecoderFactory
@@ -41,13 +42,19 @@ class ListChannel:
         frames, self.incoming = self.incoming[:limit], self.incoming[limit:]
         return frames
 
-    def send(self, peer: bytes, frame: bytes) -> Delivery:
+    def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         self.sent.append((peer, frame))
         return Delivery.SENT
 
 
 class Bench:
-    def __init__(self, num_rows: int, num_clients: int, stops: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        num_clients: int,
+        stops: tuple[str, ...] = (),
+        stop_words: tuple[bytes, ...] = (),
+    ) -> None:
         self.channel = ListChannel()
         self.inbox = MemoryChannel("detokenizer_in")
         text_tokenizer = tokenizer.load(DEMO_MODEL)
@@ -63,9 +70,9 @@ class Bench:
         ids = self._connect(num_clients)
         encode = msgspec.msgpack.Encoder().encode
         handles = [make_handle(ids[row % num_clients], row) for row in range(num_rows)]
+        fields = {"stream": True, "stop": stops, "stop_words": stop_words}
         opened = tuple(
-            msgspec.Raw(encode(StreamOpen(handle, 5, pack_ids([5, 6, 7]), stream=True, stop=stops)))
-            for handle in handles
+            msgspec.Raw(encode(StreamOpen(handle, 5, pack_ids([5, 6, 7]), **fields))) for handle in handles
         )
         self.inbox.send(TokenBatch(0, opened=opened))
         self.loop.turn(0.0)
@@ -102,8 +109,13 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=2000)
     args = parser.parse_args()
     report: dict[str, object] = {"rows": args.rows, "clients": args.clients, "bar_us": BAR_US}
-    for name, stops in (("plain", ()), ("stop_strings", ("</answer>", "import END"))):
-        bench = Bench(args.rows, args.clients, stops)
+    words = tuple(pack_ids(word) for word in ([900, 901, 902], [903, 904]))
+    for name, stops, stop_words in (
+        ("plain", (), ()),
+        ("stop_strings", ("</answer>", "import END"), ()),
+        ("stop_words", (), words),
+    ):
+        bench = Bench(args.rows, args.clients, stops, stop_words)
         gc.freeze()
         times = bench.run(args.steps)[args.steps // 10 :]
         p50, p99 = np.percentile(times, [50, 99])

@@ -24,7 +24,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.bench_step import TOKEN, Bench, Case
-from runtime.messages import BatchPlan, SampleMasks, StepResult
+from runtime.plan import BatchPlan, SampleMasks, StepResult
 from runtime.wire import unpack_ids
 
 NUM_ROWS = 256

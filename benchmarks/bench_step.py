@@ -4,7 +4,10 @@
 
 steady  every row decodes one token in every step; nobody comes or goes
 churn   a tenth of the rows finish in every step and are replaced in it, each by a prompt that nobody had
-before
+        before
+quarter as steady, but a quarter of the rows has stop strings and wants the logprobs of its tokens, with the
+        five most likely ones
+waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
 
 A step is timed as the process runs it: decoding the inbox, building and encoding the plan, decoding the
 StepResult, commit, encoding the TokenBatch; overlap depth 2 with feedback. Each case runs several times,
@@ -20,6 +23,7 @@ import itertools
 import json
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -29,26 +33,25 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from runtime.handle import make_handle
-from runtime.messages import (
-    BatchPlan,
-    SampleMasks,
-    StepResult,
-    StreamOpen,
-    TokenizedRequest,
-    ToScheduler,
-)
+from runtime.messages import StreamOpen, TokenizedRequest, ToScheduler
+from runtime.plan import BatchPlan, SampleMasks, StepResult
+from runtime.registry import resolve
 from runtime.sampling_params import SamplingParams
-from runtime.transport import Codec
+from runtime.transport import Codec, Frame
 from runtime.wire import Message, pack_ids, unpack_ids
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix_cache import RadixCache
-from scheduler_proc.capacity import MaxUtilization, SlotPool
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.composition import BatchingSettings, make_batch_builder
 from scheduler_proc.executor import Executor
-from scheduler_proc.features.logprobs import attach_logprobs
-from scheduler_proc.intake import Intake, ModelLimits
+from scheduler_proc.intake import Intake
 from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.output import Output
-from scheduler_proc.policy.fcfs import Fcfs
+from scheduler_proc.limits import Limits
+from scheduler_proc.main import feature_factories
+from scheduler_proc.output import make_output
+from scheduler_proc.policy import POLICIES
+from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.prefill_adder import StepLimits
 from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.step_log import StepLog
@@ -60,6 +63,10 @@ EOS_ID = 2
 TOKEN = 17
 WARMUP_STEPS = 30
 STEPS = 200
+NUM_TOP = 5
+NUM_WAITING = 5000
+SHORT_OF_PAGES = 120 * 82
+"""Rows are free, but pages are not: in every step somebody is considered, and does not fit."""
 CHURN_OUTPUT = 9
 """Output of a request of the churn case: with the lag of depth 2 its stay is ten steps."""
 
@@ -71,6 +78,8 @@ class NullHandle:
         self._data = data
         self._codec = codec
 
+    frames = ()
+
     def result(self) -> StepResult:
         result = self._codec.decode(self._data)
         assert isinstance(result, StepResult)
@@ -81,8 +90,8 @@ class NullHandle:
 
 
 class NullExecutor:
-    """Encodes plans and answers each with as many tokens as it samples; time spent on the answer is not the
-    step's.
+    """Encodes plans and answers each with as many tokens as it samples, and with logprobs of those whose row
+    asked; time spent on the answer is not the step's.
     """
 
     max_in_flight = 2
@@ -92,14 +101,26 @@ class NullExecutor:
         self._plans = Codec(BatchPlan, 0)
         self._results = Codec(StepResult, 0)
         self._tokens = np.full(max_rows, TOKEN, np.int32)
+        self._has_logprobs = np.zeros(max_rows, np.bool_)
+        self._top_ids = np.full((max_rows, NUM_TOP), TOKEN, np.int32)
+        self._logprobs = np.full((max_rows, NUM_TOP), -1.0, np.float32)
         self.seconds = 0.0
 
     def launch(self, plan: BatchPlan) -> NullHandle:
         self._plans.encode(plan)
         started = time.perf_counter()
+        for setup in plan.setups:
+            self._has_logprobs[setup.row] = setup.num_logprobs >= 0
         samples = unpack_ids(plan.samples)
         tokens = self._tokens[: plan.num_decodes + int(samples.sum())]
-        data = self._results.encode(StepResult(plan.step, tokens.tobytes(), samples.tobytes()))
+        m = np.count_nonzero(self._has_logprobs[unpack_ids(plan.rows)])
+        logprobs = (
+            self._logprobs[:m, 0].tobytes(),
+            NUM_TOP,
+            self._top_ids[:m].tobytes(),
+            self._logprobs[:m].tobytes(),
+        )
+        data = self._results.encode(StepResult(plan.step, tokens.tobytes(), samples.tobytes(), *logprobs))
         self.seconds += time.perf_counter() - started
         return NullHandle(data, self._results)
 
@@ -117,7 +138,7 @@ class EncodingOutbox:
         self._codec = Codec(None, 0)
         self.num_bytes = 0
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
         self.num_bytes += len(self._codec.encode(message))
         return True
 
@@ -143,6 +164,13 @@ class Case(NamedTuple):
     num_output: int = NUM_OUTPUT
     num_idle_rows: int = 0
     pool_scale: int = 1
+    logprobs_share: float = 0.0
+    """Of the rows, how many have stop strings and want logprobs."""
+    policy: str = "fcfs"
+    num_waiting: int = 0
+    """Requests that wait behind those that run."""
+    num_pages: int = 0
+    """Of the pool; 0: as many as the rows need, pool_scale times."""
 
 
 class Bench:
@@ -151,24 +179,22 @@ class Bench:
     def __init__(self, case: Case, executor: Executor | None = None) -> None:
         self.case = case
         max_len = case.num_prompt + case.num_output
-        num_pages = (case.num_rows + 64) * (max_len // case.page_size + 2) * case.pool_scale
+        num_pages = case.num_pages or (
+            (case.num_rows + 64) * (max_len // case.page_size + 2) * case.pool_scale
+        )
         self.rows = Rows(case.num_rows + case.num_idle_rows, max_len)
         kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size))
-        self._null = NullExecutor(case.num_rows)
-        output = Output(EncodingOutbox())
-        self.lifecycle = Lifecycle(kv, SlotPool(0), output)
-        limits = ModelLimits(VOCAB_SIZE, max_len, frozenset({EOS_ID}))
-        intake = Intake(self.lifecycle, limits, (attach_logprobs(output.add_logprobs),))
-        capacity = MaxUtilization(self.rows, kv, 0.01)
-        self.scheduler = Scheduler(
-            self.lifecycle,
-            intake,
-            Fcfs(),
-            capacity,
-            executor or self._null,
-            1 << 20,
-            StepLog(kv, self.lifecycle.waiting, 40),
-        )
+        self._null = NullExecutor(case.num_rows + case.num_idle_rows)
+        output = make_output([EncodingOutbox()])
+        policy = resolve("schedule policy", case.policy, POLICIES)()
+        self.lifecycle = Lifecycle(kv, SlotPool(0), output, sort_key=sort_key_of(policy, kv))
+        max_live = self.rows.max_rows + case.num_waiting
+        limits = Limits(VOCAB_SIZE, max_len, frozenset({EOS_ID}), max_live)
+        intake = Intake(self.lifecycle, limits, feature_factories(output))
+        batching = BatchingSettings(StepLimits(1 << 20, self.rows.max_rows), conservativeness=0.01)
+        builder = make_batch_builder(batching, self.lifecycle, policy)
+        step_log = StepLog(kv, self.lifecycle.waiting, 40)
+        self.scheduler = Scheduler(self.lifecycle, intake, builder, executor or self._null, step_log)
         self._codec = Codec(ToScheduler, 0)
         self._random = np.random.default_rng(0)
         self._numbers = itertools.count()
@@ -176,9 +202,15 @@ class Bench:
     def frame(self, max_tokens: int) -> bytes:
         """A request as it comes from the socket; its prompt has nothing in common with any other."""
         ids = self._random.integers(8, VOCAB_SIZE, self.case.num_prompt, dtype=np.int32)
-        handle = make_handle(1, next(self._numbers))
-        stream_open = msgspec.Raw(msgspec.msgpack.encode(StreamOpen(handle, self.case.num_prompt)))
-        sampling = SamplingParams(max_tokens=max_tokens, seed=1)
+        number, share = next(self._numbers), self.case.logprobs_share
+        handle = make_handle(1, number)
+        asks = int((number + 1) * share) > int(number * share)
+        stop = ("\n\n", "</s>") if asks else ()
+        opening = StreamOpen(handle, self.case.num_prompt, stop=stop)
+        stream_open = msgspec.Raw(msgspec.msgpack.encode(opening))
+        sampling = SamplingParams(
+            max_tokens=max_tokens, seed=1, stop=stop, logprobs=NUM_TOP if asks else None
+        )
         return self._codec.encode(TokenizedRequest(handle, pack_ids(ids), sampling, stream_open))
 
     def step(self, frames: list[bytes]) -> float:
@@ -192,7 +224,7 @@ class Bench:
         """A tenant for every row but the idle ones; with churn, a tenth of them ends in each step."""
         return [
             self.frame(1 + i % CHURN_OUTPUT if self.case.churn else self.case.num_output)
-            for i in range(self.case.num_rows)
+            for i in range(self.case.num_rows + self.case.num_waiting)
         ]
 
     def next_frames(self) -> list[bytes]:
@@ -220,6 +252,14 @@ CASES = {
     "churn_page_1": [Case(rows, 1, True, pool_scale=ROOMY) for rows in (1, 64, 256)],
     "long_prompts": [Case(256, 16, False, num_prompt=8192)],
     "idle_rows": [Case(256, 16, False, num_idle_rows=3840)],
+    "quarter": [Case(256, 16, False, logprobs_share=0.25)],
+    **{
+        f"waiting {policy}": [
+            Case(256, 16, False, policy=policy, num_waiting=NUM_WAITING),
+            Case(256, 16, False, policy=policy, num_waiting=NUM_WAITING, num_pages=SHORT_OF_PAGES),
+        ]
+        for policy in ("fcfs", "priority", "lpm", "dfs-weight", "shortest-first", "lof")
+    },
 }
 
 

@@ -22,7 +22,7 @@ from model_worker.device import make_device
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.model_runner import ModelRunner
-from runtime.messages import BatchPlan, RowSetup
+from runtime.plan import BatchPlan, RowSetup
 from runtime.wire import pack_ids
 
 VOCAB = 32_000
@@ -31,8 +31,12 @@ NEWCOMERS = 26
 NEW_TOKENS = 8
 
 
-def no_model(batch: ForwardBatch, kv_pool: object, backend: object) -> torch.Tensor:
-    raise AssertionError("only the application of plans is measured")
+class NoModel:
+    def __call__(self, batch: ForwardBatch, kv_pool: object, backend: object) -> torch.Tensor:
+        raise AssertionError("only the application of plans is measured")
+
+    def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        raise AssertionError("only the application of plans is measured")
 
 
 def make_runner(num_rows: int, page_size: int) -> ModelRunner:
@@ -41,7 +45,7 @@ def make_runner(num_rows: int, page_size: int) -> ModelRunner:
     # One small head, so that the pool of a real run's pages fits: applying a plan does not touch its memory.
     pool = MHATokenToKVPool(num_pages, page_size, 1, 1, 2, torch.bfloat16, device.torch_device)
     return ModelRunner(
-        no_model, pool, TorchNativeAttention(), device, max_rows=num_rows, max_len=MAX_LEN, vocab_size=VOCAB
+        NoModel(), pool, TorchNativeAttention(), device, max_rows=num_rows, max_len=MAX_LEN, vocab_size=VOCAB
     )
 
 

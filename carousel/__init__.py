@@ -1,17 +1,17 @@
-"""Carousel's public names: the client library and the errors
-it raises. Importing it starts nothing and needs no torch.
-"""
+"""Carousel's public names: client library and errors. Importing it starts nothing and needs no torch."""
 
 from __future__ import annotations
 
 from client.async_client import AsyncClient, AsyncResultStream
+from client.batch_manager import BatchManager
 from client.client import Client, ResultStream
 from client.executor import ExecutorStats, GenerationExecutor
 from client.generation_request import GenerationRequest
-from client.generation_result import CompletionOutput, GenerationResult
+from client.generation_result import GenerationResult
+from client.inference_request import InferenceRequest
 from client.llm import LLM
 from client.responses import Response
-from client.result import Completion, Delta, TokenLogprob
+from client.result import Completion, CompletionOutput, Delta, TokenLogprob
 from runtime.errors import (
     CarouselError,
     ConfigError,
@@ -31,6 +31,7 @@ __all__ = [
     "LLM",
     "AsyncClient",
     "AsyncResultStream",
+    "BatchManager",
     "CarouselError",
     "Client",
     "Completion",
@@ -41,6 +42,7 @@ __all__ = [
     "GenerationExecutor",
     "GenerationRequest",
     "GenerationResult",
+    "InferenceRequest",
     "InvalidRequest",
     "ModelError",
     "Overloaded",

@@ -7,19 +7,22 @@ sequences it has.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
 from client.client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
-from client.discovery import find_run_dir
+from client.discovery import find_target
 from client.request_builder import Prompt, RequestOptions
-from client.result import Completion, Delta, SequenceState
-from client.session import ControlOp, Item, Session, control_result, deadline_after, outputs_of
-from runtime.errors import CarouselError, RingClosed
+from client.request_state import RequestState
+from client.result import Completion, Delta
+from client.session import ControlOp, Item, Session, control_result, deadline_after
+from runtime.errors import CarouselError, RequestAborted, RingClosed
 from runtime.sampling_params import SamplingParams
 
-OpenSequence: TypeAlias = Callable[[], Awaitable["tuple[Session[LoopMailbox], SequenceState, LoopMailbox]"]]
+Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
+OpenRequest: TypeAlias = Callable[["Session[LoopMailbox]"], "tuple[RequestState, LoopMailbox]"]
 
 
 class LoopMailbox:
@@ -48,37 +51,54 @@ class LoopMailbox:
 
 
 class AsyncResultStream:
-    """Async iterator over the deltas of one sequence; the request is made when the iteration begins.
+    """Async iterator over the deltas of all sequences of one request: of each what is new, as it comes. The
+    request is made when the iteration begins.
 
     Cancelling the task that waits for it aborts the request. So does dropping it, which is what `break` does
     to one that only the `async for` knows; hold one that has a name in `async with`, or call `aclose`.
     """
 
-    def __init__(self, open_sequence: OpenSequence, timeout: float | None) -> None:
-        self.state: SequenceState | None = None
+    def __init__(self, connect: Connect, open_request: OpenRequest, timeout: float | None) -> None:
+        self.state: RequestState | None = None
         """All that has been received so far; None before the iteration has begun."""
-        self._open_sequence = open_sequence
+        self._connect = connect
+        self._open_request = open_request
         self._timeout = timeout
         self._deadline: float | None = None
         self._session: Session[LoopMailbox] | None = None
         self._mailbox: LoopMailbox | None = None
+        self._deltas: deque[Delta] = deque()
         self._is_awaited = False
-        self._ended = False
+        self._closed = False
+
+    @property
+    def has_news(self) -> bool:
+        """The next delta is there: taking it does not wait."""
+        return bool(self._deltas)
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> Delta:
-        if self._ended:
-            raise StopAsyncIteration
-        if self._is_awaited:
-            raise RuntimeError("another task is already waiting for this stream")
+        while self._closed or not self._deltas:
+            if self._closed or (self.state is not None and self.state.ended):
+                raise StopAsyncIteration
+            if self._is_awaited:
+                raise RuntimeError("another task is already waiting for this stream")
+            await self._receive()
+        return self._deltas.popleft()
+
+    async def _receive(self) -> None:
+        """Wait for news and take them in."""
         self._is_awaited = True
         if self._mailbox is None:
             self._deadline = deadline_after(self._timeout, asyncio.get_running_loop().time())
         try:
-            async with asyncio.timeout_at(self._deadline):
-                delta = await self._next()
+            if self._deadline is None:
+                await self._take_in()
+            else:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._take_in()
         except TimeoutError:
             self._abandon()
             raise TimeoutError("the time limit of the call is over") from None
@@ -87,13 +107,15 @@ class AsyncResultStream:
             raise
         finally:
             self._is_awaited = False
-        self._ended = delta.finish_reason is not None
-        return delta
 
-    async def _next(self) -> Delta:
+    async def _take_in(self) -> None:
         if self._mailbox is None or self.state is None:
-            self._session, self.state, self._mailbox = await self._open_sequence()
-        return self.state.receive(outputs_of(await self._mailbox.take()))
+            session = await self._connect()
+            if self._closed:
+                raise RequestAborted("the stream was closed before its request was made")
+            self._session = session
+            self.state, self._mailbox = self._open_request(session)
+        self._deltas.extend(self.state.receive(await self._mailbox.take()))
 
     async def aclose(self) -> None:
         """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""
@@ -102,14 +124,14 @@ class AsyncResultStream:
     def abort(self) -> None:
         """Ask for an early end; what there is still comes, with finish_reason "abort"."""
         if self._session is None or self.state is None:
-            self._ended = True
+            self._closed = True
         else:
-            self._session.abort(self.state.request.handle)
+            self._session.abort(self.state.number)
 
     def _abandon(self) -> None:
-        self._ended = True
+        self._closed = True
         if self._session is not None and self.state is not None:
-            self._session.forget(self.state.request.handle)
+            self._session.forget(self.state.number)
 
     async def __aenter__(self) -> Self:
         return self
@@ -123,14 +145,19 @@ class AsyncResultStream:
 
 class AsyncClient:
     def __init__(
-        self, run_dir: str | Path | None = None, *, connect_timeout: float = CONNECT_TIMEOUT_S
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        curve_dir: str | Path | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_S,
     ) -> None:
-        """Name the runtime; by default the one that CAROUSEL_RUN_DIR names, else the only one alive.
+        """Name the runtime, as for Client; by default the one that CAROUSEL_RUN_DIR names, else the only one
+        alive.
 
         Nothing is connected before `connect`, `async with`, or the first call.
-        Raises: RingClosed when no runtime is alive, ConfigError when there are several.
+        Raises: RingClosed when no runtime is alive, ConfigError when there are several or a key is wrong.
         """
-        self._run_dir = find_run_dir(run_dir)
+        self._target = find_target(run_dir, curve_dir)
         self._connect_timeout_s = connect_timeout
         self._session: Session[LoopMailbox] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -191,11 +218,10 @@ class AsyncClient:
         timeout: float | None,
         options: RequestOptions,
     ) -> AsyncResultStream:
-        async def open_sequence() -> tuple[Session[LoopMailbox], SequenceState, LoopMailbox]:
-            session = await self._opened()
-            return session, *session.open_sequence(prompt, sampling, stream=stream, **options)
+        def open_request(session: Session[LoopMailbox]) -> tuple[RequestState, LoopMailbox]:
+            return session.open_request(prompt, sampling, stream=stream, **options)
 
-        return AsyncResultStream(open_sequence, timeout)
+        return AsyncResultStream(self._opened, open_request, timeout)
 
     async def _opened(self) -> Session[LoopMailbox]:
         """The session, connected."""
@@ -203,7 +229,7 @@ class AsyncClient:
         if self._session is None:
             self._loop = loop
             self._session = Session(
-                self._run_dir,
+                self._target,
                 lambda: LoopMailbox(loop),
                 lambda function, argument: _call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,

@@ -10,18 +10,17 @@ from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from client.discovery import find_run_dir
+from client.batch import Batch
+from client.discovery import find_target
 from client.request_builder import Prompt, RequestOptions, is_single_prompt, one_per_prompt
-from client.result import Completion, Delta, SequenceState
-from client.session import ControlOp, Item, Session, control_result, deadline_after, outputs_of
-from runtime.errors import Overloaded, RingClosed
+from client.request_state import RequestState
+from client.result import Completion, Delta
+from client.session import ControlOp, Item, Session, control_result, deadline_after
+from runtime.errors import RingClosed
 from runtime.sampling_params import SamplingParams
 
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0
-# How often a batch that found no room looks for some again; far below the time of one forward step of a
-# loaded server.
-ROOM_POLL_S = 0.005
 
 
 class QueueMailbox:
@@ -44,22 +43,22 @@ class QueueMailbox:
             ]
         except Empty:
             raise TimeoutError("the time limit of the call is over") from None
-        while True:
-            try:
-                items.append(self._queue.get_nowait())
-            except Empty:
-                return items
+        # One thread reads, so what it sees there stays there.
+        while not self._queue.empty():
+            items.append(self._queue.get())
+        return items
 
 
 class ResultStream:
-    """Iterator over the deltas of one sequence, for one thread. Leaving it early aborts the request; a thread
-    that waits while another one calls `close` gets RequestAborted.
+    """Iterator over the deltas of all sequences of one request, for one thread: of each what is new, as it
+    comes. Leaving it early aborts the request; a thread that waits while another one calls `close` gets
+    RequestAborted.
     """
 
     def __init__(
         self,
         session: Session[QueueMailbox],
-        state: SequenceState,
+        state: RequestState,
         mailbox: QueueMailbox,
         deadline: float | None,
     ) -> None:
@@ -68,26 +67,27 @@ class ResultStream:
         self._session = session
         self._mailbox = mailbox
         self._deadline = deadline
-        self._ended = False
+        self._deltas: deque[Delta] = deque()
+        self._closed = False
 
     def __iter__(self) -> Self:
         return self
 
     def __next__(self) -> Delta:
-        if self._ended:
-            raise StopIteration
-        try:
-            delta = self.state.receive(outputs_of(self._mailbox.take(self._deadline)))
-        except BaseException:
-            self.close()
-            raise
-        self._ended = delta.finish_reason is not None
-        return delta
+        while self._closed or not self._deltas:
+            if self._closed or self.state.ended:
+                raise StopIteration
+            try:
+                self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
+            except BaseException:
+                self.close()
+                raise
+        return self._deltas.popleft()
 
     def close(self) -> None:
         """Abort unless finished. Idempotent."""
-        self._ended = True
-        self._session.forget(self.state.request.handle)
+        self._closed = True
+        self._session.forget(self.state.number)
 
     def __enter__(self) -> Self:
         return self
@@ -101,15 +101,21 @@ class ResultStream:
 
 class Client:
     def __init__(
-        self, run_dir: str | Path | None = None, *, connect_timeout: float = CONNECT_TIMEOUT_S
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        curve_dir: str | Path | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_S,
     ) -> None:
         """Connect to a runtime; by default to the one that CAROUSEL_RUN_DIR names, else the only one alive.
 
+        `run_dir` may be an address tcp://HOST:PORT; `curve_dir` then holds this client's `client.key_secret`
+        and the server's `server.key`, and is needed unless HOST is this machine.
         Raises: RingClosed when there is none or it does not answer within connect_timeout seconds,
-        ConfigError when there are several, ProtocolMismatch when it is another build.
+        ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
         """
         self._session: Session[QueueMailbox] = Session(
-            find_run_dir(run_dir), QueueMailbox, _call, connect_timeout_s=connect_timeout
+            find_target(run_dir, curve_dir), QueueMailbox, _call, connect_timeout_s=connect_timeout
         )
         try:
             self._session.connection.opened.result()
@@ -163,69 +169,27 @@ class Client:
 
         Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed, TimeoutError.
         """
+        return self._generate(prompt, sampling_params, timeout, options, _ignore)
+
+    def _generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        timeout: float | None,
+        options: RequestOptions,
+        on_completion: Callable[[Completion], None],
+    ) -> Completion | list[Completion]:
+        """`on_completion` is called with each as it ends."""
         deadline = deadline_after(timeout, time.monotonic())
         single = is_single_prompt(prompt)
         prompts: Any = [prompt] if single else prompt
         all_sampling = one_per_prompt(sampling_params, len(prompts))
-        completions = self._generate_all(prompts, all_sampling, deadline, options)
-        return completions[0] if single else completions
-
-    def _generate_all(
-        self,
-        prompts: Sequence[Any],
-        all_sampling: Sequence[SamplingParams],
-        deadline: float | None,
-        options: RequestOptions,
-    ) -> list[Completion]:
-        """In rounds: what the server refuses, because others fill its queue, waits for the next one."""
         if len(prompts) == 1:
-            return [_finish(self._open(prompts[0], all_sampling[0], False, deadline, options))]
-
-        def open_stream(number: int) -> ResultStream:
-            self._wait_for_room(deadline)
-            return self._open(prompts[number], all_sampling[number], False, deadline, options)
-
-        completions: dict[int, Completion] = {}
-        numbers = list(range(len(prompts)))
-        while True:
-            refusal = self._run_round(numbers, open_stream, completions)
-            if refusal is None:
-                return [completions[number] for number in range(len(prompts))]
-            _sleep(refusal.retry_after_s, deadline)
-            numbers = [number for number in numbers if number not in completions]
-
-    def _run_round(
-        self,
-        numbers: list[int],
-        open_stream: Callable[[int], ResultStream],
-        completions: dict[int, Completion],
-    ) -> Overloaded | None:
-        """Keeps as many in flight as the server queues for one caller. The refusal, when any was refused."""
-        max_in_flight = self._session.max_in_flight()
-        streams: deque[tuple[int, ResultStream]] = deque()
-        refusal: Overloaded | None = None
-        remaining = deque(numbers)
-        try:
-            while remaining or streams:
-                try:
-                    if remaining and len(streams) < max_in_flight:
-                        number = remaining.popleft()
-                        streams.append((number, open_stream(number)))
-                    else:
-                        number, stream = streams.popleft()
-                        completions[number] = _finish(stream)
-                except Overloaded as error:
-                    refusal = error
-                    remaining.clear()
-        finally:
-            for _, stream in streams:
-                stream.close()
-        return refusal
-
-    def _wait_for_room(self, deadline: float | None) -> None:
-        connection = self._session.connection
-        while not connection.has_room and connection.error is None:
-            _sleep(ROOM_POLL_S, deadline)
+            # Nothing else could wait for it, so a refusal is the caller's to see.
+            completion = _finish(self._open(prompts[0], all_sampling[0], False, deadline, options))
+            on_completion(completion)
+            return completion if single else [completion]
+        return Batch(self._session, prompts, all_sampling, deadline, options, on_completion).run()
 
     def stream(
         self,
@@ -250,12 +214,12 @@ class Client:
         deadline: float | None,
         options: RequestOptions,
     ) -> ResultStream:
-        state, mailbox = self._session.open_sequence(prompt, sampling, stream=stream, **options)
+        state, mailbox = self._session.open_request(prompt, sampling, stream=stream, **options)
         return ResultStream(self._session, state, mailbox, deadline)
 
     def abort(self, stream: ResultStream) -> None:
         """End a request early; its iterator still delivers what there is, with finish_reason "abort"."""
-        self._session.abort(stream.state.request.handle)
+        self._session.abort(stream.state.number)
 
     def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
@@ -289,15 +253,12 @@ def _call(function: Callable[[Any], None], argument: Any) -> None:
     function(argument)
 
 
+def _ignore(_: Completion) -> None:
+    """Nobody watches."""
+
+
 def _finish(stream: ResultStream) -> Completion:
-    """Wait for the end of a sequence."""
+    """Wait for the end of a request."""
     for _ in stream:
         pass
     return stream.state.completion()
-
-
-def _sleep(seconds: float, deadline: float | None) -> None:
-    """Raises TimeoutError when the deadline comes before the end."""
-    if deadline is not None and time.monotonic() + seconds > deadline:
-        raise TimeoutError("the time limit of the call is over")
-    time.sleep(seconds)

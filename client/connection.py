@@ -1,15 +1,17 @@
-"""Connection: the I/O thread behind a client, and its two sockets. Knows messages; knows no result.
+"""Connection: the I/O thread behind a client, and its sockets. Knows messages; knows no result.
 
-    caller ── submit ──► deque ── I/O thread ──► PUSH tokenizer_in
-    on_message ◄──────── I/O thread ◄─────────── DEALER client_out (pings each second both ways)
+    caller ── submit ──► deque ── I/O thread ──► PUSH to each tokenizer
+    on_message ◄──────── I/O thread ◄─────────── a lane from each detokenizer (pings each second both ways)
 
 Callers never touch a socket and never wait for one: they append to a deque and wake the thread. The thread
 alone decides that the ring is gone, and then says so exactly once.
+
+A request's number decides its way: its lane, hence the client id in its handles, and its tokenizer. What is
+said about it later goes the same way.
 """
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import threading
@@ -17,63 +19,72 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 
-from client.ring_watch import SILENCE_S, RingWatch
-from runtime.endpoints import Endpoints
-from runtime.errors import CarouselError, InvalidRequest, Overloaded, ProtocolMismatch, RingClosed
-from runtime.messages import ControlReply, Hello, HelloAck, OutputBatch, Ping, ToClient, ToTokenizer
-from runtime.transport import DECODE_ERRORS, HIGH_WATER_MARK, MAX_FRAME_BYTES, SCHEMA, BadFrames, Codec
-from runtime.wire import PROTOCOL_VERSION
+from client.lane import Lane, Socket, connect
+from client.ring_watch import SILENCE_S
+from client.target import Target
+from runtime.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
+from runtime.messages import (
+    AbortRequest,
+    ControlReply,
+    HelloAck,
+    OutputBatch,
+    RingStatus,
+    ToTokenizer,
+)
+from runtime.transport import DECODE_ERRORS, HIGH_WATER_MARK, MAX_FRAME_BYTES, BadFrames, Codec, Framed
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 PING_S = 1.0
-# What a caller may have waiting for the I/O thread; as much again fits into each end of the socket.
+# What callers may have waiting for one tokenizer; as much again fits into each end of the socket.
 MAX_UNSENT = HIGH_WATER_MARK
 FAREWELL_LINGER_MS = 200
 JOIN_TIMEOUT_S = 2.0
+
+OnMessage: TypeAlias = Callable[[OutputBatch | ControlReply | Framed], None]
 
 
 class Connection:
     def __init__(
         self,
-        run_dir: Path,
-        on_message: Callable[[OutputBatch | ControlReply], None],
+        target: Target,
+        on_message: OnMessage,
         on_closed: Callable[[CarouselError], None],
         *,
         connect_timeout_s: float,
     ) -> None:
-        """Start the I/O thread; `opened` is resolved once the server has answered.
+        """Start the I/O thread; `opened` is resolved once all detokenizers have answered.
 
         Both callbacks run in the I/O thread. `on_closed` is called at most once, when the ring is gone or
         refuses us.
-        Raises: RingClosed when there is no runtime at `run_dir`.
+        Raises: RingClosed when there is no runtime at `target`.
         """
-        self.client_id = 0
-        """Drawn by the server; valid once `opened` is resolved."""
         self.opened: Future[None] = Future()
         self.error: CarouselError | None = None
         """Why the connection has ended; None while it has not."""
-        self._endpoints = Endpoints(run_dir)
-        self._watch = RingWatch(self._endpoints)
+        self.max_waiting = 0
+        """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+        self._client_ids: tuple[int, ...] = ()
+        self._unsent: tuple[deque[bytes], ...] = ()
+        self._lanes: list[Lane] = []
+        self._tokenizers: list[Socket] = []
+        self._target = target
+        self._watch = target.open_watch()
         self._on_message = on_message
         self._on_closed = on_closed
         self._connect_timeout_s = connect_timeout_s
         self._requests = Codec(ToTokenizer, 0)
-        self._replies = Codec(ToClient, 0)
         self._bad_frames = BadFrames("client_out")
-        self._unsent: deque[bytes] = deque()
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Reentrant: a destructor that aborts its request may interrupt one that holds it.
         self._wake_lock = threading.RLock()
         self._pid = os.getpid()
         self._stop = False
-        self._last_heard = time.monotonic()
         self._next_tick_at = 0.0
         self._next_ping_at = 0.0
         self._thread = threading.Thread(target=self._run, name="carousel-client", daemon=True)
@@ -81,23 +92,36 @@ class Connection:
 
     # -- callers' threads ------------------------------------------------------------------------------------
 
+    def client_of(self, number: int) -> int:
+        """The client id that the handles of this request start with."""
+        return self._client_ids[number % len(self._client_ids)]
+
     @property
     def has_room(self) -> bool:
-        return len(self._unsent) < MAX_UNSENT
+        return all(len(unsent) < MAX_UNSENT for unsent in self._unsent)
 
-    def submit(self, message: ToTokenizer) -> None:
-        """Hand a message to the I/O thread, in order. Never blocks; sends nothing when it raises.
+    def submit(self, message: ToTokenizer, number: int) -> None:
+        """Hand a message about request `number` to the I/O thread, in order. Never blocks; sends nothing when
+        it raises.
 
         Raises: Overloaded when the server takes messages more slowly than they come, InvalidRequest when the
         message is beyond what the wire carries, the connection's error when it has ended.
         """
-        if not self.has_room:
+        if len(self._unsent[number % len(self._unsent)]) >= MAX_UNSENT:
             raise Overloaded("the runtime takes requests more slowly than they are made; try again later")
-        self._enqueue(self._encode(message))
+        self._enqueue(message, number)
 
-    def submit_unrefused(self, message: ToTokenizer) -> None:
-        """As `submit`, for aborts: those are bounded by the accepted requests, so never refused."""
-        self._enqueue(self._encode(message))
+    def abort(self, handles: tuple[bytes, ...], number: int) -> None:
+        """Abort these sequences of request `number`. As `submit`, but never
+        refused: aborts are bounded by the accepted requests.
+        """
+        self._enqueue(AbortRequest(handles), number)
+
+    def abort_all(self) -> None:
+        """Abort everything of this connection."""
+        for client_id in self._client_ids:
+            for tokenizer in range(len(self._unsent)):
+                self._enqueue(AbortRequest(client=client_id), tokenizer)
 
     def close(self) -> None:
         """Send what is waiting, within a moment, and end the thread. Idempotent."""
@@ -108,6 +132,17 @@ class Connection:
             if self._wake_fd >= 0:
                 os.close(self._wake_fd)
                 self._wake_fd = -1
+
+    def _enqueue(self, message: ToTokenizer, number: int) -> None:
+        frame = self._encode(message)
+        if self.error is not None:
+            raise self.error
+        if self._stop:
+            raise RingClosed("the client is closed")
+        if os.getpid() != self._pid:
+            raise RingClosed("the client belongs to the process that this one was forked from; make another")
+        self._unsent[number % len(self._unsent)].append(frame)
+        self._wake()
 
     def _encode(self, message: ToTokenizer) -> bytes:
         """The frame, checked by the receiver's own bounds: one that it drops is never answered."""
@@ -122,16 +157,6 @@ class Connection:
             )
         return frame
 
-    def _enqueue(self, frame: bytes) -> None:
-        if self.error is not None:
-            raise self.error
-        if self._stop:
-            raise RingClosed("the client is closed")
-        if os.getpid() != self._pid:
-            raise RingClosed("the client belongs to the process that this one was forked from; make another")
-        self._unsent.append(frame)
-        self._wake()
-
     def _wake(self) -> None:
         with self._wake_lock:
             if self._wake_fd >= 0:
@@ -142,9 +167,7 @@ class Connection:
     def _run(self) -> None:
         context = zmq.Context()
         try:
-            self._dealer = self._connect(context, zmq.DEALER, self._endpoints.client_out)
-            self._shake_hands()
-            self._tokenizer = self._connect(context, zmq.PUSH, self._endpoints.tokenizer_in)
+            self._open(context)
             self.opened.set_result(None)
             self._serve()
         except CarouselError as error:
@@ -158,114 +181,101 @@ class Connection:
             context.destroy(linger=FAREWELL_LINGER_MS)
             self._watch.close()
 
-    @staticmethod
-    def _connect(context: zmq.Context[Any], kind: int, address: str) -> zmq.Socket[Any]:
-        socket: zmq.Socket[Any] = context.socket(kind)
-        socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        socket.connect(address)
-        return socket
-
     def _end(self, error: CarouselError) -> None:
         self.error = error
         if not self.opened.done():
             self.opened.set_exception(error)
         self._on_closed(error)
 
-    def _shake_hands(self) -> None:
-        """Hello, and wait for HelloAck. Raises RingClosed or ProtocolMismatch."""
-        self._dealer.send(self._replies.encode(Hello(PROTOCOL_VERSION, SCHEMA.hex())))
+    def _open(self, context: zmq.Context[Any]) -> None:
+        """Connect to the first detokenizer, and to all others that it tells of. Raises RingClosed or
+        ProtocolMismatch.
+        """
         deadline = time.monotonic() + self._connect_timeout_s
+        first = self._open_lane(context, 0, deadline)
+        for index in range(1, first.num_detokenizers):
+            ack = self._open_lane(context, index, deadline)
+            if ack.epoch != first.epoch:
+                raise RingClosed(f"the runtime at {self._target.name} was started again meanwhile")
+        for index in range(first.num_tokenizers):
+            address = self._target.tokenizer_in(index, first.num_detokenizers)
+            self._tokenizers.append(connect(context, zmq.PUSH, self._target, address))
+        self._requests = Codec(ToTokenizer, first.epoch)
+        self._client_ids = tuple(lane.client_id for lane in self._lanes)
+        self._unsent = tuple(deque() for _ in self._tokenizers)
+        self.max_waiting = first.max_waiting
+
+    def _open_lane(self, context: zmq.Context[Any], index: int, deadline: float) -> HelloAck:
+        lane = Lane(context, self._target, index, self._bad_frames)
+        self._lanes.append(lane)
         while time.monotonic() < deadline:
             if self._stop:
                 raise RingClosed("the client was closed while it was connecting")
-            if self._dealer.poll(int(TICK_S * 1000)):
-                ack = self._read_ack()
+            if lane.socket.poll(int(TICK_S * 1000)):
+                ack = lane.read_ack()
                 if ack is not None:
-                    return self._accept(ack)
+                    return ack
             self._check_ring()
         raise RingClosed(
-            f"the runtime at {self._endpoints.run_dir} has not answered within "
-            f"{self._connect_timeout_s:g} s; it may still be loading its model"
+            f"the runtime at {self._target.name} has not answered within {self._connect_timeout_s:g} s; "
+            f"{self._target.no_answer_hint}"
         )
-
-    def _read_ack(self) -> HelloAck | None:
-        frames = self._dealer.recv_multipart(copy=True)
-        try:
-            message = self._replies.decode(frames[0], any_epoch=True)
-        except ProtocolMismatch as error:
-            raise ProtocolMismatch(
-                f"this client library and the runtime are of different builds: {error}"
-            ) from None
-        except DECODE_ERRORS as error:
-            self._bad_frames.add(error)
-            return None
-        return message if isinstance(message, HelloAck) else None
-
-    def _accept(self, ack: HelloAck) -> None:
-        self.client_id = ack.client
-        self._requests = Codec(ToTokenizer, ack.epoch)
-        self._replies = Codec(ToClient, ack.epoch)
-        self._last_heard = time.monotonic()
 
     def _serve(self) -> None:
         poller = zmq.Poller()
-        poller.register(self._dealer, zmq.POLLIN)
         poller.register(self._wake_fd, zmq.POLLIN)
+        for lane in self._lanes:
+            poller.register(lane.socket, zmq.POLLIN)
         while not self._stop:
             ready = dict(poller.poll(int(TICK_S * 1000)))
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
-            if self._dealer in ready:
-                self._receive()
-            blocked = not self._send_unsent()
-            poller.register(self._tokenizer, zmq.POLLOUT if blocked else 0)
+            for lane in self._lanes:
+                if lane.socket in ready:
+                    self._receive(lane)
+            for tokenizer, unsent in zip(self._tokenizers, self._unsent, strict=True):
+                blocked = not _send(tokenizer, unsent)
+                poller.register(tokenizer, zmq.POLLOUT if blocked else 0)
             if time.monotonic() >= self._next_tick_at:
                 self._tick()
-        self._send_unsent()
+        for tokenizer, unsent in zip(self._tokenizers, self._unsent, strict=True):
+            _send(tokenizer, unsent)
 
-    def _receive(self) -> None:
-        """Deliver all that has arrived. What does not decode is dropped: a bad frame ends no stream."""
-        for _ in range(HIGH_WATER_MARK):
-            try:
-                frames = self._dealer.recv_multipart(zmq.NOBLOCK)
-            except zmq.Again:
-                return
-            self._last_heard = time.monotonic()
-            try:
-                if len(frames) != 1:
-                    raise ValueError(f"a message of {len(frames)} frames where one was expected")
-                message = self._replies.decode(frames[0])
-            except (ProtocolMismatch, *DECODE_ERRORS) as error:
-                self._bad_frames.add(error)
-                continue
-            if isinstance(message, OutputBatch | ControlReply):
+    def _receive(self, lane: Lane) -> None:
+        for message in lane.receive():
+            if isinstance(message, OutputBatch | ControlReply | Framed):
                 self._on_message(message)
-
-    def _send_unsent(self) -> bool:
-        """Send what is waiting. False: the tokenizer has no room for the rest."""
-        while self._unsent:
-            try:
-                self._tokenizer.send(self._unsent[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            self._unsent.popleft()
-        return True
+            elif isinstance(message, RingStatus):
+                self._watch.hear(message)
 
     def _tick(self) -> None:
         now = time.monotonic()
         self._next_tick_at = now + TICK_S
         if now >= self._next_ping_at:
             self._next_ping_at = now + PING_S
-            # A server that does not read will be known by its silence.
-            with contextlib.suppress(zmq.Again):
-                self._dealer.send(self._replies.encode(Ping(self.client_id)), zmq.NOBLOCK)
+            for lane in self._lanes:
+                lane.ping()
         self._check_ring()
-        if now - self._last_heard > SILENCE_S:
-            raise RingClosed(f"the runtime has been silent for {SILENCE_S:.0f} s")
+        for lane in self._lanes:
+            if lane.take_lost():
+                self._receive(lane)  # its last words say more
+                self._check_ring()
+                raise RingClosed(f"the connection to the runtime at {self._target.name} was lost")
+            if now - lane.heard_at > SILENCE_S:
+                raise RingClosed(f"the runtime has been silent for {SILENCE_S:.0f} s")
 
     def _check_ring(self) -> None:
         reason = self._watch.why_gone()
         if reason:
-            raise RingClosed(f"the runtime at {self._endpoints.run_dir} is gone: {reason}")
+            raise RingClosed(f"the runtime at {self._target.name} is gone: {reason}")
+
+
+def _send(socket: Socket, unsent: deque[bytes]) -> bool:
+    """Send what is waiting. False: the other end has no room for the rest."""
+    while unsent:
+        try:
+            socket.send(unsent[0], zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        unsent.popleft()
+    return True

@@ -1,13 +1,23 @@
-"""Which launch a client talks to when it is not told: the environment's, else the only one alive."""
+"""Where to find a runtime: at the named directory or address, the environment's, else the only one alive."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+from client.target import Target, make_target
 from runtime.config import default_run_root, environment_run_dir
 from runtime.endpoints import Endpoints
 from runtime.errors import ConfigError, RingClosed
 from runtime.run_dir import live_run_dirs
+
+
+def find_target(where: str | Path | None = None, curve_dir: str | Path | None = None) -> Target:
+    """The runtime to connect to: a run directory, or an address tcp://HOST:PORT with the keys in `curve_dir`.
+
+    Raises: RingClosed when no launch is alive, ConfigError that lists the candidates when there are several,
+    ConfigError for a wrong address or key.
+    """
+    return make_target(where or environment_run_dir() or find_run_dir(), curve_dir)
 
 
 def find_run_dir(run_dir: str | Path | None = None) -> Path:

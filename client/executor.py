@@ -1,35 +1,40 @@
 """GenerationExecutor: submit and collect later, with the semantics of TensorRT-LLM's executor.
 
-Thin over Session: a request's id is the number in its handle, so nothing maps one to the other. Two back
-ends: a runtime of its own, or one that is already running; they differ in who stops it.
+Thin over Session: a request's id is its number there, so nothing maps one to the other. Two back ends: a
+runtime of its own, or one that is already running; they differ in who stops it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, overload
 
+from client.batch import MAX_IN_FLIGHT
 from client.client import CONNECT_TIMEOUT_S
-from client.connection import MAX_UNSENT
+from client.executor_settings import runtime_settings
 from client.generation_request import GenerationRequest
-from client.generation_result import GenerationResult, ResultMailbox
-from client.llm import OwnRuntime
+from client.generation_result import GenerationResult
+from client.own_runtime import OwnRuntime
 from client.request_builder import TokenIds, is_single_prompt, one_per_prompt
-from client.responses import Response, ResponseBoard
-from client.session import MAX_SEQ, Session, deadline_after
-from runtime.endpoints import Endpoints
+from client.response_board import ResponseBoard
+from client.responses import Response
+from client.result_mailbox import ResultMailbox
+from client.session import Session, deadline_after
+from client.target import RunDirTarget
+from runtime.endpoints import TCP_SCHEME, Endpoints
 from runtime.errors import CarouselError, ConfigError, InvalidRequest, RingClosed
-from runtime.handle import make_handle, split_handle
+from runtime.process import LaunchFile
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import StatusPage
 
-MAX_ID = 1 << 48
-"""As many as the sequence number and the index of a handle tell apart."""
+SHUT_DOWN = "the executor was shut down"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,32 +52,34 @@ class ExecutorStats:
 
 
 class GenerationExecutor:
-    """Any thread and any event loop may use one. Make it with `create`."""
+    """Any thread and any event loop may use one. Make it with `create`; it ends with `shutdown`, the `with`
+    block or the process, or when it is dropped.
+    """
 
     def __init__(self, run_dir: Path, runtime: OwnRuntime | None, connect_timeout_s: float) -> None:
         self.run_dir = run_dir
         """Names the runtime to other clients."""
         self._submit_lock = threading.Lock()
-        self._end: CarouselError | None = None
-        self._stop_runtime: Callable[[], object] = _stop_nothing
-        if runtime is not None:
-            # Also called when this object is dropped, and at exit.
-            self._stop_runtime = weakref.finalize(self, runtime.stop)
+        stop_runtime = _stop_nothing if runtime is None else runtime.stop
         try:
             if runtime is not None:
                 runtime.wait_ready()
             self._session: Session[ResultMailbox] = Session(
-                run_dir, ResultMailbox, _call, connect_timeout_s=connect_timeout_s
+                RunDirTarget(run_dir), ResultMailbox, _call, connect_timeout_s=connect_timeout_s
             )
         except BaseException:
-            self._stop_runtime()
+            stop_runtime()
             raise
         connection = self._session.connection
         # Nothing that outlives this object may hold it: its runtime would outlive it too.
         self._board = ResponseBoard(lambda: connection.error)
+        # Also called when this object is dropped, and at exit.
+        self._end = weakref.finalize(self, _end, self._session, self._board, stop_runtime)
         try:
             connection.opened.result()
             self._status = StatusPage(Endpoints(run_dir).status_file)
+            self.config = LaunchFile.read(Endpoints(run_dir).config_file).config
+            """The settings of the runtime."""
         except BaseException:
             self.shutdown()
             raise
@@ -85,29 +92,35 @@ class GenerationExecutor:
         run_dir: str | Path | None = None,
         engine_dir: str | Path | None = None,
         tokenizer_dir: str | Path | None = None,
+        num_postprocess_workers: int | None = None,
+        postprocess_tokenizer_dir: str | Path | None = None,
+        gather_all_token_logits: bool | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         **settings: Any,
     ) -> Self:
         """Start a runtime and wait until it is ready, or attach to the one at `run_dir`.
 
         `engine_dir` is another name of `model`, a directory in Hugging Face format; without either the demo
-        model runs. `tokenizer_dir` is the setting `tokenizer`. `settings` are those of launch.py.
-        Raises: ConfigError for a wrong or contradictory argument, StartError with the runtime's last words,
-        RingClosed or ProtocolMismatch when there is none to attach to.
+        model runs. `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting `tokenizer`, of which a
+        runtime has one; the default is the model's. `num_postprocess_workers` is the number of detokenizer
+        processes, of which there is always one. `gather_all_token_logits` is both `gather_context_logits`
+        and `gather_generation_logits`. `settings` are those of launch.py.
+        Raises: ConfigError for a wrong or contradictory argument, before anything is started; StartError with
+        the runtime's last words; RingClosed or ProtocolMismatch when there is none to attach to.
         """
-        own = {"model": model, "engine_dir": engine_dir, "tokenizer_dir": tokenizer_dir, **settings}
-        given = [name for name, value in own.items() if value is not None]
+        given = {
+            "model": model,
+            "engine_dir": engine_dir,
+            "tokenizer_dir": tokenizer_dir,
+            "num_postprocess_workers": num_postprocess_workers,
+            "postprocess_tokenizer_dir": postprocess_tokenizer_dir,
+            "gather_all_token_logits": gather_all_token_logits,
+            **settings,
+        }
         if run_dir is not None:
-            if given:
-                raise ConfigError(f"{given[0]}: the runtime at run_dir has been started with its own")
-            return cls(Path(run_dir).absolute(), None, connect_timeout)
-        if model is not None and engine_dir is not None:
-            raise ConfigError("engine_dir: another name of model; give one of them")
-        if tokenizer_dir is not None:
-            if "tokenizer" in settings:
-                raise ConfigError("tokenizer_dir: another name of tokenizer; give one of them")
-            settings["tokenizer"] = tokenizer_dir
-        runtime = OwnRuntime(model or engine_dir or "", settings)
+            return cls(_attachable(run_dir, given), None, connect_timeout)
+        wanted = runtime_settings(given)
+        runtime = OwnRuntime(wanted.pop("model", ""), wanted)
         return cls(runtime.run_dir, runtime, connect_timeout)
 
     # -- requests and their results --------------------------------------------------------------------------
@@ -120,15 +133,14 @@ class GenerationExecutor:
         """
         with self._submit_lock:
             request.check_unsubmitted()
-            state, mailbox = self._session.open_sequence(
-                request.prompt_token_ids,
+            state, mailbox = self._session.open_request(
+                request.input_token_ids,
                 request.sampling_params,
                 stream=request.streaming,
                 **request.options(),
             )
-            handle = state.request.handle
-            request.set_id(_id_of(handle))
-        return GenerationResult(request, state, mailbox, lambda: self._session.abort(handle))
+            request.set_id(state.number + 1)
+        return GenerationResult(request, state, mailbox, self)
 
     def generate_async(
         self,
@@ -177,7 +189,11 @@ class GenerationExecutor:
         deadline = deadline_after(timeout, time.monotonic())
         single = is_single_prompt(prompt_token_ids)
         prompts = [prompt_token_ids] if single else prompt_token_ids
-        all_sampling = one_per_prompt(sampling_params, len(prompts))
+        all_sampling: Sequence[SamplingParams | None] = (
+            [None] * len(prompts)
+            if sampling_params is None
+            else one_per_prompt(sampling_params, len(prompts))
+        )
         requests = [
             GenerationRequest(prompt, sampling)
             for prompt, sampling in zip(prompts, all_sampling, strict=True)
@@ -186,14 +202,22 @@ class GenerationExecutor:
         return results[0] if single else results
 
     def _run_all(self, requests: list[GenerationRequest], deadline: float | None) -> list[GenerationResult]:
-        max_in_flight = min(self._session.max_in_flight(), MAX_UNSENT)
+        max_in_flight = min(self._session.max_in_flight(), MAX_IN_FLIGHT)
         results: list[GenerationResult] = []
+        in_flight: deque[GenerationResult] = deque()
+        num_in_flight = 0
         try:
-            for number, request in enumerate(requests):
-                if number >= max_in_flight:
-                    _wait(results[number - max_in_flight], deadline)
+            for request in requests:
+                request.check()
+            for request in requests:
+                while in_flight and num_in_flight + request.num_sequences > max_in_flight:
+                    oldest = in_flight.popleft()
+                    num_in_flight -= oldest.request.num_sequences
+                    _wait(oldest, deadline)
                 results.append(self.submit(request))
-            for result in results:
+                in_flight.append(results[-1])
+                num_in_flight += request.num_sequences
+            for result in in_flight:
                 _wait(result, deadline)
         except BaseException:
             for result in results:
@@ -205,8 +229,11 @@ class GenerationExecutor:
         """Ask for an early end: the result still delivers what there is, with finish_reason "abort". Without
         effect on an id that has ended or never was.
         """
-        if 0 < request_id <= MAX_ID:
-            self._session.abort(_handle_of(self._session.connection.client_id, request_id))
+        self._session.abort(request_id - 1)
+
+    def cancel_request(self, request_id: int) -> None:
+        """As `abort_request`; the name that goes with `enqueue_request`."""
+        self.abort_request(request_id)
 
     # -- enqueue now, await responses later ------------------------------------------------------------------
 
@@ -266,12 +293,23 @@ class GenerationExecutor:
 
     # -- the whole -------------------------------------------------------------------------------------------
 
+    def max_in_flight(self) -> int:
+        """How many sequences the runtime lets one caller have waiting without refusing any."""
+        return self._session.max_in_flight()
+
+    @property
+    def error(self) -> CarouselError | None:
+        """Why nothing can be asked any more: what ended the runtime, or `shutdown`; None while it lives."""
+        if not self._end.alive:
+            return RingClosed(SHUT_DOWN)
+        return self._session.connection.error
+
     def get_latest_stats(self) -> ExecutorStats | None:
         """The scheduler's newest word, without asking it; None while it has said nothing.
 
         Raises: RingClosed when the connection has ended.
         """
-        error = self._end or self._session.connection.error
+        error = self.error
         if error is not None:
             raise error.with_traceback(None)
         status = self._status.read("scheduler")
@@ -289,12 +327,7 @@ class GenerationExecutor:
         """Abort what is in flight, disconnect, and stop the runtime if it is its own. Who waits gets
         RingClosed, and so does every later call but this one.
         """
-        error = self._end = RingClosed("the executor was shut down")
-        self._session.end_all(error)
-        self._session.connection.close()
-        self._session.fail_all(error)
-        self._board.close(error)
-        self._stop_runtime()
+        self._end()
 
     def __enter__(self) -> Self:
         return self
@@ -303,14 +336,25 @@ class GenerationExecutor:
         self.shutdown()
 
 
-def _id_of(handle: bytes) -> int:
-    _, seq, index, _ = split_handle(handle)
-    return (index << 32 | seq) + 1
+def _end(session: Session[ResultMailbox], board: ResponseBoard, stop_runtime: Callable[[], object]) -> None:
+    error = RingClosed(SHUT_DOWN)
+    session.end_all(error)
+    # The collector may have found the executor in the connection's own thread, which then ends by itself.
+    with contextlib.suppress(RuntimeError):
+        session.connection.close()
+    session.fail_all(error)
+    board.close(error)
+    stop_runtime()
 
 
-def _handle_of(client: int, request_id: int) -> bytes:
-    number = request_id - 1
-    return make_handle(client, number & MAX_SEQ, number >> 32)
+def _attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:
+    """Raises ConfigError when there is a setting for a runtime that has been started with its own."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name}: the runtime at run_dir has been started with its own")
+    if str(run_dir).startswith(TCP_SCHEME):
+        raise ConfigError("run_dir: a directory of this machine; over TCP use Client or AsyncClient")
+    return Path(run_dir).absolute()
 
 
 def _wait(result: GenerationResult, deadline: float | None) -> None:

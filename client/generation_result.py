@@ -1,137 +1,51 @@
 """GenerationResult: the future of one request, for any thread and any event loop, and what it delivers.
 
-The I/O thread only puts items into the mailbox; they are folded into the sequence's state by whoever looks.
-Knows no connection: how to abort is given.
+The I/O thread only puts items into the mailbox; they are folded into the request's state by whoever looks.
+Knows no connection: the executor aborts, as long as there is one.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
+import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from typing import Protocol
 
+from client.generation_output import Extent, GenerationOutput
 from client.generation_request import GenerationRequest
-from client.result import Delta, FinishReason, SequenceState, TokenLogprob
-from client.session import Item, deadline_after
-from runtime.errors import CarouselError, RequestError
-from runtime.messages import SequenceOutput, Usage
+from client.request_state import RequestState, SequenceState
+from client.result import PromptLogprobs
+from client.result_mailbox import ResultMailbox
+from client.session import deadline_after
+from runtime.errors import CarouselError
+from runtime.wire import FloatArray
 
 
-@dataclass(frozen=True, slots=True)
-class CompletionOutput:
-    """A sequence so far, and what is new of it since the last output that was taken."""
-
-    index: int
-    """Number of the sequence in its request."""
-    text: str
-    token_ids: list[int]
-    """Generated ids; the prompt is not among them."""
-    text_diff: str
-    token_ids_diff: list[int]
-    logprobs: list[TokenLogprob]
-    """One for each of token_ids; empty when logprobs were not asked for."""
-    finish_reason: FinishReason | None = None
-    """None while the sequence goes on; the last output has one."""
-    stop_reason: str | int | None = None
-    """The stop string or stop token id that ended it."""
-    cumulative_logprob: float | None = None
-    """Of a finished sequence with logprobs."""
-    usage: Usage | None = None
-    """Of a finished sequence."""
-
-    @property
-    def outputs(self) -> list[CompletionOutput]:
-        """The sequences of the request: this one."""
-        return [self]
-
-
-class ResultMailbox:
-    """What has come for a result and was not looked at yet. Counts what it is given, so that a waiter can ask
-    for more than it has seen, whoever else looks meanwhile.
-    """
-
-    __slots__ = ("_changed", "_items", "_listeners", "ended", "num_put")
-
-    def __init__(self) -> None:
-        self.ended = False
-        """The terminal, or the error that takes its place, has come."""
-        self.num_put = 0
-        self._changed = threading.Condition()
-        self._items: list[Item] = []
-        self._listeners: list[Callable[[], None]] = []
-
-    def put(self, item: Item) -> None:
-        with self._changed:
-            self._items.append(item)
-            self.num_put += 1
-            if isinstance(item, CarouselError) or (
-                isinstance(item, SequenceOutput) and item.finish is not None
-            ):
-                self.ended = True
-            self._changed.notify_all()
-            listeners = tuple(self._listeners)
-        for listener in listeners:
-            listener()
-
-    def take(self) -> list[Item]:
-        """What is there, without waiting; maybe nothing."""
-        with self._changed:
-            items, self._items = self._items, []
-            return items
-
-    def wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
-        """Until `condition` of this mailbox holds. Raises TimeoutError at the deadline."""
-        with self._changed:
-            remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._changed.wait_for(condition, remaining):
-                raise TimeoutError("the time limit of the call is over")
-
-    async def wait_async(self, condition: Callable[[], bool]) -> None:
-        """As `wait`, from any event loop; a wait that is cancelled takes nothing away."""
-        loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
-
-        def wake() -> None:
-            # A loop that has been closed has nobody left who waits.
-            with contextlib.suppress(RuntimeError):
-                loop.call_soon_threadsafe(changed.set)
-
-        self.add_listener(wake)
-        try:
-            while not condition():
-                await changed.wait()
-                changed.clear()
-        finally:
-            with self._changed:
-                self._listeners.remove(wake)
-
-    def add_listener(self, listener: Callable[[], None]) -> None:
-        """Have `listener` called after each item from now on, in the I/O thread."""
-        with self._changed:
-            self._listeners.append(listener)
+class Executor(Protocol):
+    def abort_request(self, request_id: int) -> None:
+        """Ask for the early end of a request."""
 
 
 class GenerationResult:
     def __init__(
-        self,
-        request: GenerationRequest,
-        state: SequenceState,
-        mailbox: ResultMailbox,
-        abort: Callable[[], None],
+        self, request: GenerationRequest, state: RequestState, mailbox: ResultMailbox, executor: Executor
     ) -> None:
+        """Holds `executor` weakly: a result keeps no runtime alive. What ends one ends the other."""
         self.request = request
         self._state = state
         self._mailbox = mailbox
-        self._abort = abort
-        self._lock = threading.Lock()
+        self._executor = weakref.ref(executor)
+        self.prefix = [] if request.exclude_input_from_output else request.input_token_ids
+        """Ids that the caller wants to see in front of those that were generated."""
+        self.lock = threading.Lock()
+        """Held by whoever reads or changes the sequences."""
         self._error: CarouselError | None = None
-        self._last_delta = Delta("", [], [])
-        self._num_chars_taken = 0
-        self._num_tokens_taken = 0
-        self._end_taken = False
+        self._error_taken = False
+        self._taken = [Extent()] * state.asked.n
+        """How much of each sequence has been handed out."""
+        self._last_index = -1
 
     @property
     def streaming(self) -> bool:
@@ -139,18 +53,41 @@ class GenerationResult:
 
     @property
     def done(self) -> bool:
-        """The end has been received, whether or not anybody has asked for it. Never false again."""
-        return self._mailbox.ended
+        """The end of every sequence has been received, whether or not anybody has asked for it, or the error
+        that ended them all. Never false again.
+        """
+        return self._mailbox.has_failed or self._mailbox.num_ended == len(self._state.sequences)
 
     @property
-    def outputs(self) -> list[CompletionOutput]:
-        """All that has been received so far, finished or not; takes nothing away from an iteration."""
-        with self._lock:
+    def outputs(self) -> list[GenerationOutput]:
+        """One for each of `n`: what has been received so far, finished or not. Takes nothing away from an
+        iteration. Those that `best_of` chooses from are not there before all have ended.
+        """
+        with self.lock:
             self._fold()
-            return [self._output()]
+            return [self._output(each, index) for index, each in enumerate(self._state.chosen())]
 
-    def result(self, timeout: float | None = None) -> CompletionOutput:
-        """Wait for the end. May be called again, and from several threads; each time it gives the same.
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs:
+        """One for each token of the input, the first of them None; as far as they have come. Empty when they
+        were not asked for.
+        """
+        with self.lock:
+            self._fold()
+            return list(self._state.sequences[0].prompt_logprobs)
+
+    @property
+    def context_logits(self) -> FloatArray | None:
+        """[input tokens, vocabulary] float32, as far as they have come; None when none have."""
+        with self.lock:
+            self._fold()
+            return self._state.sequences[0].tensor("context_logits")
+
+    # -- the whole -------------------------------------------------------------------------------------------
+
+    def result(self, timeout: float | None = None) -> GenerationOutput:
+        """Wait for the end of all sequences; the first one, or the best, with the others in its `outputs`.
+        May be called again, and from several threads; each time it gives the same.
 
         `timeout` is in seconds and holds for the whole wait; the request goes on when it is over.
         Raises: TimeoutError, or what ended the request: RequestError, RingClosed.
@@ -158,7 +95,7 @@ class GenerationResult:
         self._mailbox.wait(lambda: self.done, deadline_after(timeout, time.monotonic()))
         return self._final_output()
 
-    async def aresult(self, timeout: float | None = None) -> CompletionOutput:
+    async def aresult(self, timeout: float | None = None) -> GenerationOutput:
         """As `result`. Cancelling the task that waits leaves request and result as they are."""
         try:
             async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
@@ -168,66 +105,79 @@ class GenerationResult:
         return self._final_output()
 
     def abort(self) -> None:
-        """Ask for an early end; what there is still comes, with finish_reason "abort". Idempotent."""
-        self._abort()
+        """Ask for an early end; what there is still comes, with finish_reason "abort". Idempotent; without
+        effect when the executor is gone.
+        """
+        executor = self._executor()
+        if executor is not None:
+            executor.abort_request(self.request.id)
 
     async def aclose(self) -> None:
         """Abort, as one closes an iteration that was left early."""
-        self._abort()
+        self.abort()
 
-    def __iter__(self) -> Iterator[CompletionOutput]:
-        """Outputs as they come, the finished one last. What has come meanwhile comes as one output; several
-        iterations of one result share them out. Leaving early leaves the request running.
+    # -- as it comes -----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[GenerationOutput]:
+        """Outputs as they come, each of one sequence; of every sequence its finished one last. What has come
+        meanwhile comes as one output; several iterations of one result share them out. Leaving early leaves
+        the request running.
 
         Raises: RuntimeError unless the request is streaming; otherwise what `result` does.
         """
         return self
 
-    def __next__(self) -> CompletionOutput:
+    def __next__(self) -> GenerationOutput:
         self._check_streaming()
         while True:
             seen = self._mailbox.num_put
             output = self.take_output()
             if output is not None:
                 return output
-            if self._end_taken:
+            if self.is_exhausted:
                 raise StopIteration
             self._mailbox.wait(self._has_more_than(seen), None)
 
-    def __aiter__(self) -> AsyncIterator[CompletionOutput]:
+    def __aiter__(self) -> AsyncIterator[GenerationOutput]:
         return self
 
-    async def __anext__(self) -> CompletionOutput:
+    async def __anext__(self) -> GenerationOutput:
         self._check_streaming()
         while True:
             seen = self._mailbox.num_put
             output = self.take_output()
             if output is not None:
                 return output
-            if self._end_taken:
+            if self.is_exhausted:
                 raise StopAsyncIteration
             await self._mailbox.wait_async(self._has_more_than(seen))
 
-    def take_output(self) -> CompletionOutput | None:
-        """What is new since the last call, without waiting; None when nothing is. The end comes once, as an
-        output or as the error it raises, and it comes last.
+    def take_output(self) -> GenerationOutput | None:
+        """What is new of one sequence, without waiting; None when nothing is. Sequences take turns. Of one
+        that is not streamed there is news once, when it has ended. The error that ends the request is raised
+        once, after everything else.
         """
-        with self._lock:
+        with self.lock:
             self._fold()
-            if self._end_taken:
-                return None
-            has_news = len(self._state.token_ids) > self._num_tokens_taken
-            has_news = has_news or len(self._state.text) > self._num_chars_taken
-            if self._error is not None and not has_news:
-                self._end_taken = True
+            index = self._next_index()
+            if index is not None:
+                return self._take(self._state.chosen()[index], index)
+            if self._error is not None and not self._error_taken:
+                self._error_taken = True
                 raise self._error.with_traceback(None)
-            if not has_news and self._last_delta.finish_reason is None:
-                return None
-            output = self._output()
-            self._num_chars_taken = len(output.text)
-            self._num_tokens_taken = len(output.token_ids)
-            self._end_taken = output.finish_reason is not None
-            return output
+            return None
+
+    def num_ready(self) -> int:
+        """How many times `take_output` would give or raise something now."""
+        with self.lock:
+            self._fold()
+            num_errors = int(self._error is not None and not self._error_taken)
+            return num_errors + sum(self._has_news(index) for index in range(len(self._taken)))
+
+    @property
+    def is_exhausted(self) -> bool:
+        """The last output, or the error, has been taken."""
+        return self._error_taken or all(taken.is_end for taken in self._taken)
 
     def on_change(self, listener: Callable[[], None]) -> None:
         """Have `listener` called when something has come, in the I/O thread; once now if it already has."""
@@ -235,46 +185,64 @@ class GenerationResult:
         if self._mailbox.num_put:
             listener()
 
+    # -- under the lock --------------------------------------------------------------------------------------
+
+    @property
+    def _chooses(self) -> bool:
+        """More sequences are generated than delivered."""
+        return len(self._taken) < len(self._state.sequences)
+
+    def _next_index(self) -> int | None:
+        """The next sequence with news, after the one that had its turn last."""
+        num_sequences = len(self._taken)
+        for step in range(1, num_sequences + 1):
+            index = (self._last_index + step) % num_sequences
+            if self._has_news(index):
+                return index
+        return None
+
+    def _has_news(self, index: int) -> bool:
+        taken = self._taken[index]
+        if taken.is_end:
+            return False
+        if self._chooses:
+            return self._state.ended and self._error is None
+        sequence = self._state.sequences[index]
+        if sequence.finish_reason is not None:
+            return True
+        return self.streaming and (
+            len(sequence.token_ids) > taken.num_tokens or sequence.num_chars > taken.num_chars
+        )
+
+    def _take(self, sequence: SequenceState, index: int) -> GenerationOutput:
+        output = self._output(sequence, index)
+        self._last_index = index
+        self._taken[index] = output.extent
+        return output
+
+    def _output(self, sequence: SequenceState, index: int) -> GenerationOutput:
+        """With what is new since the last one that was taken."""
+        return GenerationOutput(self, sequence, index, self._taken[index])
+
+    def _final_output(self) -> GenerationOutput:
+        with self.lock:
+            self._fold()
+            if self._error is not None:
+                raise self._error.with_traceback(None)
+            return self._output(self._state.chosen()[0], 0)
+
+    def _fold(self) -> None:
+        """Take what has come into the state. An error that ends the request is kept, not raised."""
+        items = self._mailbox.take()
+        if items:
+            try:
+                self._state.receive(items)
+            except CarouselError as error:
+                self._error = self._error or error
+
     def _has_more_than(self, num_seen: int) -> Callable[[], bool]:
         return lambda: self._mailbox.num_put > num_seen
 
     def _check_streaming(self) -> None:
         if not self.streaming:
             raise RuntimeError("the request is not streaming: wait for it with result() or aresult()")
-
-    def _final_output(self) -> CompletionOutput:
-        with self._lock:
-            self._fold()
-            if self._error is not None:
-                raise self._error.with_traceback(None)
-            return self._output()
-
-    def _fold(self) -> None:
-        """Take what has come into the state. An error that ends the request is kept, not raised."""
-        outputs: list[SequenceOutput] = []
-        for item in self._mailbox.take():
-            if isinstance(item, CarouselError):
-                self._error = item
-            else:
-                assert isinstance(item, SequenceOutput)
-                outputs.append(item)
-        if outputs:
-            try:
-                self._last_delta = self._state.receive(outputs)
-            except RequestError as error:
-                self._error = error
-
-    def _output(self) -> CompletionOutput:
-        state, last = self._state, self._last_delta
-        return CompletionOutput(
-            index=0,
-            text=state.text,
-            token_ids=list(state.token_ids),
-            text_diff=state.text[self._num_chars_taken :],
-            token_ids_diff=state.token_ids[self._num_tokens_taken :],
-            logprobs=list(state.logprobs),
-            finish_reason=last.finish_reason,
-            stop_reason=last.matched_stop,
-            cumulative_logprob=None if state.finish is None else state.finish.cumulative_logprob,
-            usage=last.usage,
-        )

@@ -1,33 +1,18 @@
-"""LLM: a client with a runtime of its own, a child process that ends with the object (OwnRuntime)."""
+"""LLM: a client with a runtime of its own, a child process that ends with the object."""
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
-import subprocess
-import sys
-import tempfile
-import threading
-import time
 import weakref
-from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
-
-import msgspec
+from typing import Any, Unpack, overload
 
 from client.client import Client
-from runtime.config import RuntimeConfig, from_values
-from runtime.endpoints import Endpoints
-from runtime.errors import ConfigError, StartError
-
-POLL_S = 0.05
-STOP_TIMEOUT_S = 10.0
-MAX_QUEUED = 1 << 20
-"""Nobody else shares this runtime, so it queues whatever its one caller has."""
-OWN_SETTINGS = frozenset({"run_dir", "no_http", "parent_pid", "host", "port", "api_key"})
-"""What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""
+from client.own_runtime import OwnRuntime
+from client.progress import progress_bar
+from client.request_builder import Prompt, RequestOptions, is_single_prompt
+from client.result import Completion
+from runtime.sampling_params import SamplingParams
 
 
 class LLM(Client):
@@ -47,112 +32,55 @@ class LLM(Client):
             self._stop_runtime()
             raise
 
+    @overload
+    def generate(
+        self,
+        prompt: str,
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: list[str],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """As Client.generate, with a progress bar over several prompts when stderr is a terminal."""
+        if not use_tqdm or is_single_prompt(prompt):
+            return super().generate(prompt, sampling_params, timeout=timeout, **options)
+        with progress_bar(len(prompt)) as on_completion:
+            return self._generate(prompt, sampling_params, timeout, options, on_completion)
+
     def close(self) -> None:
         """Stop the runtime: afterwards none of its processes and files is left. Idempotent."""
         super().close()
         self._stop_runtime()
-
-
-class OwnRuntime:
-    """A runtime that serves this process alone: the child process that is its launcher, and its words."""
-
-    def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
-        """Start it. Raises ConfigError, before anything is started, for an unknown or wrong setting."""
-        flags = _flags(
-            {"max_queued_requests": MAX_QUEUED, "log_level": "warning", **settings, "model": model}
-        )
-        self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
-        self._owner_pid = os.getpid()
-        self._state_file = Endpoints(self.run_dir).state_file
-        self._last_lines: deque[str] = deque(maxlen=20)
-        # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
-        self._process = subprocess.Popen(
-            [
-                sys.executable,
-                _launcher(),
-                *flags,
-                "--no-http",
-                f"--run-dir={self.run_dir}",
-                f"--parent-pid={os.getpid()}",
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            start_new_session=True,
-        )
-        assert self._process.stderr is not None
-        self._reader = threading.Thread(
-            target=_relay, args=(self._process.stderr, self._last_lines), name="carousel-log", daemon=True
-        )
-        self._reader.start()
-
-    def wait_ready(self) -> None:
-        """The launcher limits the time. Raises StartError when it gives up."""
-        while self._state() != "ready":
-            if self._process.poll() is not None:
-                self._reader.join(STOP_TIMEOUT_S)
-                error = StartError(self._last_words())
-                error.exit_code = self._process.returncode
-                raise error
-            time.sleep(POLL_S)
-
-    def _state(self) -> Any:
-        try:
-            return msgspec.json.decode(self._state_file.read_bytes())["state"]
-        except FileNotFoundError:
-            return "absent"
-
-    def _last_words(self) -> str:
-        said = [line for line in self._last_lines if line.startswith("error: ")] or list(self._last_lines)
-        reason = (
-            said[-1].removeprefix("error: ") if said else f"it ended with code {self._process.returncode}"
-        )
-        return f"the runtime could not start: {reason}"
-
-    def stop(self) -> None:
-        """End it and remove its files. Idempotent."""
-        if os.getpid() != self._owner_pid:
-            return  # a forked child has a copy of the object, but the runtime is its parent's
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        self._reader.join(STOP_TIMEOUT_S)
-        shutil.rmtree(self.run_dir, ignore_errors=True)
-
-
-def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
-    with source:
-        for line in source:
-            text = line.decode(errors="replace").rstrip("\n")
-            last_lines.append(text)
-            print(text, file=sys.stderr, flush=True)
-
-
-def _launcher() -> str:
-    """The launcher by its file: it is found whatever directory this process was started in."""
-    spec = importlib.util.find_spec("launch")
-    if spec is None or spec.origin is None:
-        raise ConfigError("launch.py is not installed beside the client library")
-    return spec.origin
-
-
-def _flags(settings: dict[str, Any]) -> list[str]:
-    """Settings as a command line. Raises ConfigError that names a wrong one."""
-    known = set(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
-    unknown = sorted(set(settings) - known)
-    if unknown:
-        raise ConfigError(f"{unknown[0]} is not a setting of LLM; known: {', '.join(sorted(known))}")
-    config = from_values(
-        {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    )
-    flags = []
-    for name in settings:
-        value = getattr(config, name)
-        if value == RuntimeConfig.__struct_defaults__[RuntimeConfig.__struct_fields__.index(name)]:
-            continue
-        flag = "--" + name.replace("_", "-")
-        flags.append(flag if value is True else f"{flag}={value}")
-    return flags

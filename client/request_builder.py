@@ -6,7 +6,9 @@ checked here, so that a mistake is an error at the call.
 
 from __future__ import annotations
 
+import math
 import secrets
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias, TypedDict
 
@@ -15,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from runtime.errors import InvalidRequest
-from runtime.messages import ChatMessage, GenerateRequest
+from runtime.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest
 from runtime.sampling_params import SamplingParams
 from runtime.wire import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
 
@@ -26,6 +28,8 @@ Prompt: TypeAlias = str | TokenIds | Conversation
 
 MAX_PRIORITY = 1000
 MAX_ID = (1 << 31) - 1
+MAX_TIME_LIMIT_S = 2_000_000
+"""23 days: the wire counts milliseconds in 31 bits."""
 MESSAGE_KEYS = frozenset(ChatMessage.__struct_fields__)
 
 
@@ -37,11 +41,21 @@ class RequestOptions(TypedDict, total=False):
     cache_salt: str
     """Requests with different salts never share cached prefixes."""
     label: str
-    """The caller's own id; echoed in the completion, never used to find anything."""
+    """The caller's own id, echoed in the completion. Refused while another request of this client has it."""
     add_special_tokens: bool
     """Of a text prompt: let the tokenizer add its begin-of-text token."""
-    add_generation_prompt: bool
-    """Of a conversation: end with the header of the assistant's turn."""
+    add_generation_prompt: bool | None
+    """Of a conversation: end with the header of the assistant's turn; the default unless its last message is
+    to be continued.
+    """
+    continue_final_message: bool
+    """Of a conversation: its last message is the beginning of the answer."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Of a conversation: further variables of the chat template, JSON-like."""
+    time_limit: float | None
+    """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
+    arrival_time: float | None
+    """Seconds since 1970 when it was asked, for the server's statistics; the default is now."""
 
 
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -61,11 +75,13 @@ def one_per_prompt(
         sampling_params = SamplingParams()
     if isinstance(sampling_params, SamplingParams):
         return [sampling_params] * num_prompts
-    if not isinstance(sampling_params, Sequence):
-        raise InvalidRequest(
-            f"sampling_params must be SamplingParams or several, got {type(sampling_params).__name__}",
-            param="sampling_params",
-        )
+    several = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params]
+    for each in several:
+        if not isinstance(each, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params must be SamplingParams or several, got {type(each).__name__}",
+                param="sampling_params",
+            )
     if len(sampling_params) != num_prompts:
         raise InvalidRequest(
             f"sampling_params: {len(sampling_params)} for {num_prompts} prompts; give one, or one for each",
@@ -84,10 +100,14 @@ def build_request(
     cache_salt: str = "",
     label: str = "",
     add_special_tokens: bool = True,
-    add_generation_prompt: bool = True,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    time_limit: float | None = None,
+    arrival_time: float | None = None,
 ) -> GenerateRequest:
-    """One sequence's request. An unseeded one gets its seed here, so that a second attempt draws the same
-    tokens.
+    """A request as the wire carries it. An unseeded one gets its seed here, so that a second attempt draws
+    the same tokens; `best_of` becomes the number of sequences.
 
     Raises: InvalidRequest naming the argument.
     """
@@ -96,15 +116,26 @@ def build_request(
             raise InvalidRequest(
                 f"{name} must be a string of at most {MAX_LABEL_CHARS} characters", param=name
             )
-    if not isinstance(priority, int) or abs(priority) > MAX_PRIORITY:
-        raise InvalidRequest(
-            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
-        )
+    _check_priority(priority)
+    _check_bool("add_special_tokens", add_special_tokens)
+    _check_bool("continue_final_message", continue_final_message)
     sampling = normalize(SamplingParams() if sampling_params is None else sampling_params)
     text, input_ids, messages = _prompt_forms(prompt)
+    template_kwargs = pack_template_kwargs(chat_template_kwargs)
+    if messages is None:
+        _refuse_for_other_prompts("continue_final_message", continue_final_message)
+        _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: the last message cannot be continued with add_generation_prompt",
+            param="continue_final_message",
+        )
+    if add_generation_prompt is None:
+        add_generation_prompt = not continue_final_message
+    _check_bool("add_generation_prompt", add_generation_prompt)
     return GenerateRequest(
         handle,
-        sampling,
+        _for_wire(sampling, stream),
         text,
         input_ids,
         messages,
@@ -114,6 +145,10 @@ def build_request(
         cache_salt=cache_salt,
         add_special_tokens=add_special_tokens,
         add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        template_kwargs=template_kwargs,
+        arrival_time=time.time() if arrival_time is None else _unix_time(arrival_time),
+        time_limit_ms=0 if time_limit is None else _milliseconds(time_limit),
     )
 
 
@@ -123,7 +158,6 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
         raise InvalidRequest(
             f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
         )
-    stop: Any = sampling.stop
     bias: Any = sampling.logit_bias
     if isinstance(bias, Mapping):
         bias = [
@@ -135,15 +169,89 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
         raise InvalidRequest(
             "logit_bias must be a mapping, or pairs of token id and bias", param="logit_bias"
         )
-    sampling = msgspec.structs.replace(
-        sampling,
-        stop=(stop,) if isinstance(stop, str) else _as_tuple("stop", stop),
-        stop_token_ids=_as_tuple("stop_token_ids", sampling.stop_token_ids),
-        logit_bias=bias,
-        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
-    )
+    changes: dict[str, Any] = {"logit_bias": bias}
+    for name in ("stop", "bad_words"):
+        texts: Any = getattr(sampling, name)
+        changes[name] = (texts,) if isinstance(texts, str) else _as_tuple(name, texts)
+    for name in ("stop_token_ids", "allowed_token_ids", "top_p_reset_ids"):
+        changes[name] = _as_tuple(name, getattr(sampling, name))
+    for name in ("stop_words_ids", "bad_words_ids"):
+        words = _as_tuple(name, getattr(sampling, name))
+        changes[name] = tuple(_as_tuple(name, word) for word in words)
+    if sampling.seed is None:
+        changes["seed"] = secrets.randbits(63)
+    sampling = msgspec.structs.replace(sampling, **changes)
     sampling.validate()
     return sampling
+
+
+def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
+    """With `best_of` as the number of sequences, and with logprobs to choose by."""
+    best_of = sampling.best_of
+    if best_of is None:
+        return sampling
+    if best_of == sampling.n:
+        return msgspec.structs.replace(sampling, best_of=None)
+    if stream:
+        raise InvalidRequest(
+            f"best_of: the best {sampling.n} of {best_of} are known at the end only; "
+            "do not stream, or leave best_of out",
+            param="best_of",
+        )
+    logprobs = 0 if sampling.logprobs is None else sampling.logprobs
+    return msgspec.structs.replace(sampling, n=best_of, best_of=None, logprobs=logprobs)
+
+
+def _check_priority(priority: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
+        )
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, got {type(value).__name__}", param=name)
+
+
+def _refuse_for_other_prompts(name: str, value: object) -> None:
+    if value:
+        raise InvalidRequest(f"{name} is for a prompt of chat messages", param=name)
+
+
+def pack_template_kwargs(values: Any) -> bytes:
+    """A msgpack map; empty for none. Raises InvalidRequest for what the wire does not carry."""
+    name = "chat_template_kwargs"
+    if not values and (values is None or isinstance(values, Mapping)):
+        return b""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise InvalidRequest(f"{name} must be a mapping of names to JSON-like values", param=name)
+    try:
+        packed = msgspec.msgpack.encode(dict(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from None
+    if len(packed) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise InvalidRequest(f"{name}: at most {MAX_TEMPLATE_KWARGS_BYTES} bytes", param=name)
+    return packed
+
+
+def _milliseconds(time_limit: Any) -> int:
+    if not _is_finite_number(time_limit) or not 0.0 < time_limit <= MAX_TIME_LIMIT_S:
+        raise InvalidRequest(
+            f"time_limit must be a number of seconds above 0 and at most {MAX_TIME_LIMIT_S}",
+            param="time_limit",
+        )
+    return math.ceil(float(time_limit) * 1000)
+
+
+def _unix_time(arrival_time: Any) -> float:
+    if not _is_finite_number(arrival_time) or arrival_time < 0.0:
+        raise InvalidRequest("arrival_time must be a number of seconds since 1970", param="arrival_time")
+    return float(arrival_time)
+
+
+def _is_finite_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:

@@ -1,35 +1,39 @@
-"""What a caller gets: deltas, completions and errors, and the state of one sequence that they are made from.
-
-The client is the owner of the original request and of everything received so far; both stay here until the
-terminal message.
-"""
+"""What a caller gets: deltas, completions and errors. Knows what they mean; knows no connection."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Literal, TypeAlias
 
+import msgspec
+
 from runtime.errors import InvalidRequest, Overloaded, RequestAborted, RequestError, Unauthorized
-from runtime.messages import ErrorInfo, Finish, GenerateRequest, SequenceOutput, Usage
-from runtime.wire import unpack_floats, unpack_ids
+from runtime.messages import ErrorInfo, Usage
+from runtime.wire import FloatArray
 
 PROMPT_FIELDS = frozenset({"text", "input_ids"})
-FinishReason: TypeAlias = Literal["stop", "length", "abort"]
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout"]
+UNKNOWN_ID = -1
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """Log-probabilities at one output position, of the raw logits unless the server says otherwise."""
+    """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
 
     token_id: int
+    """UNKNOWN_ID (-1) in a prompt that was given as text or messages: the client never sees its ids."""
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob) of the most likely tokens, as many as were asked for, most likely first."""
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What is new of a sequence. The last one has a
+PromptLogprobs: TypeAlias = list[TokenLogprob | None]
+"""One for each token of the prompt, as far as it was computed. The first is None: nothing comes before it."""
+
+
+# A struct, because one is made for each token of each stream: a frozen dataclass costs ten times as much.
+class Delta(msgspec.Struct, frozen=True):
+    """What is new of one sequence. Its last one has a
     `finish_reason`, `usage` and everything else that ends it.
     """
 
@@ -39,74 +43,94 @@ class Delta:
     """One for each of token_ids; empty when logprobs were not asked for."""
     finish_reason: FinishReason | None = None
     matched_stop: str | int | None = None
-    """The stop string or stop token id that ended it; None when the model's own end token or the length did.
+    """The stop string, stop word or stop token id that ended it; None when the model's own end token, a limit
+    or an abort did.
     """
     usage: Usage | None = None
+    """Of this sequence."""
+    index: int = 0
+    """Number of the sequence in its request."""
+    prompt_logprobs: PromptLogprobs = []
+    """The next ones of the prompt, when asked for; with the first sequence only."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated sequence: finished, or as far as it has come."""
+
+    index: int
+    """Number of the sequence in its request; after a choice by best_of its rank, best first."""
+    text: str
+    token_ids: list[int]
+    """Generated ids; the prompt is not among them."""
+    text_diff: str
+    """What is new since the last output that was taken; of a Completion everything."""
+    token_ids_diff: list[int]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """One for each of token_ids; empty when logprobs were not asked for."""
+    finish_reason: FinishReason | None = None
+    """None while the sequence goes on."""
+    matched_stop: str | int | None = None
+    """As in Delta."""
+    cumulative_logprob: float | None = None
+    """Sum over token_ids, of a finished sequence with logprobs or best_of."""
+    usage: Usage | None = None
+    """Of this sequence, when it has finished."""
+    generation_logits: FloatArray | None = field(default=None, compare=False)
+    """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """`matched_stop` as others call it."""
+        return self.matched_stop
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """This one, where a result with several is expected."""
+        return [self]
 
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """A finished sequence."""
+    """A finished request. Its properties are those of the first (with best_of: the best) sequence."""
 
-    text: str
-    token_ids: list[int]
-    finish_reason: FinishReason
+    outputs: list[CompletionOutput]
+    """As many as `n` asked for."""
     usage: Usage
-    matched_stop: str | int | None = None
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    """One for each of token_ids; empty when logprobs were not asked for."""
-    cumulative_logprob: float | None = None
+    """The prompt once, and all that was generated for it, also what best_of has not chosen; cached tokens are
+    those of the first sequence, before the others found its prompt.
+    """
+    prompt_logprobs: PromptLogprobs = field(default_factory=list)
+    """Empty when not asked for."""
+    context_logits: FloatArray | None = field(default=None, compare=False)
+    """[prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
     label: str = ""
 
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
 
-@dataclass(slots=True, eq=False)
-class SequenceState:
-    """One sequence on the client's side: its request, and all that has come back."""
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
 
-    request: GenerateRequest
-    text: str = ""
-    token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish: Finish | None = None
+    @property
+    def finish_reason(self) -> FinishReason:
+        reason = self.outputs[0].finish_reason
+        assert reason is not None
+        return reason
 
-    def receive(self, outputs: list[SequenceOutput]) -> Delta:
-        """Take in outputs, in order, and return them as one delta. Raises the RequestError they end in."""
-        text = "".join([output.text for output in outputs])
-        ids: list[int] = []
-        logprobs: list[TokenLogprob] = []
-        for output in outputs:
-            new_ids: list[int] = unpack_ids(output.token_ids).tolist()
-            ids += new_ids
-            if output.logprobs:
-                logprobs += _unpack_logprobs(new_ids, output)
-        self.text += text
-        self.token_ids += ids
-        self.logprobs += logprobs
-        finish = self.finish = outputs[-1].finish
-        if finish is None:
-            return Delta(text, ids, logprobs)
-        return Delta(text, ids, logprobs, _finish_reason(finish), finish.matched, finish.usage)
+    @property
+    def matched_stop(self) -> str | int | None:
+        return self.outputs[0].matched_stop
 
-    def completion(self) -> Completion:
-        """The whole of a finished sequence."""
-        finish = self.finish
-        assert finish is not None, "the sequence has not finished"
-        return Completion(
-            text=self.text,
-            token_ids=self.token_ids,
-            finish_reason=_finish_reason(finish),
-            usage=finish.usage,
-            matched_stop=finish.matched,
-            logprobs=self.logprobs,
-            cumulative_logprob=finish.cumulative_logprob,
-            label=self.request.label,
-        )
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.outputs[0].logprobs
 
-
-def _finish_reason(finish: Finish) -> FinishReason:
-    if finish.reason == "error":
-        raise error_from_info(finish.error or ErrorInfo("the request failed without a reason"))
-    return finish.reason
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return self.outputs[0].cumulative_logprob
 
 
 def error_from_info(info: ErrorInfo) -> RequestError:
@@ -115,20 +139,9 @@ def error_from_info(info: ErrorInfo) -> RequestError:
     if param in PROMPT_FIELDS:
         message, param = f"prompt: {message.removeprefix(f'{param}: ')}", "prompt"
     if info.status == Overloaded.status and info.code == Overloaded.code:
-        return Overloaded(message)
+        hint = {"retry_after_s": info.retry_after_s} if info.retry_after_s else {}
+        return Overloaded(message, **hint)
     for kind in (InvalidRequest, Unauthorized, RequestAborted):
         if info.status == kind.status:
             return kind(message, param=param, code=info.code)
     return RequestError(message, param=param, code=info.code, status=info.status)
-
-
-def _unpack_logprobs(token_ids: list[int], output: SequenceOutput) -> list[TokenLogprob]:
-    values: list[float] = unpack_floats(output.logprobs).tolist()
-    if not output.top_ids:
-        return [TokenLogprob(token, value) for token, value in zip(token_ids, values, strict=True)]
-    top_ids = unpack_ids(output.top_ids).reshape(len(values), -1).tolist()
-    top_values = unpack_floats(output.top_logprobs).reshape(len(values), -1).tolist()
-    return [
-        TokenLogprob(token, value, tuple(zip(ids, tops, strict=True)))
-        for token, value, ids, tops in zip(token_ids, values, top_ids, top_values, strict=True)
-    ]

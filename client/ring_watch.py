@@ -1,22 +1,43 @@
-"""RingWatch: says when the runtime behind a client is gone, by the launcher's slot and process."""
+"""RingWatch: says when the runtime behind a client is gone: by the launcher's slot and process where those
+can be seen, by what the ring says of itself elsewhere.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+from typing import Protocol
+
+import msgspec
 
 from runtime.endpoints import Endpoints
 from runtime.errors import RingClosed
+from runtime.messages import RingStatus
 from runtime.status_page import StatusPage
 
 SILENCE_S = 15.0
 """As long as both ends of client_out wait for a sign of life before they give each other up."""
+GONE = {"failed": "it has failed", "absent": "it has been stopped"}
+"""What the launcher's last states mean."""
 
 
-class RingWatch:
+class RingWatch(Protocol):
+    def why_gone(self) -> str:
+        """Why the ring is gone for good; empty while it is not."""
+
+    def hear(self, status: RingStatus) -> None:
+        """Take in what the ring says of itself."""
+
+    def close(self) -> None: ...
+
+
+class PageWatch:
+    """For a ring on this machine."""
+
     def __init__(self, endpoints: Endpoints) -> None:
         """Open the status page. Raises RingClosed when there is none."""
         self._run_dir = endpoints.run_dir
+        self._state_file = endpoints.state_file
         try:
             self._page = StatusPage(endpoints.status_file)
         except (OSError, ValueError) as error:
@@ -24,19 +45,29 @@ class RingWatch:
         self._pidfd = -1
 
     def why_gone(self) -> str:
-        """Why the ring is gone for good; empty while it is not."""
         launcher = self._page.read("launcher")
         if launcher.pid == 0:
             # The page is made just before the launcher's first heartbeat; whoever waits has a time limit of
             # his own.
             return ""
-        if launcher.state in ("failed", "absent"):
-            return "it has failed" if launcher.state == "failed" else "it has been stopped"
+        if launcher.state in GONE:
+            return GONE[launcher.state] + self._last_words()
         if self._has_exited(launcher.pid):
             return "its launcher is dead"
         if launcher.age_s() > SILENCE_S:
             return f"its launcher has given no sign of life for {SILENCE_S:.0f} s"
         return ""
+
+    def hear(self, status: RingStatus) -> None:
+        """The page says the same, and sooner."""
+
+    def _last_words(self) -> str:
+        """Which process failed and why, as the launcher wrote it down; empty when none did."""
+        try:
+            error = msgspec.json.decode(self._state_file.read_bytes(), type=_LauncherState).error
+        except (OSError, msgspec.MsgspecError):
+            return ""
+        return error and f": {error}"
 
     def _has_exited(self, pid: int) -> bool:
         """By a pidfd: it sees a zombie as dead and can never mean another process."""
@@ -54,3 +85,25 @@ class RingWatch:
         if self._pidfd >= 0:
             os.close(self._pidfd)
             self._pidfd = -1
+
+
+class _LauncherState(msgspec.Struct):
+    """What is read here of state.json."""
+
+    error: str = ""
+
+
+class RemoteWatch:
+    """For a ring that only its messages show; its silence is the connection's to notice."""
+
+    def __init__(self) -> None:
+        self._state = ""
+
+    def why_gone(self) -> str:
+        return GONE.get(self._state, "")
+
+    def hear(self, status: RingStatus) -> None:
+        self._state = status.state
+
+    def close(self) -> None:
+        """Holds nothing."""

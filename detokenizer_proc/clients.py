@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import secrets
 from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from detokenizer_proc.router import Delivery, PeerChannel
 from detokenizer_proc.text_stream import Outgoing
 from runtime.errors import ProtocolMismatch
-from runtime.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping
-from runtime.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec
+from runtime.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
+from runtime.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec, Frame
 from runtime.wire import MAGIC, PROTOCOL_VERSION, Message
 
 logger = logging.getLogger(__name__)
@@ -24,6 +27,18 @@ MAX_DRAIN = 1000
 CLIENT_ID_BITS = 63
 # Far below what a client's socket accepts in one frame.
 MAX_BATCH_BYTES = 8 << 20
+STATUS_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class RingShape:
+    """What a client has to know of the ring to send its requests."""
+
+    index: int = 0
+    """Which of the detokenizers this one is."""
+    num_tokenizers: int = 1
+    num_detokenizers: int = 1
+    max_waiting: int = 0
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +51,8 @@ class Client:
     """Routing id on the socket."""
     heard_at: float
     sent_at: float
+    status_at: float = float("-inf")
+    """When it was told how the ring is, last; only those are told who want it."""
     blocked_since: float | None = None
     """When it stopped reading; None while it reads."""
     handles: set[bytes] = field(default_factory=set)
@@ -58,13 +75,25 @@ class Client:
 class Clients:
     """The table of clients over their channel. Nothing that a peer sends raises here."""
 
-    def __init__(self, channel: PeerChannel, epoch: int) -> None:
+    def __init__(
+        self,
+        channel: PeerChannel,
+        epoch: int,
+        shape: RingShape = RingShape(),
+        ring_status: Callable[[], RingStatus] = lambda: RingStatus("ready", 0, 0, 0),
+    ) -> None:
+        """`ring_status` says how the ring is, to clients that cannot see it for themselves."""
         self._channel = channel
+        self._shape = shape
+        self._ring_status = ring_status
         self._incoming = Codec(UNIONS["client_in"], epoch)
         self._codec = Codec(UNIONS["client_out"], epoch)
         self._by_peer: dict[bytes, Client] = {}
         self._by_id: dict[int, Client] = {}
         self._gone: list[Client] = []
+        self._watchers: dict[Client, None] = {}
+        """Who wants to be told how the ring is."""
+        self._told_state = ""
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")
 
@@ -98,6 +127,8 @@ class Clients:
 
     def tend(self, now: float) -> None:
         """Ping those that have heard nothing for a while; drop those that have said nothing for too long."""
+        if self._watchers:
+            self._tell_status(self._ring_status(), now)
         if now < self._next_check_at:
             return
         self._next_check_at = now + CHECK_S
@@ -107,6 +138,12 @@ class Clients:
                 self.drop(client)
             elif now - client.sent_at >= PING_S:
                 self._send(client, Ping(client.id), now)
+
+    def say_farewell(self, now: float) -> None:
+        """This process ends, and so does its ring: tell those who would otherwise wait for its silence."""
+        status = self._ring_status()
+        state = "failed" if status.state == "failed" else "absent"
+        self._tell_status(msgspec.structs.replace(status, state=state), now)
 
     def deliver(self, client: Client, now: float) -> bool:
         """Send what is waiting. False: not all of it could go; what is left stays as it is."""
@@ -128,11 +165,27 @@ class Clients:
         del items[:num_sent]
         return not items
 
+    def send_framed(self, client: Client, message: Message, frames: Sequence[Frame], now: float) -> bool:
+        """Send a message with raw frames behind it, before what is waiting. False: there is no room, or no
+        client any more.
+        """
+        return self._send_frame(client, self._codec.encode(message), now, frames)
+
     def drop(self, client: Client) -> None:
         """It is gone, or is treated so: nothing is read from it or sent to it any more."""
         if self._by_id.pop(client.id, None) is not None:
             del self._by_peer[client.peer]
+            self._watchers.pop(client, None)
             self._gone.append(client)
+
+    def _tell_status(self, status: RingStatus, now: float) -> None:
+        """To each watcher once a second, and at once when the state is another than it was."""
+        is_news = status.state != self._told_state
+        self._told_state = status.state
+        for client in list(self._watchers):
+            if is_news or now - client.status_at >= STATUS_S:
+                client.status_at = now
+                self._send(client, status, now)
 
     def _send_outputs(self, client: Client, items: list[Outgoing], now: float) -> int:
         """Send the outputs of `items` in one message, or in several if it is too long; how many went out."""
@@ -148,8 +201,8 @@ class Clients:
     def _send(self, client: Client, message: Message, now: float) -> bool:
         return self._send_frame(client, self._codec.encode(message), now)
 
-    def _send_frame(self, client: Client, frame: bytes, now: float) -> bool:
-        delivery = self._channel.send(client.peer, frame)
+    def _send_frame(self, client: Client, frame: bytes, now: float, frames: Sequence[Frame] = ()) -> bool:
+        delivery = self._channel.send(client.peer, frame, frames)
         if delivery is Delivery.SENT:
             client.sent_at = now
             client.blocked_since = None
@@ -172,15 +225,28 @@ class Clients:
             client = Client(self._draw_id(), peer, heard_at=now, sent_at=now)
             self._by_peer[peer] = self._by_id[client.id] = client
         client.heard_at = now
-        ack = HelloAck(client.id, self._codec.epoch, PROTOCOL_VERSION, SCHEMA.hex())
+        shape = self._shape
+        ack = HelloAck(
+            client.id,
+            self._codec.epoch,
+            PROTOCOL_VERSION,
+            SCHEMA.hex(),
+            shape.num_tokenizers,
+            shape.num_detokenizers,
+            shape.max_waiting,
+        )
         self._send(client, ack, now)
+        if hello.wants_status and client.id in self._by_id:
+            self._watchers[client] = None
 
     def _show_version(self, peer: bytes) -> None:
         """Answer with the bare header, in which every version finds ours."""
         self._channel.send(peer, self._codec.header)
 
     def _draw_id(self) -> int:
+        """Random, but for what says whose client it is."""
         while True:
-            client_id = secrets.randbits(CLIENT_ID_BITS)
-            if client_id and client_id not in self._by_id:
+            number = secrets.randbits(CLIENT_ID_BITS)
+            client_id = number - number % self._shape.num_detokenizers + self._shape.index
+            if 0 < client_id < 1 << CLIENT_ID_BITS and client_id not in self._by_id:
                 return client_id

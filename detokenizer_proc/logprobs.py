@@ -1,4 +1,4 @@
-"""LogprobColumns: the logprobs of one sequence that are still to be sent, in step with its token ids."""
+"""Logprobs of one sequence that are still to be sent, as packed columns: its prompt's and its output's."""
 
 from __future__ import annotations
 
@@ -8,18 +8,45 @@ from runtime.messages import TokenLogprobs
 from runtime.wire import TOKEN_BYTES, unpack_floats
 
 
-class LogprobColumns:
-    """Packed columns as they go on the wire, and the running sum."""
+class Columns:
+    """Three packed columns as they go on the wire."""
 
-    __slots__ = ("_num_tokens", "cumulative", "logprobs", "top_ids", "top_logprobs")
+    __slots__ = ("logprobs", "top_ids", "top_logprobs")
+
+    def __init__(self) -> None:
+        self.logprobs = bytearray()
+        self.top_ids = bytearray()
+        self.top_logprobs = bytearray()
+
+    @property
+    def num_bytes(self) -> int:
+        return len(self.logprobs) + len(self.top_ids) + len(self.top_logprobs)
+
+    def extend(self, record: TokenLogprobs, num_new: int) -> None:
+        """Take the first `num_new` rows of a record, which has at least one."""
+        num_in_record = len(record.logprobs) // TOKEN_BYTES
+        top_bytes = len(record.top_ids) // num_in_record * num_new
+        self.logprobs += record.logprobs[: num_new * TOKEN_BYTES]
+        self.top_ids += record.top_ids[:top_bytes]
+        self.top_logprobs += record.top_logprobs[:top_bytes]
+
+    def clear(self) -> None:
+        """Forget what has been sent."""
+        self.logprobs.clear()
+        self.top_ids.clear()
+        self.top_logprobs.clear()
+
+
+class OutputLogprobs:
+    """Of the output: in step with its token ids, and summed."""
+
+    __slots__ = ("_num_tokens", "columns", "cumulative")
 
     def __init__(self, num_tokens: int, cumulative: float) -> None:
         """`num_tokens` and `cumulative`: what an earlier attempt has delivered."""
         self._num_tokens = num_tokens
         self.cumulative = cumulative
-        self.logprobs = bytearray()
-        self.top_ids = bytearray()
-        self.top_logprobs = bytearray()
+        self.columns = Columns()
 
     def add(self, record: TokenLogprobs, num_tokens: int) -> None:
         """Take the logprobs up to the sequence's `num_tokens`-th
@@ -31,15 +58,6 @@ class LogprobColumns:
         if num_new <= 0:
             return
         self._num_tokens = num_tokens
-        chosen = record.logprobs[: num_new * TOKEN_BYTES]
-        self.cumulative += float(unpack_floats(chosen).sum(dtype=np.float64))
-        self.logprobs += chosen
-        top_bytes = len(record.top_ids) // num_in_record * num_new
-        self.top_ids += record.top_ids[:top_bytes]
-        self.top_logprobs += record.top_logprobs[:top_bytes]
-
-    def clear(self) -> None:
-        """Forget what has been sent."""
-        self.logprobs.clear()
-        self.top_ids.clear()
-        self.top_logprobs.clear()
+        self.columns.extend(record, num_new)
+        chosen = unpack_floats(record.logprobs[: num_new * TOKEN_BYTES])
+        self.cumulative += float(chosen.sum(dtype=np.float64))

@@ -7,13 +7,16 @@ scheduler or a client has no room for is kept and tried again.
 from __future__ import annotations
 
 import logging
+import struct
 import traceback
 from collections import deque
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from detokenizer_proc.clients import Client, Clients
+from detokenizer_proc.tensors import Tensors
 from detokenizer_proc.text_stream import Refusal, TextStream
 from runtime.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
 from runtime.messages import (
@@ -24,12 +27,13 @@ from runtime.messages import (
     RequestFailed,
     StopMatched,
     StreamOpen,
+    TensorBatch,
     TokenBatch,
     TokenLogprobs,
 )
-from runtime.transport import DECODE_ERRORS, BadFrames, Inbox, Outbox
+from runtime.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
 from runtime.wire import TOKEN_BYTES, Message, unpack_ids
-from text.incremental import DecoderFactory
+from text.codec import Decoders
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +41,14 @@ MAX_DRAIN = 256
 MAX_ABORT_HANDLES = 4096
 # Terminals and replies that a client may leave unread: more than any sensible queue holds.
 MAX_UNREAD = 1 << 16
+# Raw logits and logprobs of prompts that a client may leave unread: what four sequences may have, by default.
+MAX_UNREAD_BYTES = 1 << 30
+# Logprobs of a prompt that are kept for the end of an output: far below what a client takes in one frame.
+MAX_KEPT_BYTES = 4 << 20
+# Tokens of an output that is kept for the end before they are joined.
+COMPACT_TOKENS = 1024
+_HANDLES = struct.Struct(f"{HANDLE_BYTES}s")
+_IDS = struct.Struct(f"{TOKEN_BYTES}s")
 LAGGED = "the client did not read its output for too long"
 
 
@@ -56,10 +68,12 @@ class DetokenizerLoop:
         inbox: Inbox,
         scheduler: Outbox,
         clients: Clients,
-        decoders: DecoderFactory,
+        decoders: Decoders,
         eos_token_ids: tuple[int, ...],
         slow_reader_timeout_s: float,
+        max_unread_bytes: int = MAX_UNREAD_BYTES,
     ) -> None:
+        """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client."""
         self._inbox = inbox
         self._scheduler = scheduler
         self._clients = clients
@@ -71,6 +85,8 @@ class DetokenizerLoop:
         """The live attempt of each sequence key."""
         self._unsent: dict[Client, None] = {}
         """Clients for whom something is waiting."""
+        self._tensors = Tensors()
+        self._max_unread_bytes = max_unread_bytes
         self._to_scheduler: deque[Message] = deque()
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
         self._bad_batches = BadFrames("TokenBatch")
@@ -99,6 +115,8 @@ class DetokenizerLoop:
         if isinstance(message, TokenBatch):
             for raw in message.opened:
                 self._open(raw)
+            for record in message.prompt_logprobs:
+                self._take_prompt_logprobs(record)
             if message.tokens:
                 self._take_tokens(message)
             for record in message.logprobs:
@@ -112,6 +130,8 @@ class DetokenizerLoop:
             if client is not None:
                 client.replies.append(message)
                 self._unsent[client] = None
+        elif isinstance(message, Framed) and isinstance(message.message, TensorBatch):
+            self._take_tensors(message.message, message.frames)
         else:
             self._bad_batches.add(ValueError(f"no use for a {type(message).__name__}"))
 
@@ -133,7 +153,7 @@ class DetokenizerLoop:
         try:
             tail = unpack_ids(opened.prompt_tail).tolist()
             decoder = self._decoders.open(tail, skip_special_tokens=opened.skip_special_tokens)
-            live = Live(TextStream(opened, decoder), client)
+            live = Live(TextStream(opened, decoder, self._decoders.text_of), client)
         except Exception as error:
             self._log_failure(handle, error)
             self._to_scheduler.append(AbortRequest((handle,)))
@@ -152,7 +172,9 @@ class DetokenizerLoop:
             return True
         if attempt_of(other) >= attempt_of(handle):
             return False
+        live = self._live[other]
         self._forget(other)
+        self._tensors.drop(live.client, {other})
         return True
 
     def _replay(self, live: Live, opened: StreamOpen) -> None:
@@ -177,23 +199,60 @@ class DetokenizerLoop:
             return
         tokens = unpack_ids(packed).tolist()
         stops = self._stop_positions(batch, tokens) if batch.closed else ()
-        lives = self._live
-        for index, token in enumerate(tokens):
-            live = lives.get(handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)])
+        lives, unsent = self._live, self._unsent
+        columns = zip(_HANDLES.iter_unpack(handles), tokens, _IDS.iter_unpack(packed), strict=True)
+        for index, ((handle,), token, (id_bytes,)) in enumerate(columns):
+            live = lives.get(handle)
             if live is None:
                 continue
             stream, client = live
-            id_bytes = packed[TOKEN_BYTES * index : TOKEN_BYTES * (index + 1)]
+            if stream.matched is not None:
+                continue  # what comes after a stop string is dropped
             try:
-                if index in stops:
-                    stream.push_stop_token(id_bytes)
+                if stops and index in stops:
+                    stream.push_stop_token(token, id_bytes)
                 elif stream.push(token, id_bytes):
-                    self._to_scheduler.append(StopMatched(stream.handle, stream.num_tokens))
+                    self._to_scheduler.append(StopMatched(handle, stream.num_tokens))
             except Exception as error:
                 self._fail(live, error)
                 continue
-            if stream.stream and not stream.is_queued and stream.has_news():
-                self._send(client, stream)
+            if stream.stream:
+                if not stream.is_queued:
+                    client.queue(stream)
+                    unsent[client] = None
+            elif not stream.num_tokens % COMPACT_TOKENS:
+                stream.compact()
+
+    def _take_prompt_logprobs(self, record: TokenLogprobs) -> None:
+        live = self._live.get(record.handle)
+        if live is None:
+            return
+        stream, client = live
+        try:
+            stream.add_prompt_logprobs(record)
+        except Exception as error:
+            self._fail(live, error)
+            return
+        if stream.stream or stream.num_prompt_bytes > MAX_KEPT_BYTES:
+            self._send(client, stream)
+        if client.blocked_since is not None:
+            self._end_if_unread(client)
+
+    def _take_tensors(self, batch: TensorBatch, frames: Sequence[Frame]) -> None:
+        clients: dict[Client, None] = {}
+        for entry, frame in zip(batch.entries, frames, strict=True):
+            live = self._live.get(entry.handle)
+            if live is None:
+                continue
+            stream, client = live
+            is_output = entry.name == "generation_logits"
+            if stream.matched is not None and is_output and entry.start >= stream.num_tokens:
+                continue  # of a token after the stop string
+            self._tensors.add(client, entry, frame)
+            clients[client] = self._unsent[client] = None
+        for client in clients:
+            if client.blocked_since is not None:
+                self._end_if_unread(client)
 
     def _take_logprobs(self, record: TokenLogprobs) -> None:
         live = self._live.get(record.handle)
@@ -269,8 +328,26 @@ class DetokenizerLoop:
 
     def _deliver(self, now: float) -> None:
         for client in list(self._unsent):
-            if self._clients.deliver(client, now):
+            # Raw logits go first, so they are there before the terminal.
+            if self._tensors.deliver(self._clients, client, now) and self._clients.deliver(client, now):
                 del self._unsent[client]
+
+    def _end_if_unread(self, client: Client) -> None:
+        """End the sequences whose raw logits or prompt's logprobs wait for a client, if that is too much."""
+        prompts = {handle: self._live[handle].stream.num_prompt_bytes for handle in client.handles}
+        num_bytes = sum(prompts.values()) + self._tensors.num_bytes(client)
+        if num_bytes <= self._max_unread_bytes:
+            return
+        of_tensors = self._tensors.handles(client)
+        handles = [handle for handle, size in prompts.items() if size or handle in of_tensors]
+        logger.info("a client leaves %d bytes unread: %d of its sequences end", num_bytes, len(handles))
+        self._end_lagged(handles)
+        self._tensors.drop(client, handles)
+
+    def _end_lagged(self, handles: list[bytes]) -> None:
+        self._abort(handles)
+        for handle in handles:
+            self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
 
     def _cut_off_slow_readers(self, now: float) -> None:
         """End the sequences of clients that have not read for too long, and forget
@@ -286,15 +363,14 @@ class DetokenizerLoop:
             elif blocked_s >= self._slow_reader_timeout_s and client.handles:
                 handles = list(client.handles)
                 logger.info("a client has not read for too long: %d of its sequences end", len(handles))
-                self._abort(handles)
-                for handle in handles:
-                    self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
+                self._end_lagged(handles)
 
     def _forget_gone_clients(self) -> None:
         for client in self._clients.take_gone():
             for handle in list(client.handles):
                 self._forget(handle)
             self._unsent.pop(client, None)
+            self._tensors.forget(client)
             self._to_scheduler.append(AbortRequest((), client.id))
 
     def _abort(self, handles: list[bytes]) -> None:

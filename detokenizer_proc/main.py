@@ -1,4 +1,4 @@
-"""The detokenizer process: puts the loop together and runs it until it is told to stop."""
+"""A detokenizer process: puts the loop together and runs it until it is told to stop."""
 
 from __future__ import annotations
 
@@ -6,31 +6,42 @@ import gc
 import time
 from pathlib import Path
 
-from detokenizer_proc.clients import Clients
+from detokenizer_proc.clients import Clients, RingShape
 from detokenizer_proc.loop import DetokenizerLoop
-from detokenizer_proc.router import RouterChannel
+from detokenizer_proc.router import JoinedChannels, RouterChannel
+from runtime.messages import RingStatus
 from runtime.model_config import ModelConfig
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.status_page import StatusPage
+from runtime.tcp_gate import TcpGate
 from runtime.transport import Waiter
-from text import tokenizer
-from text.incremental import DecoderFactory
+from text.selection import open_decoders, open_tokenizer
 
 BUSY_WAIT_S = 0.02
 
 
 def main(context: ProcessContext) -> None:
     config = context.config
-    inbox = context.inbox("detokenizer_in", context.endpoints.detokenizer_in)
-    router = RouterChannel(context.zmq, context.endpoints.client_out)
+    gate = TcpGate.open(config)
+    inbox = context.inbox("detokenizer_in", context.endpoints.detokenizer_in(context.index))
+    routers = [RouterChannel(context.zmq, context.endpoints.client_out(context.index))]
+    if gate is not None:
+        routers.append(RouterChannel(gate.context, gate.endpoints.client_out(context.index), bind=gate.bind))
+    clients = Clients(
+        routers[0] if gate is None else JoinedChannels(routers),
+        context.epoch,
+        RingShape(context.index, config.tokenizer_workers, config.detokenizer_workers, config.max_waiting),
+        ring_status=lambda: ring_status(context.status),
+    )
     loop = DetokenizerLoop(
         inbox=inbox,
         scheduler=context.outbox(context.endpoints.scheduler_in),
-        clients=Clients(router, context.epoch),
-        decoders=DecoderFactory(tokenizer.load(Path(config.tokenizer))),
+        clients=clients,
+        decoders=open_decoders(open_tokenizer(config.tokenizer)),
         eos_token_ids=ModelConfig.from_path(Path(config.model)).eos_token_ids,
         slow_reader_timeout_s=config.slow_reader_timeout,
     )
-    waiter = Waiter([inbox.socket, router.socket])
+    waiter = Waiter([inbox.socket, *(router.socket for router in routers)])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()
@@ -38,6 +49,15 @@ def main(context: ProcessContext) -> None:
         context.beat(num_running=loop.num_live)
         loop.turn(time.monotonic())
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
+    clients.say_farewell(time.monotonic())
+    if gate is not None:
+        gate.close()
+
+
+def ring_status(page: StatusPage) -> RingStatus:
+    """The launcher's state and the scheduler's load, for clients that cannot read the page."""
+    load = page.read("scheduler")
+    return RingStatus(page.read("launcher").state, load.num_running, load.num_waiting, load.num_free_pages)
 
 
 if __name__ == "__main__":

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import zmq
 
-from runtime.transport import BadFrames, bind_private
+from detokenizer_proc.raw_window import RawWindow
+from runtime.transport import BadFrames, Frame, bind_private
 
 # What a client has not read yet is kept by its streams, joined to one message, not in the socket: enough for
 # the steps of a short stall is enough here.
 MAX_UNREAD_MESSAGES = 64
 MAX_FRAME_BYTES = 1 << 16
+# Raw frames that the socket holds for a peer: enough to keep it busy between two turns of the loop.
+MAX_UNREAD_RAW_BYTES = 64 << 20
 
 
 class Delivery(enum.Enum):
@@ -29,8 +33,8 @@ class PeerChannel(Protocol):
     def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
         """At most `limit` frames that have arrived, each with its sender's routing id. Never blocks."""
 
-    def send(self, peer: bytes, frame: bytes) -> Delivery:
-        """Send without blocking."""
+    def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
+        """Send without blocking, with the raw frames that follow a message."""
 
 
 class RouterChannel:
@@ -40,14 +44,22 @@ class RouterChannel:
     another.
     """
 
-    def __init__(self, context: zmq.Context[Any], address: str) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        *,
+        bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
+    ) -> None:
+        """`bind` replaces `bind_private` where other users may connect."""
         self.bad_frames = BadFrames("client_out")
+        self._window = RawWindow(MAX_UNREAD_RAW_BYTES)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        bind_private(self.socket, address)
+        bind(self.socket, address)
 
     def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
         frames: list[tuple[bytes, bytes]] = []
@@ -62,8 +74,10 @@ class RouterChannel:
                 self.bad_frames.add(ValueError(f"{len(parts) - 1} frames where one was expected"))
         return frames
 
-    def send(self, peer: bytes, frame: bytes) -> Delivery:
+    def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         try:
+            if more:
+                return self._send_raw(peer, frame, more)
             self.socket.send_multipart((peer, frame), zmq.NOBLOCK)
         except zmq.Again:
             return Delivery.FULL
@@ -73,5 +87,35 @@ class RouterChannel:
             raise
         return Delivery.SENT
 
+    def _send_raw(self, peer: bytes, frame: bytes, more: Sequence[Frame]) -> Delivery:
+        if not self._window.is_open(peer):
+            return Delivery.FULL
+        # The last of a message goes last, so it stands for all.
+        last = zmq.Frame(more[-1], track=True, copy=False)
+        self.socket.send_multipart((peer, frame, *more[:-1], last), zmq.NOBLOCK, copy=False)
+        self._window.add(peer, last.tracker, sum(memoryview(raw).nbytes for raw in more))
+        return Delivery.SENT
+
     def close(self) -> None:
         self.socket.close()
+
+
+class JoinedChannels:
+    """Several channels as one. Two sockets may give their peers the same id, so a byte in front of it says
+    which socket it is of.
+    """
+
+    def __init__(self, channels: Sequence[PeerChannel]) -> None:
+        assert len(channels) <= 256
+        self._channels = tuple(channels)
+
+    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
+        """At most `limit` frames of each channel, so that a busy one starves no other."""
+        return [
+            (bytes((number,)) + peer, frame)
+            for number, channel in enumerate(self._channels)
+            for peer, frame in channel.drain(limit)
+        ]
+
+    def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
+        return self._channels[peer[0]].send(peer[1:], frame, more)

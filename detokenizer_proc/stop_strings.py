@@ -14,7 +14,7 @@ from collections.abc import Sequence
 class StopStringMatcher:
     """Watches the text of one sequence. Costs nothing per character that begins no stop string."""
 
-    __slots__ = ("_first_characters", "_held", "_include", "_max_held", "_stops")
+    __slots__ = ("_first_characters", "_held", "_include", "_max_held", "_min_len", "_stops")
 
     def __init__(self, stops: Sequence[str], *, include_match: bool) -> None:
         """`include_match`: the matched string stays in the text. No stop string is empty."""
@@ -23,7 +23,12 @@ class StopStringMatcher:
         self._include = include_match
         self._first_characters = frozenset(stop[0] for stop in stops)
         self._max_held = max(map(len, stops)) - 1
+        self._min_len = min(map(len, stops))
         self._held = ""
+
+    def concerns(self, piece: str) -> bool:
+        """Whether this piece is more than text that may go out as it is, without a `push`."""
+        return bool(self._held) or not self._first_characters.isdisjoint(piece)
 
     def push(self, piece: str, *, may_match: bool = True) -> tuple[str, str | None]:
         """Take the next piece: (text that may go out, the stop string it completed or None).
@@ -31,10 +36,10 @@ class StopStringMatcher:
         With `may_match` False no stop string ends in this piece, though a later one may begin in it.
         After a match nothing may be pushed.
         """
-        if not self._held and self._first_characters.isdisjoint(piece):
+        if not self.concerns(piece):
             return piece, None
         text = self._held + piece
-        if may_match:
+        if may_match and len(text) >= self._min_len:
             match = self._find(text, len(self._held))
             if match is not None:
                 end, stop = match
@@ -42,6 +47,11 @@ class StopStringMatcher:
                 return text[: end if self._include else end - len(stop)], stop
         self._held = self._pending_end(text)
         return text[: len(text) - len(self._held)], None
+
+    def push_end(self, piece: str, *, may_match: bool) -> tuple[str, str | None]:
+        """Take the last piece: as `push`, but nothing is held back after it."""
+        text, matched = self.push(piece, may_match=may_match)
+        return text + self.flush(), matched
 
     def flush(self) -> str:
         """What was held back, at the end of the sequence."""
@@ -61,10 +71,14 @@ class StopStringMatcher:
         return best
 
     def _pending_end(self, text: str) -> str:
-        for start in range(max(0, len(text) - self._max_held), len(text)):
-            if text[start] in self._first_characters:
-                end = text[start:]
-                for stop in self._stops:
-                    if stop.startswith(end):
-                        return end
-        return ""
+        """The longest end of `text` that begins a stop string."""
+        first = len(text)
+        low = max(0, first - self._max_held)
+        for stop in self._stops:
+            start = text.find(stop[0], low, first)
+            while start >= 0:
+                if stop.startswith(text[start:]):
+                    first = start
+                    break
+                start = text.find(stop[0], start + 1, first)
+        return text[first:]

@@ -1,21 +1,35 @@
 """TextStream: one sequence on its way to its client.
 
-Owns its text, its stop strings, its usage and its terminal. Knows no socket and no other sequence.
+Owns its text, its stop strings and stop words, its usage and its terminal. Knows no socket and no other
+sequence.
 
-    tokens ──► decoder ──► stop strings ──► parts ──► SequenceOutput
-               (holds an    (hold what may   (what has not
-                incomplete   become one)      been sent yet)
+    tokens ──► decoder ──► stop matchers ──► parts ──► SequenceOutput
+               (holds an    (hold what may    (what has not
+                incomplete   become one)       been sent yet)
                 character)
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
-from detokenizer_proc.logprobs import LogprobColumns
+from detokenizer_proc.logprobs import Columns, OutputLogprobs
 from detokenizer_proc.stop_strings import StopStringMatcher
-from runtime.messages import Closed, ErrorInfo, Finish, SequenceOutput, StreamOpen, TokenLogprobs, Usage
-from text.incremental import IncrementalDecoder
+from detokenizer_proc.stop_words import StopWordMatcher
+from runtime.messages import (
+    Closed,
+    ErrorInfo,
+    Finish,
+    SequenceOutput,
+    StreamOpen,
+    TokenLogprobs,
+    Usage,
+)
+from runtime.wire import TOKEN_BYTES
+from text.codec import IncrementalDecoder
+
+_NO_COLUMNS = Columns()
 
 
 class Outgoing(Protocol):
@@ -32,95 +46,131 @@ class Outgoing(Protocol):
 
 
 class TextStream:
-    """Takes tokens until it is finished; gives what is new since the last `mark_sent`."""
+    """Takes tokens until it is matched or finished; gives what is new since the last `mark_sent`."""
 
     __slots__ = (
         "_decoder",
         "_ids",
+        "_is_watched",
         "_logprobs",
-        "_matched",
-        "_matcher",
         "_min_tokens",
         "_num_prompt_tokens",
         "_num_replayed",
         "_num_skip",
         "_parts",
+        "_prompt",
         "_replayed_logprob",
+        "_strings",
+        "_words",
         "finish",
         "handle",
         "is_queued",
+        "matched",
         "num_tokens",
         "stream",
     )
 
-    def __init__(self, opened: StreamOpen, decoder: IncrementalDecoder) -> None:
+    def __init__(
+        self,
+        opened: StreamOpen,
+        decoder: IncrementalDecoder,
+        word_text: Callable[[Sequence[int]], str],
+    ) -> None:
+        """`word_text` gives the text of a stop word."""
         self.handle = opened.handle
         self.stream = opened.stream
         """Whether the client wants what is new as it comes; otherwise everything at the end."""
         self.is_queued = False
+        self.matched: str | None = None
+        """The stop string, or the text of the stop word, that has ended the text; nothing is pushed after
+        it.
+        """
         self.finish: Finish | None = None
         """Set once; nothing is taken after it."""
         self.num_tokens = 0
         self._decoder = decoder
-        self._matcher: StopStringMatcher | None = None
+        self._strings: StopStringMatcher | None = None
+        self._words: StopWordMatcher | None = None
+        include_match = opened.include_stop_str_in_output
         if opened.stop:
-            self._matcher = StopStringMatcher(opened.stop, include_match=opened.include_stop_str_in_output)
-        self._matched: str | None = None
+            self._strings = StopStringMatcher(opened.stop, include_match=include_match)
+        if opened.stop_words:
+            self._words = StopWordMatcher(
+                opened.stop_words, include_match=include_match, strings=self._strings, word_text=word_text
+            )
+        self._is_watched = bool(opened.stop or opened.stop_words)
         self._min_tokens = opened.min_tokens
         self._num_prompt_tokens = opened.num_prompt_tokens
         self._num_skip = 0
         self._num_replayed = 0
         self._replayed_logprob = 0.0
         self._parts: list[str] = []
-        self._ids = bytearray()
-        self._logprobs: LogprobColumns | None = None
+        self._ids: list[bytes] = []
+        self._logprobs: OutputLogprobs | None = None
+        self._prompt: Columns | None = None
+
+    @property
+    def num_prompt_bytes(self) -> int:
+        """Size of the prompt's logprobs that are still to be sent."""
+        return 0 if self._prompt is None else self._prompt.num_bytes
 
     def replay(self, output_ids: list[int], num_chars: int, cumulative_logprob: float) -> bool:
         """Take what an earlier attempt has delivered: all of these ids, and the first `num_chars` characters
-        of the text. Returns True when a stop string is complete in it.
+        of the text. Returns True when a stop string or word is complete in it.
         """
         self._num_skip = num_chars
         self._num_replayed = len(output_ids)
         self._replayed_logprob = cumulative_logprob
-        return any(self.push(token, b"") for token in output_ids)
+        is_matched = any(self.push(token, b"") for token in output_ids)
+        self._ids.clear()
+        return is_matched
 
     def push(self, token: int, packed: bytes) -> bool:
         """Take one token; `packed` is its id as it goes on the wire. Returns True when it completes a stop
-        string.
-
-        What comes after a stop string is dropped.
+        string or word.
         """
-        if self._matched is not None:
-            return False
         self.num_tokens += 1
-        self._ids += packed
+        self._ids.append(packed)
         text = self._decoder.push(token)
-        if self._matcher is None:
-            if text:
-                self._emit(text)
-            return False
-        return self._match(text)
+        if self._is_watched:
+            strings = self._strings
+            if self._words is not None or strings is None or strings.concerns(text):
+                return self._match(token, text)
+        if self._num_skip:
+            self._emit(text)
+        elif text:
+            self._parts.append(text)
+        return False
 
-    def push_stop_token(self, packed: bytes) -> None:
+    def push_stop_token(self, token: int, packed: bytes) -> None:
         """Take the token that ended the sequence: it counts, but stands for no text."""
-        if self._matched is None:
-            self.num_tokens += 1
-            self._ids += packed
+        self.num_tokens += 1
+        self._ids.append(packed)
+        if self._words is not None:
+            self._match(token, "")
 
     def add_logprobs(self, record: TokenLogprobs) -> None:
         """Take the logprobs of the tokens that this step has pushed."""
         if self._logprobs is None:
-            self._logprobs = LogprobColumns(self._num_replayed, self._replayed_logprob)
+            self._logprobs = OutputLogprobs(self._num_replayed, self._replayed_logprob)
         self._logprobs.add(record, self.num_tokens)
 
+    def add_prompt_logprobs(self, record: TokenLogprobs) -> None:
+        """Take the next logprobs of the prompt."""
+        num_new = len(record.logprobs) // TOKEN_BYTES
+        if num_new:
+            if self._prompt is None:
+                self._prompt = Columns()
+            self._prompt.extend(record, num_new)
+
     def close(self, closed: Closed, eos_token_ids: frozenset[int]) -> None:
-        """Finish as the scheduler says; a stop string in the text goes first."""
-        if self._matched is None:
+        """Finish as the scheduler says; a stop string or word in the text goes first."""
+        if self.matched is None:
             self._flush_text()
         usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens)
         cumulative = self._cumulative_logprob()
-        if self._matched is not None:
-            self.finish = Finish("stop", usage, self._matched, cumulative)
+        if self.matched is not None:
+            self.finish = Finish("stop", usage, self.matched, cumulative)
         elif closed.reason == "stop" or closed.reason == "stop_string":
             is_users = closed.stop_token >= 0 and closed.stop_token not in eos_token_ids
             self.finish = Finish("stop", usage, closed.stop_token if is_users else None, cumulative)
@@ -131,53 +181,67 @@ class TextStream:
             self.finish = Finish(closed.reason, usage, None, cumulative)
 
     def fail(self, error: ErrorInfo) -> None:
-        """Finish without the scheduler; text that is held back is lost."""
+        """Finish without the scheduler; text that is held back and logprobs of the prompt are lost."""
+        self._prompt = None
         usage = Usage(self._num_prompt_tokens, self.num_tokens)
         self.finish = Finish("error", usage, None, self._cumulative_logprob(), error)
 
     def has_news(self) -> bool:
-        return bool(self._ids or self._parts or self.finish is not None)
+        return bool(self._ids or self._parts or self._prompt or self.finish is not None)
+
+    def compact(self) -> None:
+        """Join what is still to be sent: of a long output the pieces take ten times its size."""
+        self._parts[:] = ["".join(self._parts)]
+        self._ids[:] = [b"".join(self._ids)]
 
     def output(self) -> SequenceOutput:
-        parts = self._parts
-        text = parts[0] if len(parts) == 1 else "".join(parts)
-        logprobs = self._logprobs
-        if logprobs is None:
-            return SequenceOutput(self.handle, text, bytes(self._ids), b"", b"", b"", self.finish)
+        text, ids = "".join(self._parts), b"".join(self._ids)
+        if self._logprobs is None and self._prompt is None:
+            return SequenceOutput(self.handle, text, ids, b"", b"", b"", self.finish)
+        own = _NO_COLUMNS if self._logprobs is None else self._logprobs.columns
+        prompt = self._prompt or _NO_COLUMNS
         return SequenceOutput(
             self.handle,
             text,
-            bytes(self._ids),
-            bytes(logprobs.logprobs),
-            bytes(logprobs.top_ids),
-            bytes(logprobs.top_logprobs),
+            ids,
+            bytes(own.logprobs),
+            bytes(own.top_ids),
+            bytes(own.top_logprobs),
             self.finish,
+            bytes(prompt.logprobs),
+            bytes(prompt.top_ids),
+            bytes(prompt.top_logprobs),
         )
 
     def mark_sent(self) -> None:
         self._parts.clear()
         self._ids.clear()
         if self._logprobs is not None:
-            self._logprobs.clear()
+            self._logprobs.columns.clear()
+        self._prompt = None
 
     def _cumulative_logprob(self) -> float | None:
         if self._logprobs is not None:
             return self._logprobs.cumulative
         return self._replayed_logprob or None
 
-    def _match(self, text: str) -> bool:
-        assert self._matcher is not None
-        text, self._matched = self._matcher.push(text, may_match=self.num_tokens > self._min_tokens)
-        if text:
-            self._emit(text)
-        return self._matched is not None
+    def _match(self, token: int, text: str) -> bool:
+        may_match = self.num_tokens > self._min_tokens
+        if self._words is not None:
+            text, self.matched = self._words.push(token, text, may_match=may_match)
+        elif self._strings is not None:
+            text, self.matched = self._strings.push(text, may_match=may_match)
+        self._emit(text)
+        return self.matched is not None
 
     def _flush_text(self) -> None:
+        """Take the end of the text: an incomplete character, which may complete a stop string."""
         text = self._decoder.flush()
-        if self._matcher is None:
-            self._emit(text)
-        elif not self._match(text):
-            self._emit(self._matcher.flush())
+        matcher = self._words or self._strings
+        if matcher is not None:
+            may_match = self.num_tokens > self._min_tokens
+            text, self.matched = matcher.push_end(text, may_match=may_match)
+        self._emit(text)
 
     def _emit(self, text: str) -> None:
         if self._num_skip:

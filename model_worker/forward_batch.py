@@ -24,7 +24,7 @@ class ForwardBatch:
     page_table: Tensor  # [max_rows, max_pages] int32, the device table, addressed by row
     page_size: int  # tokens
     num_decodes: int  # the first num_decodes sequences have exactly one new token
-    sample_indices: Tensor  # [S] int64, the tokens whose logits are wanted; S may be 0
+    output_indices: Tensor  # [W] int64, the tokens whose final hidden states are wanted; W may be 0
     attn_metadata: object | None = None  # set and read by the attention backend alone
 
     @property

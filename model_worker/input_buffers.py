@@ -5,19 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import TypeAlias, cast
+from typing import cast
 
 import numpy as np
-import numpy.typing as npt
 from torch import Tensor
 
 from model_worker.device.base import Device
+from model_worker.prompt_positions import num_positions
 from model_worker.req_to_token_pool import ReqToTokenPool
-from model_worker.sampling.sampler import SampleRows
-from runtime.messages import BatchPlan
+from model_worker.sampling.columns import LongArray, SampleRows
+from runtime.plan import BatchPlan
 from runtime.wire import IntArray, unpack_ids
-
-LongArray: TypeAlias = npt.NDArray[np.int64]
 
 
 @dataclass(slots=True)
@@ -46,7 +44,7 @@ class StepInputs:
     rows: Tensor  # [B]
     query_start: list[int]
     kv_lens: list[int]
-    sample_indices: Tensor  # [S]
+    output_indices: Tensor  # [W] the tokens that are sampled after, then the prompt positions
     who: SampleRows
 
 
@@ -61,7 +59,7 @@ class InputBuffers:
         ids_host = unpack_ids(plan.input_ids)
         assert len(ids_host) == len(at.positions), "input_ids does not match lens"
         unknown = np.flatnonzero(ids_host < 0)
-        input_ids, unresolved, unresolved_rows, positions, entries, rows, sampled, who_rows, who_positions = (
+        input_ids, unresolved, unresolved_rows, positions, entries, rows, outputs, who_rows, who_positions = (
             self._upload(
                 ids_host,
                 unknown,
@@ -69,7 +67,7 @@ class InputBuffers:
                 at.positions,
                 self._table.entry_of(at.token_rows, at.positions),
                 at.rows,
-                at.sample_indices,
+                _output_indices(plan, at),
                 at.sample_rows,
                 at.sample_positions,
             )
@@ -83,7 +81,7 @@ class InputBuffers:
             rows=rows,
             query_start=at.query_start,
             kv_lens=at.kv_lens,
-            sample_indices=sampled,
+            output_indices=outputs,
             who=SampleRows(who_rows, who_positions, at.sample_rows, at.sample_positions),
         )
 
@@ -95,6 +93,20 @@ class InputBuffers:
         for array, end, size in zip(arrays, accumulate(sizes), sizes, strict=True):
             view[end - size : end] = array
         return cast(Sequence[Tensor], self._device.upload(block).split(sizes))
+
+
+def _output_indices(plan: BatchPlan, at: TokenLayout) -> LongArray:
+    """The tokens whose hidden states are wanted: those that are sampled after, then prompt positions."""
+    if not plan.prompt_positions:
+        return at.sample_indices
+    wanted = [at.sample_indices]
+    for entry in plan.prompt_positions:
+        assert entry.index >= plan.num_decodes, "prompt_positions of a row that decodes"
+        end = at.query_start[entry.index + 1]
+        first = at.query_start[entry.index] + entry.first
+        assert end - first == num_positions(entry) > 0, "prompt_positions end where their chunk does"
+        wanted.append(np.arange(first, end))
+    return np.concatenate(wanted)
 
 
 def _lay_out(plan: BatchPlan) -> TokenLayout:

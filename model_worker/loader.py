@@ -52,16 +52,25 @@ def load_model(
         _fill_dummy(model)
     else:
         _fill_from_files(model, _weight_files(model_path), progress)
+        for weight in _weights(model).values():
+            weight.finish()
     return model
 
 
 def checkpoint_targets(model: CausalLM) -> dict[str, Tensor]:
     """Every checkpoint tensor the model needs, by name, with the memory it fills."""
     targets: dict[str, Tensor] = {}
+    for name, weight in _weights(model).items():
+        targets.update(weight.targets(name))
+    return {model.spec.checkpoint_name(name): target for name, target in targets.items()}
+
+
+def _weights(model: CausalLM) -> dict[str, Weight]:
+    weights: dict[str, Weight] = {}
     for name, weight in model.named_parameters():
         assert isinstance(weight, Weight)
-        targets.update(weight.targets(name))
-    return targets
+        weights[name] = weight
+    return weights
 
 
 def _weight_files(model_path: Path) -> list[Path]:

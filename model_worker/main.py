@@ -14,10 +14,9 @@ import torch
 from model_worker.device import make_device
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.errors import ExecutorError
-from runtime.messages import BatchPlan, SampleMasks, WorkerCommand, WorkerFailed
+from runtime.plan import BatchPlan, SampleMasks, WorkerCommand, WorkerFailed
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.transport import Waiter, ZmqInbox, ZmqOutbox
-from runtime.wire import Message
 
 logger = logging.getLogger(__name__)
 
@@ -45,14 +44,14 @@ class WorkerLoop:
                 self._receive(message)
             self._context.beat()
             while self._steps and self._steps[0].done():
-                self._send(self._steps.popleft().result())
+                self._answer()
             if not messages:
                 self._wait()
 
     def _wait(self) -> None:
         """Everything that has arrived is launched: wait for the device, or for something to do."""
         if self._steps and not self._steps[0].awaits_masks:
-            self._send(self._steps.popleft().result())
+            self._answer()
         else:
             self._waiter.wait(HEARTBEAT_S / 2)
 
@@ -65,8 +64,11 @@ class WorkerLoop:
             case WorkerCommand():
                 self._stopping = True
 
-    def _send(self, message: Message) -> None:
-        while not self._outbox.send(message) and not self._context.stop.wait(SEND_RETRY_S):
+    def _answer(self) -> None:
+        """Wait for the oldest step and send its result."""
+        step = self._steps.popleft()
+        result = step.result()
+        while not self._outbox.send(result, step.frames) and not self._context.stop.wait(SEND_RETRY_S):
             self._context.beat()
 
 

@@ -2,7 +2,8 @@
 
 All of it on the forward stream, in this order:
 
-    plan ─► row parameters, page copies, page table ─► ForwardBatch ─► model ─► Sampler ─► FutureMap
+    plan ─► row parameters, page copies, page table ─► ForwardBatch ─► model ─► head ─► Sampler ─► FutureMap
+                                                                             └► head, by blocks of prompt
 """
 
 from __future__ import annotations
@@ -21,10 +22,13 @@ from model_worker.forward_batch import ForwardBatch
 from model_worker.future_map import FutureMap
 from model_worker.input_buffers import InputBuffers
 from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.prompt_positions import PromptOutput, score_prompt_positions
 from model_worker.req_to_token_pool import ReqToTokenPool
-from model_worker.sampling.sampler import Sampler, SampleRows
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import Sampler
+from model_worker.step_output import StepOutput
 from runtime.errors import ConfigError
-from runtime.messages import BatchPlan, RowSetup
+from runtime.plan import BatchPlan, RowSetup
 from runtime.wire import pack_ids, unpack_ids
 
 WARM_UP_TOKENS = 8
@@ -34,7 +38,10 @@ MAX_CPU_KV_BYTES = 8 << 30
 
 class Model(Protocol):
     def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """Logits [S, vocab_size] float32 of the batch's sample_indices; stores the new tokens' KV."""
+        """Final hidden states [W, hidden_size] of the batch's output_indices; stores the new tokens' KV."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden_size] -> logits [n, vocab_size] float32."""
 
 
 @dataclass(slots=True)
@@ -43,16 +50,7 @@ class ForwardOutput:
 
     logits: Tensor  # [S, vocab_size] float32
     who: SampleRows
-
-
-@dataclass(slots=True)
-class StepTensors:
-    """What a step has for the host. Logprobs are those of the m rows that asked."""
-
-    tokens: Tensor  # [S] int32
-    logprobs: Tensor | None = None  # [m] float32
-    top_ids: Tensor | None = None  # [m, num_top] int32
-    top_logprobs: Tensor | None = None  # [m, num_top] float32
+    prompt: PromptOutput | None = None
 
 
 class ModelRunner:
@@ -80,7 +78,7 @@ class ModelRunner:
         self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
         self._future = FutureMap(max_rows, device.torch_device)
         self._inputs = InputBuffers(self._table, device)
-        self._sampler = Sampler(max_rows, vocab_size, device)
+        self._sampler = Sampler(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size)
 
     @torch.inference_mode()
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
@@ -106,7 +104,7 @@ class ModelRunner:
             page_table=self._table.page_table,
             page_size=self._table.page_size,
             num_decodes=plan.num_decodes,
-            sample_indices=inputs.sample_indices,
+            output_indices=inputs.output_indices,
         )
         return batch, inputs.who
 
@@ -115,19 +113,27 @@ class ModelRunner:
         """Apply the plan and compute its tokens."""
         batch, who = self.apply(plan)
         self._backend.prepare(batch)
-        return ForwardOutput(self._model(batch, self.kv_pool, self._backend), who)
+        hidden = self._model(batch, self.kv_pool, self._backend)
+        if not plan.prompt_positions:
+            return ForwardOutput(self._model.compute_logits(hidden), who)
+        num_sampled = len(who.rows_host)
+        prompt = score_prompt_positions(
+            plan.prompt_positions,
+            hidden[num_sampled:],
+            self._model.compute_logits,
+            self.vocab_size,
+            self._device,
+        )
+        return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
 
     @torch.inference_mode()
-    def sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepTensors:
+    def sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1."""
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
         self._future.store(forward.who.rows, sampled.tokens)
-        step = StepTensors(sampled.tokens.int())
-        if sampled.logprobs is not None:
-            step.logprobs = sampled.logprobs.chosen
-            step.top_ids = sampled.logprobs.top_ids.int()
-            step.top_logprobs = sampled.logprobs.top
-        return step
+        return StepOutput(
+            sampled.tokens.int(), sampled.logprobs, sampled.logits, sampled.logits_of, forward.prompt
+        )
 
     @torch.inference_mode()
     def warm_up(self) -> None:

@@ -14,18 +14,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
 from model_worker.device import Device, Ticket
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
-from model_worker.model_runner import ForwardOutput, ModelRunner, StepTensors, size_kv_pool
+from model_worker.model_runner import ForwardOutput, ModelRunner, size_kv_pool
+from model_worker.step_output import StepOutput
 from runtime.config import RuntimeConfig
 from runtime.errors import ExecutorError
-from runtime.messages import BatchPlan, SampleMasks, StepResult, WorkerReady
 from runtime.model_config import ModelConfig
+from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
+from runtime.transport import Frame
 
 logger = logging.getLogger(__name__)
 
@@ -35,14 +36,14 @@ LINE_INTERVAL_S = 1.0
 class WorkerStep:
     """One launched step."""
 
-    __slots__ = ("_copied", "_counts", "_forward", "_step")
+    __slots__ = ("_copied", "_forward", "_plan", "frames")
 
     def __init__(self, plan: BatchPlan) -> None:
-        self._step = plan.step
-        # Without drafts a row that samples has one token, so the counts are what the plan says.
-        self._counts = plan.samples
+        self.frames: tuple[Frame, ...] = ()
+        """Raw logits, one frame for each of the result's `tensors`; there once `result` has returned."""
+        self._plan = plan
         self._forward: Ticket[ForwardOutput] | None = None
-        self._copied: Ticket[StepTensors] | None = None
+        self._copied: Ticket[StepOutput] | None = None
 
     @property
     def awaits_masks(self) -> bool:
@@ -54,20 +55,13 @@ class WorkerStep:
     def result(self) -> StepResult:
         """Wait for the step. Raises ExecutorError when it failed, or when its masks were never given."""
         if self._copied is None:
-            raise ExecutorError(f"step {self._step} waits for its masks")
+            raise ExecutorError(f"step {self._plan.step} waits for its masks")
         try:
-            host = self._copied.wait()
+            output = self._copied.wait()
         except Exception as error:
-            raise ExecutorError(f"step {self._step} failed: {type(error).__name__}: {error}") from error
-        return StepResult(
-            step=self._step,
-            tokens=_to_bytes(host.tokens),
-            counts=self._counts,
-            logprobs=_to_bytes(host.logprobs),
-            num_top=0 if host.top_ids is None else host.top_ids.shape[1],
-            top_ids=_to_bytes(host.top_ids),
-            top_logprobs=_to_bytes(host.top_logprobs),
-        )
+            raise ExecutorError(f"step {self._plan.step} failed: {type(error).__name__}: {error}") from error
+        result, self.frames = output.to_result(self._plan)
+        return result
 
 
 class ModelWorker:
@@ -102,7 +96,7 @@ class ModelWorker:
     def sample(self, step: WorkerStep, masks: SampleMasks) -> None:
         """Sample the step that was launched last and deferred its sampling."""
         assert step is self._deferred, "masks for a step that does not wait for them"
-        assert masks.step == step._step, "masks of another step"
+        assert masks.step == step._plan.step, "masks of another step"
         self._deferred = None
         forward, step._forward = step._forward, None  # logits live no longer than they are needed
         assert forward is not None
@@ -110,25 +104,14 @@ class ModelWorker:
         runner = self._runner
         self._copy_back(step, lambda: runner.sample(forward.value, by_row))
 
-    def _copy_back(self, step: WorkerStep, compute: Callable[[], StepTensors]) -> None:
+    def _copy_back(self, step: WorkerStep, compute: Callable[[], StepOutput]) -> None:
         computed = self._device.forward_stream.launch(compute)
-        step._copied = self._device.copy_stream.launch(lambda: self._download(computed.value), after=computed)
-
-    def _download(self, step: StepTensors) -> StepTensors:
-        def download(tensor: Tensor | None) -> Tensor | None:
-            return None if tensor is None else self._device.download(tensor)
-
-        tokens = self._device.download(step.tokens)
-        return StepTensors(
-            tokens, download(step.logprobs), download(step.top_ids), download(step.top_logprobs)
+        step._copied = self._device.copy_stream.launch(
+            lambda: computed.value.on_host(self._device), after=computed
         )
 
     def close(self) -> None:
         self._device.close()
-
-
-def _to_bytes(tensor: Tensor | None) -> bytes:
-    return b"" if tensor is None else tensor.numpy().tobytes()
 
 
 class LoadProgress:
@@ -161,7 +144,7 @@ def load_worker(config: RuntimeConfig, device: Device, on_progress: Callable[[],
 
 def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[], None]) -> ModelRunner:
     model_path = Path(config.model)
-    model_config = ModelConfig.from_path(model_path)
+    model_config = ModelConfig.from_path(model_path, config.context_length)
     dtype: torch.dtype = getattr(torch, config.dtype)
     model = load_model(
         model_path,
@@ -176,6 +159,8 @@ def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[]
     )
     if isinstance(backend, CpuNativeAttention):
         model.use_native(backend.kernels)
+        if dtype is torch.bfloat16 and not backend.kernels.packs_linear:
+            logger.info("this CPU has no AVX512-BF16: linear layers stay with torch operations")
     num_pages = size_kv_pool(
         free_bytes=device.free_bytes(),
         fraction=config.mem_fraction_static,

@@ -7,16 +7,14 @@ once, in the launcher; the other processes read the result. Environment variable
 
 from __future__ import annotations
 
-import argparse
 import os
-import typing
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
+from runtime.endpoints import TcpEndpoints
 from runtime.errors import ConfigError
 
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo" / "model"
@@ -39,6 +37,9 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, _setting("the name in /v1/models and replies; default: the model's directory name")
     ] = ""
     chat_template: Annotated[str, _setting("file with a Jinja chat template that replaces the model's")] = ""
+    skip_tokenizer_init: Annotated[
+        bool, _setting("load no tokenizer: token ids in, token ids out; the model needs no tokenizer files")
+    ] = False
     load_format: Annotated[
         Literal["auto", "safetensors", "dummy"], _setting("where weights come from; dummy: random ones")
     ] = "auto"
@@ -70,6 +71,33 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         Literal["debug", "info", "warning", "error"], _setting("how much the processes log")
     ] = "info"
     run_dir: Annotated[str, _setting("private directory of this launch; default: a new one per launch")] = ""
+    api_workers: Annotated[
+        int, _setting("processes of the HTTP server", "--api-server-count", ge=1, le=64)
+    ] = 1
+    cors_origins: Annotated[
+        str,
+        _setting(
+            "origins whose pages may call the HTTP server, separated by commas; * for all; default: none",
+            "--allowed-origins",
+        ),
+    ] = ""
+    tokenizer_workers: Annotated[
+        int, _setting("tokenizer processes", "--tokenizer-worker-num", ge=1, le=64)
+    ] = 1
+    detokenizer_workers: Annotated[int, _setting("detokenizer processes", ge=1, le=64)] = 1
+    zmq_bind: Annotated[
+        str,
+        _setting(
+            "serve the client library over TCP too, as tcp://ADDRESS:PORT; the ports after it are used too"
+        ),
+    ] = ""
+    curve_dir: Annotated[
+        str,
+        _setting(
+            "directory with server.key_secret and a folder clients/ of the public keys that may connect "
+            "over TCP; needed for any address but loopback"
+        ),
+    ] = ""
     no_http: Annotated[bool, _setting("serve the ZMQ client library only, without an HTTP server")] = False
 
     tp_size: Annotated[
@@ -92,12 +120,62 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 0.85
     page_size: Annotated[int, _setting("tokens per KV page", "--block-size", ge=1, le=256)] = 16
     chunked_prefill_size: Annotated[
-        int, _setting("tokens computed in one step, at most", "--max-num-batched-tokens", ge=1, le=1 << 20)
+        int,
+        _setting(
+            "tokens computed in one step, at most",
+            "--max-num-batched-tokens",
+            "--max-num-tokens",
+            ge=1,
+            le=1 << 20,
+        ),
     ] = 2048
+    max_batch_size: Annotated[
+        int, _setting("requests computed in one step, at most; 0: all that run", ge=0, le=4096)
+    ] = 0
+    batching_type: Annotated[
+        Literal["inflight_fused", "inflight", "static", "InflightFusedBatching", "InflightBatching", "V1"],
+        _setting(
+            "what one step is made of: prompts and decodes (inflight_fused), one or the other (inflight), or "
+            "a batch that is closed until its last request has ended (static); docs/batching.md",
+            "--model-type",
+        ),
+    ] = "inflight_fused"
+    capacity_scheduler: Annotated[
+        str,
+        _setting(
+            "who fits: max_utilization (pauses requests when the KV cache is full), guaranteed_no_evict "
+            "(never does), static_batch (nor lets anybody join), or your own as package.module:Class; auto: "
+            "max_utilization, with static batching static_batch",
+            "--capacity-scheduler-policy",
+        ),
+    ] = "auto"
+    micro_batch_scheduler: Annotated[
+        str,
+        _setting(
+            "who of those that fit is in the next step: your own as package.module:Class; default: all of "
+            "them, within the limits of a step"
+        ),
+    ] = ""
+    request_scheduler: Annotated[
+        str,
+        _setting(
+            "in place of capacity scheduler and micro-batch scheduler: your own as package.module:Class"
+        ),
+    ] = ""
+    gather_context_logits: Annotated[
+        bool, _setting("allow requests to ask for the raw logits of their prompt")
+    ] = False
+    gather_generation_logits: Annotated[
+        bool, _setting("allow requests to ask for the raw logits of their output")
+    ] = False
+    max_logits_bytes: Annotated[
+        int, _setting("raw logits of one sequence, at most; more is refused", ge=0, le=1 << 36)
+    ] = 256 << 20
     schedule_policy: Annotated[
         str,
         _setting(
-            "order of the waiting queue: fcfs, lpm, or your own as package.module:Class",
+            "order of the waiting queue: fcfs, priority, lpm, dfs-weight, shortest-first, lof, random, or "
+            "your own as package.module:Class",
             "--scheduling-policy",
         ),
     ] = "fcfs"
@@ -123,7 +201,40 @@ class RuntimeConfig(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def max_waiting(self) -> int:
         return self.max_queued_requests or 4 * self.max_running_requests
 
+    @property
+    def batching(self) -> str:
+        """The batching type under its own name."""
+        return BATCHING_SPELLINGS.get(self.batching_type, self.batching_type)
 
+    @property
+    def capacity_policy(self) -> str:
+        """The name of a capacity policy, or the user's own package.module:Class."""
+        if self.capacity_scheduler == "auto":
+            return "static_batch" if self.batching == "static" else "max_utilization"
+        return self.capacity_scheduler if ":" in self.capacity_scheduler else self.capacity_scheduler.lower()
+
+    @property
+    def num_processes(self) -> dict[str, int]:
+        """Of the roles of which there may be several."""
+        return {
+            "tokenizer": self.tokenizer_workers,
+            "detokenizer": self.detokenizer_workers,
+            "api": self.api_workers,
+        }
+
+    @property
+    def tcp(self) -> TcpEndpoints | None:
+        """Where the client library is served over TCP. Raises ValueError that says what is wrong with it."""
+        if not self.zmq_bind:
+            return None
+        return TcpEndpoints.parse(self.zmq_bind, self.tokenizer_workers, self.detokenizer_workers)
+
+
+BATCHING_SPELLINGS = {
+    "InflightFusedBatching": "inflight_fused",
+    "InflightBatching": "inflight",
+    "V1": "static",
+}
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 
 
@@ -138,21 +249,63 @@ def resolve(config: RuntimeConfig, *, context_length: int, dtype: str, model_pat
             f"context_length: {config.context_length} is more than the model's own {context_length} positions"
         )
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
-    for name in ("chat_template",):
-        value = getattr(config, name)
-        if value and not Path(value).is_file():
-            raise ConfigError(f"{name}: there is no file {value}")
+    _check_tokenizer(config)
+    _check_tcp(config)
+    _check_scheduling(config)
     return msgspec.structs.replace(
         config,
         model=str(model_path),
-        tokenizer=config.tokenizer or str(model_path),
+        tokenizer="" if config.skip_tokenizer_init else config.tokenizer or str(model_path),
         served_model_name=config.served_model_name or (model_path.name if config.model else "carousel-demo"),
         dtype=dtype if own == "auto" else own,
+        batching_type=config.batching,
+        capacity_scheduler="auto" if config.request_scheduler else config.capacity_policy,
         device=_pick_device() if config.device == "auto" else config.device,
         context_length=config.context_length or context_length,
         api_key=config.api_key or os.environ.get("CAROUSEL_API_KEY", ""),
         cpu_threads=config.cpu_threads or len(os.sched_getaffinity(0)),
     )
+
+
+def _check_tokenizer(config: RuntimeConfig) -> None:
+    if config.chat_template and not Path(config.chat_template).is_file():
+        raise ConfigError(f"chat_template: there is no file {config.chat_template}")
+    if config.tokenizer and not Path(config.tokenizer).is_dir():
+        raise ConfigError(f"tokenizer: there is no directory {config.tokenizer}")
+    if config.skip_tokenizer_init and (config.tokenizer or config.chat_template):
+        name = "tokenizer" if config.tokenizer else "chat_template"
+        raise ConfigError(f"{name}: skip_tokenizer_init loads no tokenizer; give only one of them")
+
+
+def _check_tcp(config: RuntimeConfig) -> None:
+    try:
+        tcp = config.tcp
+    except ValueError as error:
+        raise ConfigError(f"zmq_bind: {error}") from None
+    if tcp is None and config.curve_dir:
+        raise ConfigError("curve_dir: its keys are for clients over TCP; name the address with --zmq-bind")
+    if tcp is not None and not tcp.is_loopback and not config.curve_dir:
+        raise ConfigError(
+            f"zmq_bind: {config.zmq_bind} can be reached from other machines; that needs keys: name their "
+            "directory with --curve-dir (python -m runtime.keys DIR makes one)"
+        )
+
+
+def _check_scheduling(config: RuntimeConfig) -> None:
+    """Refuse what one setting says and another does not let it do."""
+    capacity = config.capacity_policy
+    if config.batching == "static" and capacity != "static_batch":
+        raise ConfigError(f"capacity_scheduler: with static batching it is static_batch, not {capacity}")
+    if config.batching != "inflight_fused" and (config.micro_batch_scheduler or config.request_scheduler):
+        raise ConfigError("batching_type: your own scheduler decides what a step is made of")
+    if config.request_scheduler and (config.capacity_scheduler != "auto" or config.micro_batch_scheduler):
+        raise ConfigError(
+            "request_scheduler: it stands for capacity and micro-batch scheduler; give one or both"
+        )
+    if config.schedule_policy == "priority" and (capacity != "max_utilization" or config.request_scheduler):
+        raise ConfigError("schedule_policy: priority takes rows back, which only max_utilization does")
+    if config.schedule_conservativeness != 1.0 and capacity != "max_utilization":
+        raise ConfigError(f"schedule_conservativeness: {capacity} estimates nothing that it could change")
 
 
 def _pick_device() -> str:
@@ -192,47 +345,9 @@ def child_environment() -> dict[str, str]:
     return environment
 
 
-# -- command line ------------------------------------------------------------------------------------------
-
-
-def parse_args(argv: Sequence[str] | None = None, *, prog: str = "launch.py") -> RuntimeConfig:
-    """The settings a command line asks for. Prints help or a
-    usage error and exits like argparse, with code 64 for errors.
-    """
-    return from_values(vars(make_parser(prog).parse_args(argv)))
-
-
 def from_values(values: dict[str, Any]) -> RuntimeConfig:
     """Check settings by name. Raises ConfigError that names the setting."""
     try:
         return msgspec.convert(values, RuntimeConfig)
     except msgspec.ValidationError as error:
         raise ConfigError(f"setting is not valid: {error}") from None
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> typing.NoReturn:
-        raise ConfigError(message)
-
-
-def make_parser(prog: str) -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog=prog,
-        description="Serve a language model over HTTP (OpenAI compatible) and over ZMQ.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-    )
-    hints = typing.get_type_hints(RuntimeConfig, include_extras=True)
-    for field in msgspec.structs.fields(RuntimeConfig):
-        kind, meta = get_args(hints[field.name])
-        assert isinstance(meta, Meta)
-        assert meta.extra is not None
-        options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": meta.description}
-        if kind is bool:
-            options["action"] = "store_true"
-        elif get_origin(kind) is Literal:
-            options["choices"] = get_args(kind)
-        else:
-            options["type"] = kind
-            options["metavar"] = kind.__name__.upper()
-        parser.add_argument("--" + field.name.replace("_", "-"), *meta.extra["flags"], **options)
-    return parser

@@ -1,4 +1,5 @@
-"""Endpoints: every name inside a run directory. Each launch has a private one, so nothing is shared by name.
+"""Endpoints: every name inside a run directory, and every TCP port. Each launch has a private directory, so
+nothing is shared by name.
 
 A run directory has mode 0700 and is held by a lock for as long as its launch lives; one whose lock is free is
 a leftover and the next launch removes it.
@@ -6,13 +7,17 @@ a leftover and the next launch removes it.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.errors import ConfigError
 
-# sun_path of a unix socket holds 108 bytes; the longest name below is 15.
+TCP_SCHEME = "tcp://"
+ANY_HOST = "*"
+MAX_PORT = 65535
+# sun_path of a unix socket holds 108 bytes; the longest name below is 16.
 MAX_RUN_DIR_BYTES = 90
 
 
@@ -29,21 +34,20 @@ class Endpoints:
     def _ipc(self, name: str) -> str:
         return f"ipc://{self.run_dir / name}"
 
-    @property
-    def tokenizer_in(self) -> str:
-        return self._ipc("tokenizer_in")
+    def tokenizer_in(self, index: int = 0) -> str:
+        """A request goes to tokenizer `seq` mod their number, and so does its abort."""
+        return self._ipc(f"tokenizer_in{index}")
 
     @property
     def scheduler_in(self) -> str:
         return self._ipc("scheduler_in")
 
-    @property
-    def detokenizer_in(self) -> str:
-        return self._ipc("detokenizer_in")
+    def detokenizer_in(self, index: int = 0) -> str:
+        """A sequence belongs to detokenizer `client` mod their number: each draws its clients' ids so."""
+        return self._ipc(f"detokenizer_in{index}")
 
-    @property
-    def client_out(self) -> str:
-        return self._ipc("client_out")
+    def client_out(self, index: int = 0) -> str:
+        return self._ipc(f"client_out{index}")
 
     @property
     def step_results(self) -> str:
@@ -71,3 +75,55 @@ class Endpoints:
     @property
     def lock_file(self) -> Path:
         return self.run_dir / "lock"
+
+
+@dataclass(frozen=True, slots=True)
+class TcpEndpoints:
+    """The ports of a ring that is served over TCP: first the detokenizers', then the tokenizers'."""
+
+    host: str
+    """As it stands in an address, so an IPv6 one in brackets; * for every interface."""
+    port: int
+    num_tokenizers: int
+    num_detokenizers: int
+
+    @staticmethod
+    def parse(address: str, num_tokenizers: int, num_detokenizers: int) -> TcpEndpoints:
+        """Read tcp://ADDRESS:PORT. Raises ValueError that says what is wrong with it."""
+        host, colon, port = address.removeprefix(TCP_SCHEME).rpartition(":")
+        is_number = port.isascii() and port.isdecimal()
+        if not address.startswith(TCP_SCHEME) or not colon or not _is_host(host) or not is_number:
+            raise ValueError(f"{address} is not tcp://ADDRESS:PORT with an IP address, localhost or *")
+        last = int(port) + num_tokenizers + num_detokenizers - 1
+        if not 1 <= int(port) <= last <= MAX_PORT:
+            raise ValueError(
+                f"{address}: the ports {port} to {last} are used, and they must lie between 1 and {MAX_PORT}"
+            )
+        return TcpEndpoints(host, int(port), num_tokenizers, num_detokenizers)
+
+    @property
+    def is_loopback(self) -> bool:
+        return self.host == "localhost" or (self.host != ANY_HOST and _ip(self.host).is_loopback)
+
+    def client_out(self, index: int) -> str:
+        return f"{TCP_SCHEME}{self.host}:{self.port + index}"
+
+    def tokenizer_in(self, index: int) -> str:
+        return f"{TCP_SCHEME}{self.host}:{self.port + self.num_detokenizers + index}"
+
+
+def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """Raises ValueError."""
+    if host.startswith("[") and host.endswith("]"):
+        return ipaddress.IPv6Address(host[1:-1])
+    return ipaddress.IPv4Address(host)
+
+
+def _is_host(host: str) -> bool:
+    if host in ("localhost", ANY_HOST):
+        return True
+    try:
+        _ip(host)
+    except ValueError:
+        return False
+    return True

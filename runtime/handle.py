@@ -1,11 +1,11 @@
 """Wire handles: the 16 bytes that name one sequence on every socket.
 
-    client (8)  | seq (4)  | index (2) | attempt (2)        little endian
+    client (8)  | seq (5)  | index (2) | attempt (1)        little endian
 
 `client` is drawn at random by the server for each connection, so a handle cannot be guessed and owns itself;
 `seq` counts the client's requests, `index` the sequences of one request, `attempt` how often the client has
-submitted it. A handle is never reused. Two attempts of one sequence share their first 14 bytes, the *sequence
-key*.
+submitted it. A handle is never reused: `seq` lasts for 34 years of a thousand requests a second. Two attempts
+of one sequence share their first 15 bytes, the *sequence key*.
 """
 
 from __future__ import annotations
@@ -13,19 +13,28 @@ from __future__ import annotations
 import struct
 
 HANDLE_BYTES = 16
-KEY_BYTES = 14
+KEY_BYTES = 15
+SEQ_BITS = 40
+MAX_SEQ = (1 << SEQ_BITS) - 1
+MAX_ATTEMPT = (1 << 8) - 1
 
-_LAYOUT = struct.Struct("<QIHH")
+_LAYOUT = struct.Struct("<QIBHB")
 
 
 def make_handle(client: int, seq: int, index: int = 0, attempt: int = 0) -> bytes:
-    return _LAYOUT.pack(client, seq, index, attempt)
+    return _LAYOUT.pack(client, seq & 0xFFFFFFFF, seq >> 32, index, attempt)
 
 
 def split_handle(handle: bytes) -> tuple[int, int, int, int]:
     """(client, seq, index, attempt)."""
-    client, seq, index, attempt = _LAYOUT.unpack(handle)
-    return client, seq, index, attempt
+    client, low, high, index, attempt = _LAYOUT.unpack(handle)
+    return client, high << 32 | low, index, attempt
+
+
+def sibling(handle: bytes, index: int) -> bytes:
+    """The handle of another sequence of the same request and attempt."""
+    client, seq, _, attempt = split_handle(handle)
+    return make_handle(client, seq, index, attempt)
 
 
 def client_of(handle: bytes) -> int:
@@ -33,7 +42,7 @@ def client_of(handle: bytes) -> int:
 
 
 def attempt_of(handle: bytes) -> int:
-    return int.from_bytes(handle[KEY_BYTES:], "little")
+    return handle[KEY_BYTES]
 
 
 def sequence_key(handle: bytes) -> bytes:
@@ -43,5 +52,5 @@ def sequence_key(handle: bytes) -> bytes:
 
 def describe(handle: bytes) -> str:
     """Short text for logs; the client part is a capability and is not shown."""
-    _, seq, index, attempt = _LAYOUT.unpack(handle)
+    _, seq, index, attempt = split_handle(handle)
     return f"#{seq}.{index}" + (f"/{attempt}" if attempt else "")

@@ -12,8 +12,11 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, field
 
+from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
 from runtime.sampling_params import SamplingParams
 from runtime.wire import TURNS, ClientId, Count, Handle, Label, Message, PackedIds, Record, ShortText, Text
+
+MAX_TEMPLATE_KWARGS_BYTES = 1 << 16
 
 # -- what a client asks ------------------------------------------------------------------------------------
 
@@ -39,10 +42,12 @@ class ChatMessage(Record, frozen=True):
 
 
 class GenerateRequest(Message, frozen=True):
-    """One sequence to generate. Exactly one terminal message answers it."""
+    """A prompt, and `sampling.n` sequences to generate from it. Exactly one terminal message answers each."""
 
     handle: Handle
+    """Of the first sequence; the others have the next indexes."""
     sampling: SamplingParams
+    """Sequence i draws with seed + i."""
     text: Text | None = None
     """The prompt, in exactly one of three forms: text,"""
     input_ids: PackedIds | None = None
@@ -57,7 +62,16 @@ class GenerateRequest(Message, frozen=True):
     cache_salt: Label = ""
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The last chat message is the beginning of the answer."""
+    template_kwargs: Annotated[bytes, Meta(max_length=MAX_TEMPLATE_KWARGS_BYTES)] = b""
+    """A msgpack map: further variables of the chat template."""
+    arrival_time: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Seconds since 1970, when the caller asked: for the statistics of waiting. 0: when it is received."""
+    time_limit_ms: Count = 0
+    """It ends with reason `timeout` when so much time is over since it was received; 0: never."""
     resume: Resume | None = None
+    """Only with one sequence."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -88,6 +102,8 @@ class StreamOpen(Record, frozen=True):
     label: Label = ""
     stream: bool = False
     stop: Annotated[tuple[ShortText, ...], Meta(max_length=64)] = ()
+    stop_words: Annotated[tuple[bytes, ...], Meta(max_length=64)] = ()
+    """Each packed token ids: the sequence ends where they are the last of its output."""
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     min_tokens: Count = 0
@@ -108,6 +124,12 @@ class TokenizedRequest(Message, frozen=True):
     output_ids: PackedIds = b""
     """Output that an earlier attempt already delivered: counted as output, never as prompt."""
     cached_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
+    num_prompt_logprobs: Count = 0
+    """So many of the prompt's were delivered by an earlier attempt."""
+    arrived_s: float = 0.0
+    """CLOCK_MONOTONIC when the caller asked; 0.0: when it is received."""
+    deadline_s: float = 0.0
+    """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
 
 
 class StopMatched(Message, frozen=True):
@@ -122,13 +144,15 @@ class ErrorInfo(Record, frozen=True):
     code: Annotated[str, Meta(max_length=128)] = "internal_error"
     param: Annotated[str, Meta(max_length=256)] | None = None
     status: Annotated[int, Meta(ge=400, le=599)] = 500
+    retry_after_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    """When it is worth another try; 0.0: not said."""
 
 
 class Closed(Record, frozen=True):
     """The scheduler has let go of a sequence; nothing follows for this handle."""
 
     handle: Handle
-    reason: Literal["stop", "length", "abort", "stop_string", "error"]
+    reason: Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
     stop_token: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
     """The id that stopped it, for reason `stop`."""
     cached_tokens: Count = 0
@@ -136,7 +160,7 @@ class Closed(Record, frozen=True):
 
 
 class TokenLogprobs(Record, frozen=True):
-    """Logprobs of the tokens that this step gave one sequence."""
+    """Logprobs of some tokens of one sequence: of those that this step gave it, or of its prompt."""
 
     handle: Handle
     logprobs: bytes
@@ -149,7 +173,7 @@ class TokenLogprobs(Record, frozen=True):
 
 class TokenBatch(Message, frozen=True):
     """Everything one step has to tell the detokenizer. Read
-    in the order: opened, tokens with logprobs, closed.
+    in the order: opened, prompt logprobs, tokens with logprobs, closed.
     """
 
     step: Count
@@ -161,6 +185,8 @@ class TokenBatch(Message, frozen=True):
     """StreamOpen of each sequence the scheduler took in."""
     logprobs: tuple[TokenLogprobs, ...] = ()
     closed: tuple[Closed, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """The next ones of a prompt; the first of all belongs to its second token."""
 
 
 class RequestFailed(Message, frozen=True):
@@ -186,6 +212,8 @@ class Hello(Message, frozen=True):
 
     version: Count
     schema: Annotated[str, Meta(max_length=64)]
+    wants_status: bool = False
+    """Send a RingStatus with each ping: this client cannot read the status page."""
 
 
 class HelloAck(Message, frozen=True):
@@ -194,6 +222,10 @@ class HelloAck(Message, frozen=True):
     epoch: Count
     version: Count
     schema: Annotated[str, Meta(max_length=64)]
+    num_tokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
+    num_detokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
+    max_waiting: Count = 0
+    """Sequences that may wait in the ring; more are refused."""
 
 
 class Ping(Message, frozen=True):
@@ -211,7 +243,7 @@ class Usage(Record, frozen=True):
 class Finish(Record, frozen=True):
     """The terminal part of a sequence's last output."""
 
-    reason: Literal["stop", "length", "abort", "error"]
+    reason: Literal["stop", "length", "abort", "timeout", "error"]
     usage: Usage
     matched: str | int | None = None
     """The stop string or stop token id, None when the model ended by its own end token."""
@@ -230,6 +262,11 @@ class SequenceOutput(Record, frozen=True):
     top_ids: bytes = b""
     top_logprobs: bytes = b""
     finish: Finish | None = None
+    prompt_logprobs: bytes = b""
+    """[m] float32, when asked for: the next ones of the prompt, from its second token on."""
+    prompt_top_ids: bytes = b""
+    """[m, k] int32."""
+    prompt_top_logprobs: bytes = b""
 
 
 class OutputBatch(Message, frozen=True):
@@ -237,7 +274,7 @@ class OutputBatch(Message, frozen=True):
 
 
 class RingStatus(Message, frozen=True):
-    """The status page for clients that cannot read the file: the scheduler's slot."""
+    """The status page for clients that cannot read the file: the launcher's state, the scheduler's load."""
 
     state: Annotated[str, Meta(max_length=32)]
     num_running: Count
@@ -245,122 +282,31 @@ class RingStatus(Message, frozen=True):
     num_free_pages: Count
 
 
-# -- scheduler ↔ worker ------------------------------------------------------------------------------------
-
-
-class RowSetup(Record, frozen=True):
-    """A row has a new tenant: what the device keeps about it for as long as it stays."""
-
-    row: Count
-    num_prompt: Count
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_len: Count = 0
-    """No stop id is sampled at a position below this one (prompt length + min_tokens)."""
-    stop_ids: bytes = b""
-    """[n] int32: what min_len forbids. Empty when min_tokens is 0."""
-    bias_ids: bytes = b""
-    bias_values: bytes = b""
-    """[n] float32."""
-    num_logprobs: Annotated[int, Meta(ge=-1)] = -1
-    """-1: none; k: the chosen token's and the k most likely ones'."""
-    penalty_ids: bytes = b""
-    """Prompt and output so far (prompt first, `num_prompt` of them), only when a penalty is set."""
-
-
-class BatchPlan(Message, frozen=True):
-    """One forward step, by row: first the decodes, then the rest. The device changes its tables in the order
-    of the fields.
-
-    A decode computes one token, samples one and has nothing to verify; so lens, samples and drafts exist for
-    the rest only. All packed arrays are int32.
-    """
-
-    step: Count
-    setups: tuple[RowSetup, ...]
-    page_copies: tuple[tuple[int, int], ...]
-    table_spans: bytes
-    """[num_spans, 3] row, start, n: page_table[row, start:start + n] = the next n of table_pages."""
-    table_pages: bytes
-    num_decodes: Count
-    rows: bytes
-    """[num_rows]"""
-    starts: bytes
-    """[num_rows] position of the first new token = KV length before the step."""
-    input_ids: bytes
-    """[num_decodes + sum(lens)]; -1 = FutureMap[row]."""
-    lens: bytes = b""
-    """[num_rest] new tokens in this step."""
-    samples: bytes = b""
-    """[num_rest] 1: the last chunk, sample a token."""
-    drafts: bytes = b""
-    """[num_rest] trailing input ids that are guesses to verify."""
-    defer_sampling: bool = False
-    """Masks made by the host are still to come: run the forward, sample when SampleMasks arrives."""
-
-
-class SampleMasks(Message, frozen=True):
-    """The masks that a plan with `defer_sampling` waits for."""
-
-    step: Count
-    masks: tuple[tuple[int, bytes], ...]
-    """(row, bitmask): int32 words, bit i of word j allows token 32 * j + i."""
-
-
-class WorkerCommand(Message, frozen=True):
-    op: Literal["shutdown"]
-
-
-class StepResult(Message, frozen=True):
-    """What a step sampled: one token per decode, then those of the rest, in the plan's order."""
-
-    step: Count
-    tokens: bytes
-    """[num_decodes + sum(counts)] int32."""
-    counts: bytes = b""
-    """[num_rest] int32: how many tokens each row of the rest has; 0 where none was sampled."""
-    logprobs: bytes = b""
-    """[m] float32: for the tokens of rows that asked for logprobs, in order."""
-    num_top: Count = 0
-    top_ids: bytes = b""
-    """[m, num_top] int32, most likely first; a row that asked for fewer uses its first ones."""
-    top_logprobs: bytes = b""
-
-
-class WorkerReady(Message, frozen=True):
-    num_pages: Count
-    """Pages of KV that may be handed out (the dummy page 0 not counted)."""
-    page_size: Count
-    max_rows: Count
-    max_len: Count
-    vocab_size: Count
-    device: Label = ""
-
-
-class WorkerFailed(Message, frozen=True):
-    message: Text
-
-
 # -- large tensors -----------------------------------------------------------------------------------------
 
 
 class TensorEntry(Record, frozen=True):
+    """Some rows of one of a sequence's tensors; their order on the wire is their order in the tensor."""
+
     handle: Handle
-    name: Label
-    dtype: Literal["float32", "float16", "bfloat16", "int32", "int64", "uint8"]
-    shape: Annotated[tuple[Count, ...], Meta(max_length=8)]
+    name: Literal["context_logits", "generation_logits"]
+    dtype: Literal["float32"]
+    shape: tuple[Count, Count]
+    """[positions, vocab_size]."""
+    start: Count
+    """Which row of the whole tensor its first one is."""
 
 
 class TensorBatch(Message, frozen=True):
-    """Describes the raw frames that follow it in the same multipart message, one per entry, in order."""
+    """Describes the raw frames that follow it in the same multipart message, one per entry, in order. It
+    comes before whatever ends the sequence.
+    """
 
-    entries: Annotated[tuple[TensorEntry, ...], Meta(max_length=64)]
+    entries: Annotated[tuple[TensorEntry, ...], Meta(max_length=4096)]
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.entries)
 
 
 # -- launcher ----------------------------------------------------------------------------------------------
@@ -384,7 +330,7 @@ ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBat
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
 ToRank: TypeAlias = BatchPlan | SampleMasks | WorkerCommand
-FromRank: TypeAlias = StepResult | WorkerReady | WorkerFailed | TensorBatch
+FromRank: TypeAlias = StepResult | WorkerReady | WorkerFailed
 ToLauncher: TypeAlias = ProcessReady | ProcessFailed
 
 UNIONS = {

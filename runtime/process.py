@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import resource
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ logger = logging.getLogger(__name__)
 # Three heartbeats fit into the second after which a silent process counts as stalled.
 HEARTBEAT_S = 0.25
 FAREWELL_LINGER_MS = 500
+SECRET_BYTES = 32
 
 
 class LaunchFile(msgspec.Struct, frozen=True):
@@ -40,6 +42,8 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
     config: RuntimeConfig
     epoch: int
+    secret: bytes = msgspec.field(default_factory=lambda: os.urandom(SECRET_BYTES))
+    """Keys digests that nobody outside the ring may compute."""
 
     @staticmethod
     def read(path: Path) -> LaunchFile:
@@ -49,11 +53,16 @@ class LaunchFile(msgspec.Struct, frozen=True):
 class ProcessContext:
     """What a process of the ring is given: settings, names, sockets, its slot, and the wish to stop."""
 
-    def __init__(self, role: str, run_dir: Path, http_fd: int = -1) -> None:
+    def __init__(self, role: str, run_dir: Path, index: int = 0, http_fd: int = -1) -> None:
         launch = LaunchFile.read(Endpoints(run_dir).config_file)
         self.role = role
+        self.index = index
+        """Which of the processes of its role it is."""
+        self.name = process_name(role, index, launch.config)
+        """For logs and errors."""
         self.config = launch.config
         self.epoch = launch.epoch
+        self.secret = launch.secret
         self.endpoints = Endpoints(run_dir)
         self.http_fd = http_fd
         """The listening HTTP socket that the API server inherits; -1 elsewhere."""
@@ -80,7 +89,7 @@ class ProcessContext:
         """Tell the launcher, and everybody through the status page, that this process can serve."""
         self._state = "ready"
         self.beat(force=True)
-        self._launcher.send(ProcessReady(self.role, os.getpid(), info))
+        self._launcher.send(ProcessReady(self.name, os.getpid(), info))
 
     def beat(self, *, force: bool = False, **fields: Any) -> None:
         """Write the slot of this process if it is time for it.
@@ -90,12 +99,12 @@ class ProcessContext:
         if force or now >= self._next_beat_at:
             self._next_beat_at = now + HEARTBEAT_S / 2
             status = Status(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
-            self.status.write(self.role, status)
+            self.status.write(self.role, status, self.index)
 
     def failed(self, message: str, exit_code: int) -> None:
         self._state = "failed"
         self.beat(force=True)
-        self._launcher.send(ProcessFailed(self.role, message, exit_code))
+        self._launcher.send(ProcessFailed(self.name, message, exit_code))
 
     def close(self) -> None:
         self._launcher.close()
@@ -103,8 +112,8 @@ class ProcessContext:
 
 
 def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
-    """Run `main` as the process `role`; arguments are the run directory and, for the API server, the
-    listening socket.
+    """Run `main` as a process of `role`; arguments are the run directory, which one of its role it is (else
+    the only one), and, for the API server, the listening socket.
 
     Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
     everything that outlives this process (files, sockets' names) belongs to the launcher.
@@ -127,17 +136,25 @@ def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
 
 
 def _enter(role: str, arguments: list[str]) -> ProcessContext:
-    run_dir = Path(arguments[0])
-    set_title(role)
-    context = ProcessContext(role, run_dir, int(arguments[1]) if len(arguments) > 1 else -1)
-    configure_logging(role, context.config.log_level)
+    run_dir, numbers = Path(arguments[0]), [int(argument) for argument in arguments[1:]]
+    context = ProcessContext(role, run_dir, *numbers)
+    set_title(context.name)
+    configure_logging(context.name, context.config.log_level)
+    # Every connection of a client holds a file descriptor, and 1024 is a common default.
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     # The launcher decides what Ctrl-C means; it asks with SIGTERM.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: context.stop.set())
     return context
 
 
-def set_title(role: str) -> None:
+def process_name(role: str, index: int, config: RuntimeConfig) -> str:
+    """`role`, and which one where there are several."""
+    return f"{role}:{index}" if config.num_processes.get(role, 1) > 1 else role
+
+
+def set_title(name: str) -> None:
     import setproctitle
 
-    setproctitle.setproctitle(f"carousel:{role}")
+    setproctitle.setproctitle(f"carousel:{name}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import time
 import uuid
@@ -20,22 +21,11 @@ from runtime.config import default_run_root
 from runtime.endpoints import Endpoints
 from runtime.errors import AddressInUse, ConfigError
 
-# Everything that a launch makes in its directory, beside the sockets of the ranks.
-OURS = frozenset(
-    {
-        "client_out",
-        "config.json",
-        "config.new",
-        "detokenizer_in",
-        "launcher_in",
-        "lock",
-        "scheduler_in",
-        "state.json",
-        "state.new",
-        "status",
-        "step_results",
-        "tokenizer_in",
-    }
+# Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
+# socket or a file with its number.
+OURS = re.compile(
+    r"(config|state)\.(json|new)|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
+    r"|(client_out|detokenizer_in|metrics|rank_in|tokenizer_in)\d*"
 )
 # A client that looks which launches are alive holds a lock for a moment.
 NUM_TRIES = 10
@@ -64,7 +54,7 @@ class RunDir:
         self.path = path
         self.endpoints = Endpoints(path)
         for entry in _own_directory(path).iterdir():
-            if entry.name not in OURS and not entry.name.startswith("rank_in"):
+            if not OURS.fullmatch(entry.name):
                 raise ConfigError(
                     f"run_dir: {path} holds files that are not ours ({entry.name}); name an empty directory"
                 )

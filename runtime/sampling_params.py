@@ -21,8 +21,21 @@ MAX_LOGIT_BIAS = 1024
 MAX_LOGPROBS = 20
 MAX_TOKENS_LIMIT = 1 << 24
 MAX_TOP_K = 1 << 24
+MAX_SEQUENCES = 128
+MAX_WORDS = 64
+MAX_WORD_IDS = 64
+MAX_NGRAM = 64
+MAX_ALLOWED_IDS = 4096
+BOOLEANS = (
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
+    "return_context_logits",
+    "return_generation_logits",
+)
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+WordIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -55,6 +68,38 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     logit_bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_LOGIT_BIAS)] = ()
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
     """None: no logprobs. k: the chosen token's and the k most likely ones'."""
+    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1
+    """Sequences to generate from the prompt; they share its KV."""
+    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    """Generate so many and keep the `n` with the highest cumulative logprob. The client library chooses: on
+    the wire `n` is their number, and this is None.
+    """
+    stop_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=MAX_WORDS)] = ()
+    """Each a sequence of token ids that ends the output, as a stop string does."""
+    bad_words: Annotated[
+        tuple[Annotated[str, Meta(max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_WORDS)
+    ] = ()
+    """Texts not to be generated: the tokenizer makes `bad_words_ids` of them, with and without a space."""
+    bad_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=3 * MAX_WORDS)] = ()
+    """Each a sequence of token ids whose last one is not generated after the others."""
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_ALLOWED_IDS)] = ()
+    """Nothing else is generated. Empty: everything may be."""
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=MAX_NGRAM)] = 0
+    """No sequence of so many tokens comes twice in prompt and output; 0: off."""
+    top_p_decay: float = 1.0
+    """Factor of top_p with each output token."""
+    top_p_min: float = 0.0
+    """What top_p does not decay below."""
+    top_p_reset_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)] = ()
+    """Token ids after which top_p begins again."""
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    """As `logprobs`, of the prompt's tokens from the second on. Its KV is then computed, not taken from the
+    cache.
+    """
+    return_context_logits: bool = False
+    """Raw logits of each prompt position; the server must allow it."""
+    return_generation_logits: bool = False
+    """Raw logits of each output position; the server must allow it."""
 
     def validate(self) -> None:
         """Check every range and combination that needs no model.
@@ -67,10 +112,18 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
         _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
         _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+        _check_range("top_p_decay", self.top_p_decay, 0.0, 1.0, open_low=True)
+        _check_range("top_p_min", self.top_p_min, 0.0, 1.0)
+        for name in BOOLEANS:
             if not isinstance(getattr(self, name), bool):
                 raise InvalidRequest(f"{name} must be true or false", param=name)
-        self._check_stops()
+        self._check_texts("stop", MAX_STOP_STRINGS)
+        self._check_texts("bad_words", MAX_WORDS)
+        self._check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
+        self._check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
+        self._check_ids("top_p_reset_ids", self.top_p_reset_ids, MAX_WORD_IDS)
+        self._check_words("stop_words_ids", MAX_WORDS)
+        self._check_words("bad_words_ids", 3 * MAX_WORDS)
         self._check_logit_bias()
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -78,6 +131,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         for name, ids in (
             ("stop_token_ids", self.stop_token_ids),
             ("logit_bias", [i for i, _ in self.logit_bias]),
+            ("allowed_token_ids", self.allowed_token_ids),
+            ("top_p_reset_ids", self.top_p_reset_ids),
+            ("stop_words_ids", [i for word in self.stop_words_ids for i in word]),
+            ("bad_words_ids", [i for word in self.bad_words_ids for i in word]),
         ):
             for token in ids:
                 if token >= vocab_size:
@@ -96,23 +153,42 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         _check_int("top_k", self.top_k, -1, MAX_TOP_K)
         if self.seed is not None:
             _check_int("seed", self.seed, 0, (1 << 63) - 1)
-        if self.logprobs is not None:
-            _check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
+        _check_int("n", self.n, 1, MAX_SEQUENCES)
+        if self.best_of is not None:
+            _check_int("best_of", self.best_of, 1, MAX_SEQUENCES)
+            if self.best_of < self.n:
+                raise InvalidRequest(
+                    f"best_of is {self.best_of}, less than n, which is {self.n}", param="best_of"
+                )
 
-    def _check_stops(self) -> None:
-        if len(self.stop) > MAX_STOP_STRINGS:
-            raise InvalidRequest(
-                f"stop: at most {MAX_STOP_STRINGS} strings, got {len(self.stop)}", param="stop"
-            )
-        for text in self.stop:
+    def _check_texts(self, name: str, max_texts: int) -> None:
+        texts = getattr(self, name)
+        if len(texts) > max_texts:
+            raise InvalidRequest(f"{name}: at most {max_texts} strings, got {len(texts)}", param=name)
+        for text in texts:
             if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(
-                    f"stop: each must be a string of 1 to {MAX_STOP_CHARS} characters", param="stop"
+                    f"{name}: each must be a string of 1 to {MAX_STOP_CHARS} characters", param=name
                 )
-        if len(self.stop_token_ids) > MAX_STOP_TOKEN_IDS:
-            raise InvalidRequest(f"stop_token_ids: at most {MAX_STOP_TOKEN_IDS}", param="stop_token_ids")
-        for token in self.stop_token_ids:
-            _check_int("stop_token_ids", token, 0, (1 << 31) - 1)
+
+    def _check_ids(self, name: str, ids: tuple[int, ...], max_ids: int) -> None:
+        if len(ids) > max_ids:
+            raise InvalidRequest(f"{name}: at most {max_ids} token ids, got {len(ids)}", param=name)
+        for token in ids:
+            _check_int(name, token, 0, (1 << 31) - 1)
+
+    def _check_words(self, name: str, max_words: int) -> None:
+        words = getattr(self, name)
+        if len(words) > max_words:
+            raise InvalidRequest(f"{name}: at most {max_words} words, got {len(words)}", param=name)
+        for word in words:
+            if not word:
+                raise InvalidRequest(f"{name}: a word needs at least one token id", param=name)
+            self._check_ids(name, word, MAX_WORD_IDS)
 
     def _check_logit_bias(self) -> None:
         if len(self.logit_bias) > MAX_LOGIT_BIAS:

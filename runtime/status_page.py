@@ -1,6 +1,7 @@
 """StatusPage: one small file, mapped by every process of the ring, with a slot for each.
 
-    slot:  counter (8) | copy 0 | copy 1        the copy that counts is counter mod 2
+    header: magic (4) | version (2) | processes of each role (2 each)
+    slot:   counter (8) | copy 0 | copy 1        the copy that counts is counter mod 2
 
 A slot is written by its owner's work loop only: into the other copy, then the counter moves on. All read, and
 read again when the counter has moved meanwhile; so an owner that is held up or dies in the middle of a write
@@ -14,20 +15,25 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQ")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQ")
+MAGIC = b"CRSP"
+VERSION = 2
+HEADER_BYTES = 256
 SLOT_BYTES = 256
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
+_HEADER = struct.Struct(f"<4sH{len(ROLES)}H")
 STATES = ("absent", "loading", "ready", "draining", "failed")
 
 
 class Status(NamedTuple):
-    """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`; of the
-    detokenizer, `num_running` counts the sequences that have no terminal yet.
+    """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
+    `num_running` of a detokenizer, its sequences that have no terminal yet, and the last field.
     """
 
     epoch: int = 0
@@ -45,37 +51,57 @@ class Status(NamedTuple):
     """Longest sequence, prompt and output, that fits; 0 while unknown."""
     num_received: int = 0
     """Requests that have come to the scheduler since its start. It, `num_running` and `num_waiting` are of
-    one moment, at most a step ago: what the tokenizer has sent beyond it is on the way.
+    one moment, at most a step ago: what the tokenizers have sent beyond it is on the way.
     """
+    num_sent: int = 0
+    """Sequences that this tokenizer has let through since its start."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9
 
 
 class StatusPage:
-    def __init__(self, path: Path, *, create: bool = False) -> None:
-        """Map the page; `create` makes it first. Raises OSError when it cannot be opened or made."""
-        size = SLOT_BYTES * len(ROLES)
-        fd = os.open(path, os.O_RDWR | (os.O_CREAT if create else 0), 0o600)
+    def __init__(self, path: Path, *, create: bool = False, counts: Mapping[str, int] | None = None) -> None:
+        """Map the page; `create` makes it first, with `counts` slots for each role, one where none is named.
+
+        Raises: OSError when it cannot be opened or made, ValueError when another build has made it.
+        """
+        if create:
+            _make(path, counts or {})
+        fd = os.open(path, os.O_RDWR)
         try:
-            if create:
-                # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
-                os.posix_fallocate(fd, 0, size)
-            self._map = mmap.mmap(fd, size)
+            self._map = mmap.mmap(fd, 0)
         finally:
             os.close(fd)
+        try:
+            self.counts = _read_header(path, self._map)
+            """Slots of each role."""
+        except ValueError:
+            self._map.close()
+            raise
+        self._first: dict[str, int] = {}
+        at = HEADER_BYTES
+        for role, count in self.counts.items():
+            self._first[role] = at
+            at += count * SLOT_BYTES
 
-    def write(self, role: str, status: Status) -> None:
-        """Replace the slot of `role`. Call from its owner's work loop only."""
-        at = ROLES.index(role) * SLOT_BYTES
+    def slots(self) -> Iterator[tuple[str, int]]:
+        """(role, index) of every slot."""
+        for role, count in self.counts.items():
+            for index in range(count):
+                yield role, index
+
+    def write(self, role: str, status: Status, index: int = 0) -> None:
+        """Replace the slot of a process. Call from its owner's work loop only."""
+        at = self._slot_at(role, index)
         (count,) = _COUNTER.unpack_from(self._map, at)
         fields = status._replace(state=STATES.index(status.state))  # type: ignore[arg-type]
         _FIELDS.pack_into(self._map, _copy_at(at, count + 1), *fields)
         _COUNTER.pack_into(self._map, at, count + 1)
 
-    def read(self, role: str) -> Status:
-        """The slot of `role` as its owner wrote it last; Status() before it has."""
-        at = ROLES.index(role) * SLOT_BYTES
+    def read(self, role: str, index: int = 0) -> Status:
+        """The slot of a process as its owner wrote it last; Status() before it has."""
+        at = self._slot_at(role, index)
         while True:
             (before,) = _COUNTER.unpack_from(self._map, at)
             fields = _FIELDS.unpack_from(self._map, _copy_at(at, before))
@@ -85,6 +111,38 @@ class StatusPage:
 
     def close(self) -> None:
         self._map.close()
+
+    def _slot_at(self, role: str, index: int) -> int:
+        assert 0 <= index < self.counts[role]
+        return self._first[role] + index * SLOT_BYTES
+
+
+def _make(path: Path, counts: Mapping[str, int]) -> None:
+    """Under another name until it is whole: whoever looks for it meanwhile finds nothing."""
+    numbers = [counts.get(role, 1) for role in ROLES]
+    new = path.with_suffix(".new")
+    fd = os.open(new, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+        os.posix_fallocate(fd, 0, HEADER_BYTES + sum(numbers) * SLOT_BYTES)
+        os.pwrite(fd, _HEADER.pack(MAGIC, VERSION, *numbers), 0)
+    finally:
+        os.close(fd)
+    new.replace(path)
+
+
+def _read_header(path: Path, page: mmap.mmap) -> dict[str, int]:
+    """Slots of each role. Raises ValueError for a page that is not of this version, or not whole."""
+    if len(page) < HEADER_BYTES:
+        raise ValueError(f"{path} is not a status page")
+    magic, version, *numbers = _HEADER.unpack_from(page)
+    if magic != MAGIC:
+        raise ValueError(f"{path} is not a status page of version {VERSION}")
+    if version != VERSION:
+        raise ValueError(f"{path} is a status page of version {version}; this build reads version {VERSION}")
+    if len(page) != HEADER_BYTES + sum(numbers) * SLOT_BYTES:
+        raise ValueError(f"{path} has {len(page)} bytes, which are not the slots that its header says")
+    return dict(zip(ROLES, numbers, strict=True))
 
 
 def _copy_at(slot_at: int, count: int) -> int:

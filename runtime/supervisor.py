@@ -24,8 +24,9 @@ import zmq
 from runtime.config import RuntimeConfig, child_environment
 from runtime.console import write_line
 from runtime.errors import EXIT_INTERNAL, EXIT_OK, AddressInUse, ConfigError, StartError
+from runtime.keys import ServerKeys
 from runtime.messages import ProcessFailed, ProcessReady
-from runtime.process import LaunchFile
+from runtime.process import LaunchFile, process_name
 from runtime.run_dir import RunDir
 from runtime.status_page import Status, StatusPage
 from runtime.transport import ZmqInbox
@@ -46,6 +47,8 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 @dataclass(slots=True, eq=False)
 class Child:
     role: str
+    index: int
+    name: str
     process: subprocess.Popen[bytes]
     pidfd: int
     ready: bool = False
@@ -56,6 +59,8 @@ class Supervisor:
         """Take the signals, the run directory and the HTTP port. Raises
         AddressInUse or ConfigError; nothing is left behind then.
         """
+        if config.curve_dir:
+            ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
         self.config = config
         self.children: list[Child] = []
         self.info: dict[str, int | float | str] = {}
@@ -76,7 +81,9 @@ class Supervisor:
             context = zmq.Context()
             held.callback(context.destroy, linger=0)
             try:
-                self._status = StatusPage(self._endpoints.status_file, create=True)
+                self._status = StatusPage(
+                    self._endpoints.status_file, create=True, counts=config.num_processes
+                )
                 held.callback(self._status.close)
                 self._inbox = ZmqInbox(context, self._endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
             except (OSError, zmq.ZMQError) as error:
@@ -129,35 +136,39 @@ class Supervisor:
         if self.config.device == "cpu":
             self._spawn("worker", "model_worker.main")
         self._spawn("scheduler", "scheduler_proc.main")
-        self._spawn("detokenizer", "detokenizer_proc.main")
-        self._spawn("tokenizer", "tokenizer_proc.main")
+        for index in range(self.config.detokenizer_workers):
+            self._spawn("detokenizer", "detokenizer_proc.main", index)
+        for index in range(self.config.tokenizer_workers):
+            self._spawn("tokenizer", "tokenizer_proc.main", index)
         if self._http is not None:
-            self._spawn("api", "api_server.main", http=self._http)
+            for index in range(self.config.api_workers):
+                self._spawn("api", "api_server.main", index, http=self._http)
         self._set_state("loading")
         deadline = time.monotonic() + self.config.start_timeout
         while not self._stopping and not all(child.ready for child in self.children):
             if time.monotonic() > deadline:
-                late = ", ".join(child.role for child in self.children if not child.ready)
+                late = ", ".join(child.name for child in self.children if not child.ready)
                 self._failure = ProcessFailed(
                     "launcher", f"not ready within {self.config.start_timeout:g} s: {late}", EXIT_INTERNAL
                 )
             self._turn()
 
-    def _spawn(self, role: str, module: str, http: socket.socket | None = None) -> None:
+    def _spawn(self, role: str, module: str, index: int = 0, http: socket.socket | None = None) -> None:
+        name = process_name(role, index, self.config)
         fds = () if http is None else (http.fileno(),)
-        # Its own session: a Ctrl-C in the terminal reaches the launcher alone, which then decides.
-        arguments = [str(os.getpid()), module, str(self.run_dir.path), *map(str, fds)]
+        arguments = [str(os.getpid()), module, str(self.run_dir.path), str(index), *map(str, fds)]
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "runtime.child", *arguments],
                 stdin=subprocess.DEVNULL,
+                # A Ctrl-C in the terminal reaches the launcher alone, which then decides.
                 start_new_session=True,
                 pass_fds=fds,
                 env=child_environment(),
             )
         except OSError as error:
-            raise StartError(f"{role} cannot be started: {error}") from None
-        child = Child(role, process, os.pidfd_open(process.pid))
+            raise StartError(f"{name} cannot be started: {error}") from None
+        child = Child(role, index, name, process, os.pidfd_open(process.pid))
         self._poller.register(child.pidfd, zmq.POLLIN)
         self.children.append(child)
 
@@ -167,7 +178,8 @@ class Supervisor:
         where = (
             f"http://{self.config.host}:{self.port}" if self._http else f"run directory {self.run_dir.path}"
         )
-        logger.info("ready: %s on %s", name, where)
+        over_tcp = f" and {self.config.zmq_bind}" if self.config.zmq_bind else ""
+        logger.info("ready: %s on %s%s", name, where, over_tcp)
 
     # -- one turn ------------------------------------------------------------------------------------------
 
@@ -190,7 +202,7 @@ class Supervisor:
 
     def _on_ready(self, message: ProcessReady) -> None:
         for child in self.children:
-            if child.role == message.role:
+            if child.process.pid == message.pid:
                 child.ready = True
         self.info.update(message.info)
         self._write_state()
@@ -207,15 +219,16 @@ class Supervisor:
         self._read_messages()
         if self._failure is None and self._num_signals == 0:
             how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            self._failure = ProcessFailed(child.role, f"the process {how}", EXIT_INTERNAL)
+            self._failure = ProcessFailed(child.name, f"the process {how}", EXIT_INTERNAL)
 
     def _beat(self) -> None:
         self._status.write("launcher", Status(FIRST_EPOCH, os.getpid(), self._state, time.monotonic_ns()))
 
     def _set_state(self, state: str) -> None:
         self._state = state
-        self._beat()
         self._write_state()
+        # After the file: who sees in the slot that the ring has failed finds the reason there.
+        self._beat()
 
     def _write_state(self) -> None:
         state = {
@@ -225,13 +238,19 @@ class Supervisor:
             "pid": os.getpid(),
             "host": self.config.host,
             "port": self.port,
+            "zmq_bind": self.config.zmq_bind,
             "model": self.config.served_model_name,
             "children": [
-                {"role": child.role, "pid": child.process.pid, "ready": child.ready}
+                {
+                    "role": child.role,
+                    "index": child.index,
+                    "pid": child.process.pid,
+                    "ready": child.ready,
+                }
                 for child in self.children
             ],
             "info": self.info,
-            "error": self._failure.message if self._failure else "",
+            "error": f"{self._failure.role}: {self._failure.message}" if self._failure else "",
             "exit_code": self._failure.exit_code if self._failure else EXIT_OK,
         }
         try:

@@ -11,8 +11,8 @@ import logging
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import msgspec
 import zmq
@@ -32,6 +32,17 @@ RECONNECT_MS = 10
 # msgspec raises more than its own errors on hostile input: invalid UTF-8, deep nesting, lengths that
 # overflow.
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError)
+
+
+Frame: TypeAlias = bytes | memoryview
+"""Raw data behind a message, as little as possible copied."""
+
+
+class Framed(NamedTuple):
+    """What an Inbox gives for a message with raw frames behind it."""
+
+    message: Message
+    frames: tuple[Frame, ...]
 
 
 class Codec:
@@ -60,14 +71,19 @@ class Codec:
 
 class Inbox(Protocol):
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        """Everything that has arrived, at most `limit` messages, in order. Never blocks."""
+        """Everything that has arrived, at most `limit` messages, in order. Never blocks.
+
+        A message with raw frames behind it comes as Framed, with as many as its `num_frames`.
+        """
 
     def close(self) -> None: ...
 
 
 class Outbox(Protocol):
-    def send(self, message: Message) -> bool:
-        """Send without blocking. False: the other end has no room, nothing was sent, try again later."""
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        """Send without blocking, with `message.num_frames` raw frames behind it. False: the other end has no
+        room, nothing was sent, try again later.
+        """
 
     def close(self) -> None: ...
 
@@ -88,17 +104,35 @@ class BadFrames:
             logger.warning("%s: dropped a frame (%d so far): %s", self.name, self.count, error)
 
 
+def bind_private(socket: zmq.Socket[Any], address: str) -> None:
+    """Bind so that no other user of the machine can connect, whatever the mode of the directory."""
+    old = os.umask(0o077)
+    try:
+        socket.bind(address)
+    finally:
+        os.umask(old)
+
+
 class ZmqInbox:
     """The PULL end, bound by its owner. `name` is the socket's key in UNIONS."""
 
-    def __init__(self, context: zmq.Context[Any], address: str, name: str, epoch: int) -> None:
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        name: str,
+        epoch: int,
+        *,
+        bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
+    ) -> None:
+        """`bind` replaces `bind_private` where other users may connect."""
         self._codec = Codec(UNIONS[name], epoch)
         self.bad_frames = BadFrames(name)
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
         self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
-        bind_private(self.socket, address)
+        bind(self.socket, address)
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
         messages: list[Any] = []
@@ -107,22 +141,39 @@ class ZmqInbox:
                 frame = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            if self.socket.getsockopt(zmq.RCVMORE):
-                self._drop_rest()
-                continue
+            more = self._receive_more() if self.socket.getsockopt(zmq.RCVMORE) else ()
             try:
-                messages.append(self._codec.decode(frame))
+                messages.append(with_frames(self._codec.decode(frame), more))
             except (ProtocolMismatch, *DECODE_ERRORS) as error:
                 self.bad_frames.add(error)
         return messages
 
-    def _drop_rest(self) -> None:
+    def _receive_more(self) -> tuple[Frame, ...]:
+        frames: list[Frame] = []
         while self.socket.getsockopt(zmq.RCVMORE):
-            self.socket.recv(zmq.NOBLOCK)
-        self.bad_frames.add(ValueError("a message of several frames where one was expected"))
+            frames.append(self.socket.recv(zmq.NOBLOCK, copy=False).buffer)
+        return tuple(frames)
 
     def close(self) -> None:
         self.socket.close()
+
+
+class JoinedInbox:
+    """Several inboxes read as one; in each turn another of them is first, so a busy one starves no other."""
+
+    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+        self._inboxes = deque(inboxes)
+
+    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+        messages: list[Any] = []
+        self._inboxes.rotate()
+        for inbox in self._inboxes:
+            messages += inbox.drain(limit - len(messages))
+        return messages
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            inbox.close()
 
 
 class ZmqOutbox:
@@ -136,9 +187,13 @@ class ZmqOutbox:
         self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self.socket.connect(address)
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        head = self._codec.encode(message)
         try:
-            self.socket.send(self._codec.encode(message), zmq.NOBLOCK)
+            if frames:
+                self.socket.send_multipart([head, *frames], zmq.NOBLOCK, copy=False)
+            else:
+                self.socket.send(head, zmq.NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -152,27 +207,28 @@ class MemoryChannel:
 
     def __init__(self, name: str, epoch: int = 0, capacity: int = HIGH_WATER_MARK) -> None:
         self._codec = Codec(UNIONS[name], epoch)
-        self._frames: deque[bytes] = deque()
+        self._messages: deque[tuple[bytes, tuple[Frame, ...]]] = deque()
         self._capacity = capacity
         self.bad_frames = BadFrames(name)
 
-    def send(self, message: Message) -> bool:
-        if len(self._frames) >= self._capacity:
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        if len(self._messages) >= self._capacity:
             return False
-        self._frames.append(self._codec.encode(message))
+        self._messages.append((self._codec.encode(message), tuple(frames)))
         return True
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
         messages: list[Any] = []
-        while self._frames and len(messages) < limit:
+        while self._messages and len(messages) < limit:
+            head, frames = self._messages.popleft()
             try:
-                messages.append(self._codec.decode(self._frames.popleft()))
+                messages.append(with_frames(self._codec.decode(head), frames))
             except (ProtocolMismatch, *DECODE_ERRORS) as error:
                 self.bad_frames.add(error)
         return messages
 
     def close(self) -> None:
-        self._frames.clear()
+        self._messages.clear()
 
 
 class Waiter:
@@ -188,10 +244,8 @@ class Waiter:
         return bool(self._poller.poll(max(0, int(timeout_s * 1000))))
 
 
-def bind_private(socket: zmq.Socket[Any], address: str) -> None:
-    """Bind so that no other user of the machine can connect, whatever the mode of the directory."""
-    old = os.umask(0o077)
-    try:
-        socket.bind(address)
-    finally:
-        os.umask(old)
+def with_frames(message: Message, frames: Sequence[Frame]) -> Message | Framed:
+    """Raises ValueError when there are not as many frames as the message says."""
+    if len(frames) != message.num_frames:
+        raise ValueError(f"{len(frames)} raw frames behind a message with {message.num_frames}")
+    return Framed(message, tuple(frames)) if frames else message

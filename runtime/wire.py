@@ -49,6 +49,11 @@ FloatArray: TypeAlias = npt.NDArray[np.float32]
 class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """Base of everything that is sent by itself; its class name is its tag on the wire."""
 
+    @property
+    def num_frames(self) -> int:
+        """How many raw frames follow it in the same multipart message."""
+        return 0
+
 
 class Record(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
     """Base of what travels inside messages."""

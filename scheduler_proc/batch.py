@@ -16,15 +16,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from runtime.messages import BatchPlan, SampleMasks, StepResult
-from runtime.wire import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids
+from runtime.plan import BatchPlan, PromptPositions, SampleMasks
+from runtime.wire import TOKEN_BYTES, IntArray, pack_ids
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.request import Request
 from scheduler_proc.rows import BoolArray, RowArray, Rows, TenancyArray
 
 FUTURE = -1
 """An input id that only the device knows: FutureMap[row]."""
+ONE_FUTURE: IntArray = np.array([FUTURE], np.int32)
 NO_ROWS: RowArray = np.empty(0, np.intp)
+
+
+class WantedPositions(NamedTuple):
+    """Positions of a chunk whose logits are looked at: PromptPositions without the place of its row."""
+
+    first: int
+    targets: bytes
+    num_logprobs: int
+    returns_logits: bool
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.targets) // TOKEN_BYTES
 
 
 @dataclass(slots=True, eq=False)
@@ -42,6 +56,7 @@ class ScheduledRow:
     """Ids to verify behind them."""
     make_mask: Callable[[], bytes] | None = None
     """Makes the bitmask of allowed ids; asked after every earlier step is committed."""
+    wanted: WantedPositions | None = None
 
     @property
     def num_new(self) -> int:
@@ -50,8 +65,11 @@ class ScheduledRow:
     def input_ids(self, rows: Rows) -> IntArray:
         """[num_new] int32: those the host knows, FUTURE for those still in flight, the guesses."""
         end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)
-        if end <= num_tokens and not self.guesses:
-            return rows.tokens[self.row, self.start : end]
+        if not self.guesses:
+            if end <= num_tokens:
+                return rows.tokens[self.row, self.start : end]
+            if self.num_known == 1:
+                return ONE_FUTURE
         known = rows.tokens[self.row, self.start : min(end, num_tokens)]
         num_future = self.num_known - len(known)
         return np.concatenate([known, np.array([*[FUTURE] * num_future, *self.guesses], np.int32)])
@@ -116,12 +134,21 @@ class ScheduleBatch:
             lens.tobytes(),
             samples.tobytes(),
             drafts.tobytes(),
-            any(scheduled.make_mask is not None for scheduled in self.loose),
+            self._prompt_positions() if self.loose else (),
+            bool(self.loose) and any(scheduled.make_mask is not None for scheduled in self.loose),
         )
         rows.count_as_launched(decodes)
         if rest:
             rows.count_as_launched(rest_rows, lens, samples)
         return plan
+
+    def _prompt_positions(self) -> tuple[PromptPositions, ...]:
+        first_place = len(self.order) - len(self.loose)
+        return tuple(
+            PromptPositions(place, *scheduled.wanted)
+            for place, scheduled in enumerate(self.loose, first_place)
+            if scheduled.wanted is not None
+        )
 
     def publish_prefills(self, kv: KVCacheManager) -> None:
         """Share the full pages of this step's chunks. Call
@@ -144,40 +171,3 @@ class ScheduleBatch:
             if scheduled.make_mask is not None and is_held
         ]
         return SampleMasks(self.step, tuple(masks))
-
-
-class RowLogprobs(NamedTuple):
-    """Logprobs of the tokens that a step sampled for one row."""
-
-    chosen: FloatArray
-    """[n] float32."""
-    top_ids: IntArray
-    """[n, k] int32, most likely first."""
-    top: FloatArray
-    """[n, k] float32."""
-
-
-class LooseResults:
-    """Deals out what a step sampled for the loose rows of its batch, in the plan's order."""
-
-    def __init__(self, batch: ScheduleBatch, result: StepResult, tokens: IntArray) -> None:
-        num_ones = len(batch.order) - len(batch.loose)
-        self._tokens: list[int] = tokens[num_ones:].tolist()
-        self._counts = iter(unpack_ids(result.counts)[len(batch.single) :].tolist())
-        self._chosen: FloatArray = unpack_floats(result.logprobs)
-        shape = (len(self._chosen), result.num_top)
-        self._top_ids: IntArray = unpack_ids(result.top_ids).reshape(shape)
-        self._top: FloatArray = unpack_floats(result.top_logprobs).reshape(shape)
-        self._token_at = 0
-        self._logprob_at = 0
-
-    def take_next(self, scheduled: ScheduledRow) -> tuple[list[int], RowLogprobs | None]:
-        """Sampled ids and logprobs of the next loose row; take them in order, wanted or not."""
-        count = next(self._counts)
-        ids = self._tokens[self._token_at : self._token_at + count]
-        self._token_at += count
-        if scheduled.req.num_logprobs < 0:
-            return ids, None
-        at = slice(self._logprob_at, self._logprob_at + count)
-        self._logprob_at += count
-        return ids, RowLogprobs(self._chosen[at], self._top_ids[at], self._top[at])

@@ -6,7 +6,8 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from runtime.messages import BatchPlan, SampleMasks, StepResult
+from runtime.plan import BatchPlan, SampleMasks, StepResult
+from runtime.transport import Frame
 
 
 class StepHandle(Protocol):
@@ -17,6 +18,12 @@ class StepHandle(Protocol):
 
     def done(self) -> bool:
         """Whether `result` would return at once."""
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The raw logits that the result's `tensors` describe, one frame each. Valid once `result` has
+        returned; what they point to does not change for as long as somebody holds them.
+        """
 
 
 class Executor(Protocol):

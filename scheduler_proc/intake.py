@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import msgspec
-import numpy as np
 
-from runtime.errors import InvalidRequest, RequestError
+from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.handle import attempt_of, client_of, sequence_key
 from runtime.messages import (
     AbortRequest,
@@ -24,9 +23,9 @@ from runtime.messages import (
     TokenizedRequest,
     ToScheduler,
 )
-from runtime.wire import TOKEN_BYTES
 from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.limits import Limits
 from scheduler_proc.queue_times import BOUNDS_S
 from scheduler_proc.request import Request, StopIds
 
@@ -38,16 +37,6 @@ FeatureFactory: TypeAlias = Callable[[Request], RequestFeature | None]
 """Makes a feature for a new request, or None when it did
 not ask for it. Raises RequestError to refuse the request.
 """
-
-
-@dataclass(slots=True, frozen=True)
-class ModelLimits:
-    """What a request must fit."""
-
-    vocab_size: int
-    max_len: int
-    """Tokens of one sequence, prompt and output: the context length or the whole pool, whichever is less."""
-    eos_ids: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -81,7 +70,7 @@ class Intake:
     def __init__(
         self,
         lifecycle: Lifecycle,
-        limits: ModelLimits,
+        limits: Limits,
         factories: tuple[FeatureFactory, ...] = (),
         *,
         settings: Mapping[str, int | float | str] | None = None,
@@ -123,8 +112,12 @@ class Intake:
         if self._tombstones.try_take(handle):
             lifecycle.refuse(handle, message.stream_open, "abort", None)
             return
+        now = self._clock()
+        if message.deadline_s and not message.deadline_s > now:
+            lifecycle.refuse(handle, message.stream_open, "timeout", None)
+            return
         try:
-            req = self._checked(message, key)
+            req = self._checked(message, key, now)
         except RequestError as error:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
             return
@@ -132,24 +125,12 @@ class Intake:
         if message.output_ids:
             self._finish_if_complete(req)
 
-    def _checked(self, message: TokenizedRequest, key: bytes) -> Request:
-        """The request, if it can ever run. Raises RequestError."""
+    def _checked(self, message: TokenizedRequest, key: bytes, now: float) -> Request:
+        """The request, if there is room for it and it can ever run. Raises RequestError."""
         limits, sampling = self._limits, message.sampling
-        check_ids("input_ids", message.input_ids, limits.vocab_size)
-        num_prompt = len(message.input_ids) // TOKEN_BYTES
-        if not num_prompt:
-            raise InvalidRequest("the prompt is empty", param="input_ids")
-        if num_prompt >= limits.max_len:
-            raise InvalidRequest(
-                f"the prompt has {num_prompt} tokens; with at least one token of output, at most"
-                f" {limits.max_len} fit",
-                param="input_ids",
-                code="context_length_exceeded",
-            )
-        if sampling.seed is None:
-            raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
-        if message.output_ids:
-            check_ids("output_ids", message.output_ids, limits.vocab_size)
+        if len(self._lifecycle.requests) >= limits.max_live:
+            raise Overloaded(f"{limits.max_live} sequences run or wait already")
+        num_prompt = limits.check(message)
         self._num_requests += 1
         req = Request(
             message.handle,
@@ -159,13 +140,15 @@ class Intake:
             sampling,
             self._stops(message),
             num_prompt,
-            min(num_prompt + sampling.max_tokens, limits.max_len),
+            limits.last_len(num_prompt, sampling.max_tokens),
             num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
             message.input_ids + message.output_ids,
             message.namespace,
             message.priority,
-            self._clock(),
-            message.cached_tokens,
+            message.arrived_s if 0.0 < message.arrived_s < now else now,
+            message.deadline_s,
+            message.num_prompt_logprobs,
+            cached_tokens=message.cached_tokens,
         )
         self._attach_features(req)
         return req
@@ -260,14 +243,3 @@ class Intake:
             "queue_time_counts": lifecycle.queue_times.counts,
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
         }
-
-
-def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
-    """Raises InvalidRequest unless these are packed token ids of the vocabulary."""
-    if len(packed) % TOKEN_BYTES:
-        raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
-    if not packed:
-        return
-    # Unsigned, so that a negative id is a large one.
-    if np.maximum.reduce(np.frombuffer(packed, np.uint32)) >= vocab_size:
-        raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)

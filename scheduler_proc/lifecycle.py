@@ -15,20 +15,21 @@ from typing import Literal, TypeAlias
 
 from msgspec import Raw
 
-from runtime.errors import RequestError
+from runtime.errors import Overloaded, RequestError
 from runtime.messages import Closed, ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.capacity import SlotPool
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.deadlines import Deadlines
 from scheduler_proc.output import Output
 from scheduler_proc.queue_times import QueueTimes
 from scheduler_proc.request import Request, Status
-from scheduler_proc.waiting_queue import WaitingQueue
+from scheduler_proc.waiting_queue import SortKey, WaitingQueue, no_key
 
-Reason: TypeAlias = Literal["stop", "length", "abort", "stop_string", "error"]
+Reason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
 
 
 class Lifecycle:
-    """Owns the table of live sequences and the waiting queue."""
+    """Owns the table of live sequences and the waiting queue. `sort_key`: as WaitingQueue's."""
 
     def __init__(
         self,
@@ -36,13 +37,16 @@ class Lifecycle:
         slots: SlotPool,
         output: Output,
         clock: Callable[[], float] = time.monotonic,
+        *,
+        sort_key: SortKey = no_key,
     ) -> None:
         self.kv = kv
         self.slots = slots
         self.output = output
         self.requests: dict[bytes, Request] = {}
         """By sequence key: at most one attempt of a sequence is alive."""
-        self.waiting = WaitingQueue()
+        self.waiting = WaitingQueue(sort_key)
+        self.deadlines = Deadlines(self.requests)
         self.queue_times = QueueTimes()
         self._clock = clock
         self.num_accepted = 0
@@ -52,19 +56,21 @@ class Lifecycle:
 
     def add(self, req: Request, stream_open: Raw) -> None:
         """A new sequence waits for its row."""
-        self.open(stream_open)
+        self.open(req.handle, stream_open)
         self.requests[req.key] = req
         self.waiting.add(req)
+        if req.deadline_s:
+            self.deadlines.add(req)
 
     def refuse(self, handle: bytes, stream_open: Raw, reason: Reason, error: ErrorInfo | None) -> None:
         """A sequence that ends where it arrives."""
-        self.open(stream_open)
+        self.open(handle, stream_open)
         self.num_terminated += 1
         self.output.close(Closed(handle, reason, error=error))
 
-    def open(self, stream_open: Raw) -> None:
+    def open(self, handle: bytes, stream_open: Raw) -> None:
         self.num_accepted += 1
-        self.output.open(stream_open)
+        self.output.open(handle, stream_open)
 
     def note_admitted(self, positions: list[int]) -> None:
         """The requests at these places of the waiting queue have got a row."""
@@ -83,6 +89,12 @@ class Lifecycle:
         self._let_go(req)
         self.num_terminated += 1
         self.output.close(Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error))
+
+    def finish_expired(self) -> None:
+        """End everything that has reached its deadline; what it has put out so far stays."""
+        if len(self.deadlines):
+            for req in self.deadlines.take_passed(self._clock()):
+                self.finish(req, "timeout")
 
     def replace(self, req: Request) -> None:
         """A higher attempt of the sequence takes its place:
@@ -129,4 +141,5 @@ class Lifecycle:
 
 
 def error_info(error: RequestError) -> ErrorInfo:
-    return ErrorInfo(str(error)[:4096], error.code, error.param, error.status)
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+    return ErrorInfo(str(error)[:4096], error.code, error.param, error.status, retry_after_s)

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 MAX_MESSAGES_PER_STEP = 256
 RETRY_S = 0.002
-"""Pause when requests live but nothing can be done: the detokenizer has no room, or a feature is not ready.
+"""Pause when requests live but nothing can be done: a detokenizer has no room, or a feature is not ready. So
+short that a deadline needs no timer.
 """
 CHECK_AFTER_IDLE_S = 1.0
 
@@ -49,7 +50,9 @@ class SchedulerLoop:
 
     def turn(self) -> float:
         """One step. Returns the seconds to wait for a message before the next turn; 0.0: there is work."""
-        messages = self._inbox.drain(MAX_MESSAGES_PER_STEP)
+        # Who has no room for answers is asked nothing: requests then pile up where they are refused.
+        is_full = self._scheduler.output.is_full
+        messages = [] if is_full else self._inbox.drain(MAX_MESSAGES_PER_STEP)
         worked = self._scheduler.step(messages)
         if worked or messages:
             self._idle_since = self._clock()

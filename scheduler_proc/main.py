@@ -6,26 +6,34 @@ from __future__ import annotations
 
 import gc
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from runtime.config import RuntimeConfig
 from runtime.errors import ExecutorError
-from runtime.messages import ErrorInfo, WorkerReady
+from runtime.messages import ErrorInfo
 from runtime.model_config import ModelConfig
+from runtime.plan import WorkerReady
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.registry import resolve
 from runtime.transport import Outbox, Waiter
 from scheduler_proc.cache import CACHES
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.capacity import MaxUtilization, SlotPool
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.composition import BatchingSettings, make_batch_builder
 from scheduler_proc.executor import Executor
+from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.logprobs import attach_logprobs
-from scheduler_proc.intake import Intake, ModelLimits
+from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
+from scheduler_proc.intake import FeatureFactory, Intake
 from scheduler_proc.lifecycle import Lifecycle
+from scheduler_proc.limits import Limits
 from scheduler_proc.loop import Load, SchedulerLoop
-from scheduler_proc.output import Output
+from scheduler_proc.output import Output, make_output
 from scheduler_proc.policy import POLICIES
+from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.prefill_adder import StepLimits
 from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.step_log import StepLog
@@ -47,36 +55,67 @@ class ServingExecutor(Executor, Protocol):
 
 
 def build_scheduler(
-    config: RuntimeConfig, eos_ids: frozenset[int], executor: Executor, limits: WorkerReady, outbox: Outbox
+    config: RuntimeConfig,
+    eos_ids: frozenset[int],
+    executor: Executor,
+    limits: WorkerReady,
+    outboxes: Sequence[Outbox],
 ) -> Scheduler:
-    """Compose the parts. Raises ConfigError when a policy or a cache cannot be found."""
+    """Compose the parts. `outboxes`: one for each detokenizer.
+
+    Raises ConfigError when a policy or a cache cannot be found.
+    """
     page_size = limits.page_size
     max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
     rows = Rows(limits.max_rows, max_len)
     cache = resolve("prefix cache", "none" if config.disable_radix_cache else "radix", CACHES)(page_size)
     kv = KVCacheManager(limits.num_pages, page_size, rows, cache)
-    output = Output(outbox)
-    lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output)
+    output = make_output(outboxes)
+    policy = resolve("schedule policy", config.schedule_policy, POLICIES)()
+    lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output, sort_key=sort_key_of(policy, kv))
     intake = Intake(
         lifecycle,
-        ModelLimits(limits.vocab_size, max_len, eos_ids),
-        (attach_logprobs(output.add_logprobs),),
+        Limits(
+            limits.vocab_size,
+            max_len,
+            eos_ids,
+            limits.max_rows + config.max_waiting,
+            config.gather_context_logits,
+            config.gather_generation_logits,
+            config.max_logits_bytes,
+        ),
+        feature_factories(output),
         settings={
             "model": config.served_model_name,
             "device": limits.device,
+            "batching_type": config.batching,
+            "capacity_scheduler": config.request_scheduler or config.capacity_policy,
             "schedule_policy": config.schedule_policy,
+            "micro_batch_scheduler": config.micro_batch_scheduler,
+            "max_batch_size": config.max_batch_size or limits.max_rows,
             "chunked_prefill_size": config.chunked_prefill_size,
             "max_steps_in_flight": executor.max_in_flight,
         },
     )
-    return Scheduler(
-        lifecycle,
-        intake,
-        resolve("schedule policy", config.schedule_policy, POLICIES)(),
-        MaxUtilization(rows, kv, config.schedule_conservativeness),
-        executor,
-        config.chunked_prefill_size,
-        StepLog(kv, lifecycle.waiting, config.decode_log_interval),
+    batching = BatchingSettings(
+        StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows),
+        config.batching,
+        config.capacity_policy,
+        config.schedule_conservativeness,
+        config.micro_batch_scheduler,
+        config.request_scheduler,
+    )
+    builder = make_batch_builder(batching, lifecycle, policy)
+    step_log = StepLog(kv, lifecycle.waiting, config.decode_log_interval)
+    return Scheduler(lifecycle, intake, builder, executor, step_log)
+
+
+def feature_factories(output: Output) -> tuple[FeatureFactory, ...]:
+    """In the order of their hooks: the last ones report what counts."""
+    return (
+        attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
+        attach_generation_logits(output.add_tensor),
+        attach_logprobs(output.add_logprobs),
     )
 
 
@@ -121,8 +160,10 @@ def main(context: ProcessContext) -> None:
             return
         raise
     eos_ids = frozenset(ModelConfig.from_path(Path(config.model)).eos_token_ids)
-    outbox = context.outbox(context.endpoints.detokenizer_in)
-    scheduler = build_scheduler(config, eos_ids, executor, executor.limits, outbox)
+    outboxes = [
+        context.outbox(context.endpoints.detokenizer_in(i)) for i in range(config.detokenizer_workers)
+    ]
+    scheduler = build_scheduler(config, eos_ids, executor, executor.limits, outboxes)
     loop = SchedulerLoop(scheduler, inbox)
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a

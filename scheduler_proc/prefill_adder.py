@@ -10,10 +10,19 @@ from typing import NamedTuple
 
 from scheduler_proc.batch import ScheduleBatch, ScheduledRow
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
-from scheduler_proc.capacity import CapacityScheduler, SlotPool
+from scheduler_proc.capacity.base import CapacityPolicy
+from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.features.base import NO_COST, Cost, combined_cost
 from scheduler_proc.request import Request
 from scheduler_proc.rows import RowArray
+
+
+class StepLimits(NamedTuple):
+    """What one forward may hold, decodes included."""
+
+    max_tokens: int
+    """New tokens."""
+    max_requests: int
 
 
 class PrefillTotals(NamedTuple):
@@ -25,30 +34,32 @@ class PrefillTotals(NamedTuple):
 
 
 class PrefillAdder:
-    """Fills one batch. `token_budget`: new tokens of the whole step, decodes included."""
+    """Fills one batch."""
 
     def __init__(
         self,
         batch: ScheduleBatch,
         kv: KVCacheManager,
-        capacity: CapacityScheduler,
+        capacity: CapacityPolicy,
         slots: SlotPool,
-        token_budget: int,
+        limits: StepLimits,
     ) -> None:
         self._batch = batch
         self._rows = kv.rows
         self._kv = kv
         self._capacity = capacity
+        self._guards_growth = capacity.guards_growth
         self._slots = slots
-        self._token_budget = token_budget
-        self._promised_pages = -1  # to running rows, beyond what they hold; -1: not asked yet
+        self._token_budget, self._request_budget = limits
         self._num_admitted = 0
         self._num_prefill_tokens = 0
         self._num_cached_tokens = 0
 
     @property
     def can_admit(self) -> bool:
-        return self._token_budget > 0 and self._rows.num_free > 0
+        if not self._rows.num_free:
+            return False
+        return (self._token_budget > 0 and self._request_budget > 0) or self._capacity.closes_batches
 
     @property
     def totals(self) -> PrefillTotals:
@@ -56,10 +67,16 @@ class PrefillAdder:
 
     def try_continue_together(self, decodes: RowArray) -> bool:
         """The next token of every plain decode. False: budget or pages are short; take them one by one."""
-        if len(decodes) > self._token_budget or not self._kv.try_reserve_next(decodes):
+        num_decodes = len(decodes)
+        if num_decodes > self._token_budget or num_decodes > self._request_budget:
+            return False
+        if self._guards_growth and not self._capacity.may_grow(decodes, self._rows.kv_len[decodes] + 1):
+            return False
+        if not self._kv.try_reserve_next(decodes):
             return False
         self._batch.decodes = decodes
-        self._token_budget -= len(decodes)
+        self._token_budget -= num_decodes
+        self._request_budget -= num_decodes
         return True
 
     def try_continue(self, req: Request) -> bool:
@@ -69,10 +86,10 @@ class PrefillAdder:
         """
         start = req.kv_len
         num_left = req.predicted_len - start
-        if num_left <= 0 or self._token_budget <= 0:
+        if num_left <= 0 or self._token_budget <= 0 or self._request_budget <= 0:
             return True
-        num_new = self._chunk_len(start, num_left)
-        if not self._kv.try_reserve(req, start + num_new):
+        num_new = self._chunk_len(req, start, num_left)
+        if not self._try_reserve(req, start + num_new):
             return False
         self._schedule(req, start, num_new, samples=num_new == num_left)
         return True
@@ -85,18 +102,16 @@ class PrefillAdder:
             return False
         # Locked before the room is counted: its own prefix is not there for it to evict.
         kv.cache.lock(prefix.node)
-        num_missing = self._capacity.pages_for(req) - prefix.num_pages + cost.pages
-        if not self._has_room_for(num_missing):
+        if not self._capacity.try_promise(req, prefix, cost.pages):
             kv.cache.unlock(prefix.node)
             return False
         start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
-        num_new = self._chunk_len(start, num_left)
-        num_taken = kv.seat(req, prefix, num_new)
-        if num_missing > num_taken:
-            self._promised_pages += num_missing - num_taken
+        num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
+        self._capacity.note_seated(kv.seat(req, prefix, num_new))
         if req.features:
             self._open_features(req, cost)
-        self._schedule(req, start, num_new, samples=num_new == num_left)
+        if num_new:
+            self._schedule(req, start, num_new, samples=num_new == num_left)
         self._num_admitted += 1
         self._num_cached_tokens += start
         return True
@@ -110,19 +125,17 @@ class PrefillAdder:
         for feature in req.features:
             feature.row_opened(req.row)
 
-    def _has_room_for(self, num_pages: int) -> bool:
-        if not self._rows.num_running:
-            # Alone, it may use everything: intake has seen to it that it can never need more.
-            self._promised_pages = 0
-            return True
-        if self._promised_pages < 0:
-            self._promised_pages = self._capacity.pages_wanted()
-        return num_pages <= self._kv.num_available - self._promised_pages
+    def _try_reserve(self, req: Request, upto: int) -> bool:
+        if self._guards_growth and not self._capacity.may_grow(req.row, upto):
+            return False
+        return self._kv.try_reserve(req, upto)
 
-    def _chunk_len(self, start: int, num_left: int) -> int:
-        """What the budget allows; a chunk that is not the last
-        one ends with a page, if it reaches the end of one.
+    def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
+        """What the budget allows; a chunk that is not the last one ends with a page, if it reaches the end of
+        one. While logits of the prompt are wanted, no chunk goes beyond it.
         """
+        if req.wanted_from < req.num_prompt and start < req.num_prompt:
+            num_left = min(num_left, req.num_prompt - start)
         if num_left <= self._token_budget:
             return num_left
         end = start + self._token_budget
@@ -134,17 +147,24 @@ class PrefillAdder:
         is_prefill = start < req.num_given
         scheduled = ScheduledRow(req, req.row, start, num_new, samples, is_prefill)
         self._token_budget -= num_new
+        self._request_budget -= 1
         if is_prefill:
             self._num_prefill_tokens += num_new
-        if samples and req.features:
+        if req.features:
             self._plan_features(scheduled)
         self._batch.add(scheduled)
 
     def _plan_features(self, scheduled: ScheduledRow) -> None:
-        for feature in scheduled.req.features:
+        features = scheduled.req.features
+        if scheduled.is_prefill:
+            for feature in features:
+                feature.plan_chunk(scheduled)
+        if not scheduled.samples:
+            return
+        for feature in features:
             feature.plan_row(scheduled)
         if scheduled.guesses:
             scheduled.guesses = scheduled.guesses[: self._token_budget]
-            if not self._kv.try_reserve(scheduled.req, scheduled.start + scheduled.num_new):
+            if not self._try_reserve(scheduled.req, scheduled.start + scheduled.num_new):
                 scheduled.guesses = ()
             self._token_budget -= len(scheduled.guesses)

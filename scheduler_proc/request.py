@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 
-from runtime.messages import RowSetup
+from runtime.plan import RowSetup
 from runtime.sampling_params import SamplingParams
 from runtime.wire import TOKEN_BYTES, IntArray, pack_ids, unpack_ids
 from scheduler_proc.rows import MAX_STOP_IDS, Rows
@@ -21,6 +21,13 @@ from scheduler_proc.rows import MAX_STOP_IDS, Rows
 if TYPE_CHECKING:
     from scheduler_proc.cache.base import CacheNode
     from scheduler_proc.features.base import RequestFeature
+
+
+Place: TypeAlias = tuple[int, bool, float, int]
+"""In the waiting queue; the lowest first."""
+
+NOTHING_WANTED = 1 << 31
+"""A position that no prompt has."""
 
 
 class Status(IntEnum):
@@ -68,6 +75,13 @@ class Request:
     namespace: bytes = b""
     priority: int = 0
     arrived_s: float = 0.0
+    """When the caller asked, for the statistics of waiting; never in the future."""
+    deadline_s: float = 0.0
+    """When it ends with reason `timeout`; 0.0: never."""
+    num_prompt_logprobs: int = 0
+    """Logprobs of its prompt that an earlier attempt delivered."""
+    wanted_from: int = NOTHING_WANTED
+    """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
     num_retractions: int = 0
@@ -76,21 +90,16 @@ class Request:
     num_given: int = 0
     """Tokens that it came to its row with: to compute these is prefill."""
     lease: CacheNode = None
-    """The cache node that it has locked: as deep as the pages of its row that the cache owns, which are"""
-    num_shared: int = 0
-    """so many."""
+    """The cache node that it has locked: as deep as the pages of its row that the cache owns."""
     computes: tuple[int, bytes] | None = None
     """The page that others may wait for while this row computes it: see KVCacheManager."""
     awaits: tuple[int, bytes] | None = None
     """The page that it waits for while another row computes it."""
+    place: Place = (0, False, 0, 0)
+    """Where it waits, while it does: see WaitingQueue."""
     features: tuple[RequestFeature, ...] = ()
     slot: Hashable = None
     """What it leases of the device's slots while it holds a row."""
-
-    @property
-    def queue_key(self) -> tuple[int, bool, int]:
-        """Place in the waiting queue: priority, then those that were retracted, then arrival."""
-        return (-self.priority, self.num_retractions == 0, self.seq)
 
     @property
     def finished(self) -> bool:
@@ -133,10 +142,11 @@ class Request:
         return token in self.stops.ids and position >= self.min_len
 
     def cut(self, tokens: list[int]) -> list[int]:
-        """Drop what was sampled past a stop id or the length limit."""
+        """Without what was sampled past a stop id or the length limit; the same list when that is nothing."""
         start = self.num_tokens
-        tokens = tokens[: self.max_len - start]
-        for i, token in enumerate(tokens):
+        if start + len(tokens) > self.max_len:
+            tokens = tokens[: self.max_len - start]
+        for i, token in enumerate(tokens[:-1]):
             if self.stops_at(token, start + i):
                 return tokens[: i + 1]
         return tokens
@@ -144,7 +154,13 @@ class Request:
     def row_setup(self, row: int) -> RowSetup:
         """What the device keeps for one stay. Called while the tokens are still parked."""
         s = self.sampling
-        penalised = s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0
+        looks_back = (
+            s.repetition_penalty != 1.0
+            or s.presence_penalty != 0.0
+            or s.frequency_penalty != 0.0
+            or s.no_repeat_ngram_size > 0
+            or (bool(s.bad_words_ids) and any(len(word) > 1 for word in s.bad_words_ids))
+        )
         return RowSetup(
             row,
             self.num_prompt,
@@ -161,5 +177,19 @@ class Request:
             pack_ids([token for token, _ in s.logit_bias]) if s.logit_bias else b"",
             np.array([bias for _, bias in s.logit_bias], np.float32).tobytes() if s.logit_bias else b"",
             -1 if s.logprobs is None else s.logprobs,
-            self.parked if penalised else b"",
+            self.parked if looks_back else b"",
+            pack_ids(s.allowed_token_ids) if s.allowed_token_ids else b"",
+            tuple([pack_ids(word) for word in s.bad_words_ids]) if s.bad_words_ids else (),
+            s.no_repeat_ngram_size,
+            s.top_p_decay,
+            s.top_p_min,
+            0 if s.top_p_decay == 1.0 else self._top_p_age(),
+            pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
+            s.return_generation_logits,
         )
+
+    def _top_p_age(self) -> int:
+        """Output tokens after the last one that resets the decay of top_p."""
+        output = self.tokens[self.num_prompt :]
+        resets = np.flatnonzero(np.isin(output, self.sampling.top_p_reset_ids))
+        return len(output) - (resets.item(-1) + 1 if len(resets) else 0)

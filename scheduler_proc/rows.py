@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from runtime.messages import RowSetup
+from runtime.plan import RowSetup
 from runtime.wire import IntArray, unpack_ids
 
 if TYPE_CHECKING:
@@ -45,6 +45,7 @@ class Rows:
         self.stop_ids: IntArray = np.full((MAX_STOP_IDS, max_rows), -1, np.int32)
         # Has features, or too many stop ids for the columns: never a plain decode.
         self.needs_python: BoolArray = np.zeros(max_rows, np.bool_)
+        self.priority: IntArray = np.zeros(max_rows, np.int32)
         self.handle: npt.NDArray[np.void] = np.zeros(max_rows, "V16")
         # Number of this stay, never used twice; 0: nobody holds the row.
         self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
@@ -93,6 +94,7 @@ class Rows:
         self.in_flight[row] = 0
         self.stop_ids[:, row] = req.stops.column
         self.needs_python[row] = bool(req.features) or not req.stops.fit_the_column
+        self.priority[row] = req.priority
         self.handle[row] = req.handle
         self._num_tenancies += 1
         self.tenancy[row] = self._num_tenancies
@@ -128,9 +130,9 @@ class Rows:
 
     def append(self, row: int, tokens: list[int]) -> None:
         """Commit what one sample gave a single row."""
-        start = self.num_tokens.item(row)
-        self.tokens[row, start : start + len(tokens)] = tokens
-        self.num_tokens[row] = start + len(tokens)
+        start, n = self.num_tokens.item(row), len(tokens)
+        self.tokens[row, start : start + n] = tokens if n > 1 else tokens[0]
+        self.num_tokens[row] = start + n
         self.in_flight[row] -= 1
 
     # -- the decode path ------------------------------------------------------------------------------------

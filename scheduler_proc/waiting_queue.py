@@ -1,4 +1,5 @@
-"""WaitingQueue: the requests that hold no row, always in the order (priority, retracted first, arrival).
+"""WaitingQueue: the requests that hold no row, always in the order (priority, retracted first, sort key,
+arrival).
 
 Kept in order as requests come and go, so that nothing sorts it in a step.
 """
@@ -6,17 +7,28 @@ Kept in order as requests come and go, so that nothing sorts it in a step.
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
-from scheduler_proc.request import Request
+from scheduler_proc.request import Place, Request
+
+SortKey: TypeAlias = Callable[[Request], float]
+
+
+def no_key(req: Request) -> float:
+    """In the order of arrival."""
+    return 0
 
 
 class WaitingQueue:
-    """Requests and, beside them, their keys; equal keys cannot be, since arrival numbers differ."""
+    """Requests and, beside them, their places; equal ones cannot be, since arrival numbers differ."""
 
-    def __init__(self) -> None:
+    def __init__(self, sort_key: SortKey = no_key) -> None:
+        self.version = 0
+        """Changes whenever somebody comes or goes."""
+        self._sort_key = sort_key
         self._requests: list[Request] = []
-        self._keys: list[tuple[int, bool, int]] = []
+        self._places: list[Place] = []
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -32,26 +44,29 @@ class WaitingQueue:
         return iter(self._requests)
 
     def add(self, req: Request) -> None:
-        key = req.queue_key
-        if not self._keys or key > self._keys[-1]:  # nearly always
-            self._keys.append(key)
+        place = req.place = (-req.priority, req.num_retractions == 0, self._sort_key(req), req.seq)
+        self.version += 1
+        if not self._places or place > self._places[-1]:  # nearly always
+            self._places.append(place)
             self._requests.append(req)
             return
-        position = bisect.bisect(self._keys, key)
-        self._keys.insert(position, key)
+        position = bisect.bisect(self._places, place)
+        self._places.insert(position, place)
         self._requests.insert(position, req)
 
     def remove(self, req: Request) -> None:
-        position = bisect.bisect_left(self._keys, req.queue_key)
+        position = bisect.bisect_left(self._places, req.place)
         assert self._requests[position] is req
-        del self._requests[position]
-        del self._keys[position]
+        self._remove_slice(position, position + 1)
 
     def remove_at(self, positions: list[int]) -> None:
         if positions == list(range(len(positions))):
-            del self._requests[: len(positions)]
-            del self._keys[: len(positions)]
+            self._remove_slice(0, len(positions))
             return
         for position in sorted(positions, reverse=True):
-            del self._requests[position]
-            del self._keys[position]
+            self._remove_slice(position, position + 1)
+
+    def _remove_slice(self, start: int, end: int) -> None:
+        self.version += 1
+        del self._requests[start:end]
+        del self._places[start:end]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -20,10 +21,11 @@ from runtime.messages import (
     Ping,
     SequenceOutput,
     StreamOpen,
+    TensorBatch,
     TokenBatch,
     TokenLogprobs,
 )
-from runtime.transport import SCHEMA, Codec, MemoryChannel
+from runtime.transport import SCHEMA, Codec, Frame, MemoryChannel
 from runtime.wire import PROTOCOL_VERSION, pack_ids, unpack_ids
 from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer
@@ -40,6 +42,8 @@ class FakePeers:
     def __init__(self) -> None:
         self.incoming: list[tuple[bytes, bytes]] = []
         self.sent: list[tuple[bytes, bytes]] = []
+        self.raw: list[tuple[bytes, TensorBatch, tuple[Frame, ...]]] = []
+        """Messages with raw frames behind them, which are in `sent` too: peer, message, frames."""
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
 
@@ -47,12 +51,16 @@ class FakePeers:
         frames, self.incoming = self.incoming, []
         return frames
 
-    def send(self, peer: bytes, frame: bytes) -> Delivery:
+    def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         if peer in self.gone:
             return Delivery.GONE
         if peer in self.full:
             return Delivery.FULL
         self.sent.append((peer, frame))
+        if more:
+            self.raw.append(
+                (peer, Codec(UNIONS["client_out"], EPOCH).decode(frame, any_epoch=True), tuple(more))
+            )
         return Delivery.SENT
 
 

@@ -46,13 +46,32 @@ def executors(back_end: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
             stack.callback(ring.close)
             if back_end == "own":
                 monkeypatch.setattr(client.executor, "OwnRuntime", lambda *_: StandInRuntime(ring))
-                executor = GenerationExecutor.create(model="a-model")
+                executor = GenerationExecutor.create()
             else:
                 executor = GenerationExecutor.create(run_dir=run_dir)
             stack.callback(executor.shutdown)
             return executor, ring
 
         yield make
+
+
+def spell_each(*texts: str) -> Answer:
+    """Sequence i spells texts[i]: in a stream one character of each by turns, else text after text."""
+
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        if not request.stream:
+            return [
+                output(request, text, index=index, finish=finish("stop", len(text)))
+                for index, text in enumerate(texts)
+            ]
+        spelled = []
+        for at in range(max(map(len, texts))):
+            for index, text in enumerate(texts):
+                end = finish("stop", len(text)) if at + 1 == len(text) else None
+                spelled += [output(request, each, index=index, finish=end) for each in text[at : at + 1]]
+        return spelled
+
+    return answer
 
 
 def echo(request: GenerateRequest) -> list[SequenceOutput]:

@@ -12,27 +12,34 @@ import queue
 import random
 import threading
 import time
-import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from runtime.errors import ExecutorError
-from runtime.messages import BatchPlan, RowSetup, SampleMasks, StepResult, ToDetokenizer
+from runtime.messages import ToDetokenizer
+from runtime.plan import BatchPlan, PromptLogprobs, RowSetup, SampleMasks, StepResult, StepTensor
+from runtime.transport import Frame, with_frames
 from runtime.wire import Message, pack_ids, unpack_ids
+from tests.fake_sampling import (
+    NAMESPACE_SHIFT,
+    NUM_TOP,
+    VOCAB_SIZE,
+    IdArray,
+    allowed_ids,
+    choose,
+    fake_logits,
+    fake_logprobs,
+    forbidden_ids,
+    hash_of,
+    next_top_p_age,
+    prompt_hash,
+)
 
-VOCAB_SIZE = 96
-NAMESPACE_SHIFT = 32
-"""A seed carries the number of its namespace above this bit:
-the fake model's adapter, part of every KV entry it writes.
-"""
-NUM_TOP = 4
-
-IdArray = npt.NDArray[np.int64]
+TensorName: TypeAlias = Literal["context_logits", "generation_logits"]
 
 
 @dataclass(slots=True)
@@ -40,45 +47,51 @@ class FakeRow:
     """What the fake device keeps about a row."""
 
     setup: RowSetup
-    history: list[int] = field(default_factory=list)
-    """Prompt and output, kept only for rows with a penalty."""
+    history: list[int]
+    """Prompt and output, kept only for rows where something looks back at them."""
+    top_p_age: int
+    stop_ids: frozenset[int]
+    allowed: list[int] | None
+    bad_words: list[list[int]]
+    reset_ids: frozenset[int]
+
+    @staticmethod
+    def of(setup: RowSetup) -> FakeRow:
+        return FakeRow(
+            setup,
+            unpack_ids(setup.history_ids).tolist(),
+            setup.top_p_age,
+            frozenset(unpack_ids(setup.stop_ids).tolist()),
+            unpack_ids(setup.allowed_ids).tolist() or None,
+            [unpack_ids(word).tolist() for word in setup.bad_words],
+            frozenset(unpack_ids(setup.top_p_reset_ids).tolist()),
+        )
 
     @property
     def salt(self) -> int:
         return (self.setup.seed >> NAMESPACE_SHIFT) * 1000
 
     @property
-    def is_penalised(self) -> bool:
-        return self.setup.presence_penalty != 0.0
+    def looks_back(self) -> bool:
+        setup = self.setup
+        has_phrases = any(len(word) > 1 for word in self.bad_words)
+        return setup.presence_penalty != 0.0 or setup.no_repeat_ngram > 0 or has_phrases
 
-
-def hash_of(context: IdArray, seed: int, history: Sequence[int]) -> int:
-    h = zlib.crc32(context.tobytes(), seed & 0xFFFFFFFF)
-    return zlib.crc32(np.array(history, np.int64).tobytes(), h) if history else h
-
-
-def choose(h: int, allowed: Sequence[int] | None, forbidden: frozenset[int]) -> int:
-    """The token that hash h stands for, among the allowed ones."""
-    if allowed is None and not forbidden:
-        return h % VOCAB_SIZE
-    ids = [i for i in (range(VOCAB_SIZE) if allowed is None else allowed) if i not in forbidden]
-    return ids[h % len(ids)]
-
-
-def fake_logprobs(h: int, token: int) -> tuple[float, list[int], list[float]]:
-    """(chosen, top ids, top logprobs): some numbers that only this token of this sequence has."""
-    chosen = -(h % 1000) / 1024
-    return (
-        chosen,
-        [(token + 7 * i) % VOCAB_SIZE for i in range(NUM_TOP)],
-        [chosen - i for i in range(NUM_TOP)],
-    )
-
-
-def allowed_ids(mask: bytes) -> list[int]:
-    bits = np.unpackbits(np.frombuffer(mask, np.uint8), bitorder="little")
-    ids: list[int] = np.flatnonzero(bits).tolist()
-    return ids
+    def sample(self, context: IdArray, mask: bytes | None) -> tuple[int, int]:
+        """(token, hash) of what follows the context; remembers it."""
+        setup = self.setup
+        assert not self.looks_back or len(self.history) == len(context), "a history of another length"
+        forbidden = forbidden_ids(self.history, self.bad_words, setup.no_repeat_ngram)
+        if len(context) < setup.min_len:
+            forbidden |= self.stop_ids
+        decays = setup.top_p_decay != 1.0
+        penalised = self.history if setup.presence_penalty else ()
+        h = hash_of(context, setup.seed, penalised, self.top_p_age if decays else 0)
+        token = choose(h, self.allowed if mask is None else allowed_ids(mask), forbidden)
+        if self.looks_back:
+            self.history.append(token)
+        self.top_p_age = next_top_p_age(self.top_p_age, token, self.reset_ids)
+        return token, h
 
 
 class FakeHandle:
@@ -86,13 +99,15 @@ class FakeHandle:
 
     def __init__(self) -> None:
         self._finished = threading.Event()
+        self.frames: tuple[Frame, ...] = ()
         self._data = b""
         self._error: BaseException | None = None
         self.masks: dict[int, bytes] = {}
         self.masks_ready = threading.Event()
 
-    def finish(self, data: bytes, error: BaseException | None = None) -> None:
+    def finish(self, data: bytes, frames: Sequence[Frame] = (), error: BaseException | None = None) -> None:
         self._data = data
+        self.frames = tuple(frames)
         self._error = error
         self._finished.set()
 
@@ -164,14 +179,15 @@ class FakeExecutor:
                 time.sleep(self._random.random() * self._jitter)
             if plan.step == self.fails_at_step:
                 raise ExecutorError("told to fail")
-            handle.finish(msgspec.msgpack.encode(self._step(plan, handle)))
+            result, frames = self._step(plan, handle)
+            handle.finish(msgspec.msgpack.encode(result), frames)
         except BaseException as error:
-            handle.finish(b"", error)
+            handle.finish(b"", error=error)
 
     def apply_tables(self, plan: BatchPlan) -> None:
         """Setups, copies, table writes: in the order of the plan's fields."""
         for setup in plan.setups:
-            self._rows[setup.row] = FakeRow(setup, unpack_ids(setup.penalty_ids).tolist())
+            self._rows[setup.row] = FakeRow.of(setup)
         assert len({setup.row for setup in plan.setups}) == len(plan.setups), "two tenants for one row"
         size = self.page_size
         for source, target in plan.page_copies:
@@ -191,7 +207,7 @@ class FakeExecutor:
         slots: IdArray = pages * self.page_size + at % self.page_size
         return slots
 
-    def _step(self, plan: BatchPlan, handle: FakeHandle) -> StepResult:
+    def _step(self, plan: BatchPlan, handle: FakeHandle) -> tuple[StepResult, list[Frame]]:
         self.apply_tables(plan)
         ones = [1] * plan.num_decodes
         rows, starts = unpack_ids(plan.rows).tolist(), unpack_ids(plan.starts).tolist()
@@ -203,9 +219,12 @@ class FakeExecutor:
         assert len(ids) == sum(lens)
         self.num_computed += len(ids)
         self._write_kv(rows, starts, lens, ids)
+        logits = FakeLogits()
+        prompts = self._look_at_prompts(plan, rows, starts, lens, logits)
         if plan.defer_sampling:
             assert handle.masks_ready.wait(10), "masks never came"
-        return self._sample_all(plan, rows, starts, lens, samples, drafts, handle.masks)
+        result = self._sample_all(plan, rows, starts, lens, samples, drafts, handle.masks, logits)
+        return msgspec.structs.replace(result, prompts=prompts, tensors=tuple(logits.tensors)), logits.frames
 
     def _write_kv(self, rows: list[int], starts: list[int], lens: list[int], ids: list[int]) -> None:
         at = 0
@@ -229,16 +248,21 @@ class FakeExecutor:
         samples: list[int],
         drafts: list[int],
         masks: dict[int, bytes],
+        logits: FakeLogits,
     ) -> StepResult:
         tokens: list[int] = []
         counts: list[int] = []
         chosen: list[float] = []
         top_ids: list[int] = []
         top: list[float] = []
-        for row, start, n, sample, num_drafts in zip(rows, starts, lens, samples, drafts, strict=True):
+        of_rows = zip(rows, starts, lens, samples, drafts, strict=True)
+        for index, (row, start, n, sample, num_drafts) in enumerate(of_rows):
             got = self._sample(row, start + n, num_drafts, masks.get(row)) if sample else []
             counts.append(len(got))
             tokens += [token for token, _ in got]
+            if got and self._rows[row].setup.returns_logits:
+                position = start + n - num_drafts
+                logits.add(index, "generation_logits", position, [h for _, h in got])
             if self._rows[row].setup.num_logprobs >= 0:
                 for token, h in got:
                     values = fake_logprobs(h, token)
@@ -261,20 +285,52 @@ class FakeExecutor:
         """
         state = self._rows[row]
         context = self._kv[self._slots(row, 0, end)]
-        allowed = None if mask is None else allowed_ids(mask)
         got: list[tuple[int, int]] = []
-        for i in range(num_drafts + 1):
-            position = end - num_drafts + i
-            stops = frozenset(unpack_ids(state.setup.stop_ids).tolist())
-            h = hash_of(context[:position], state.setup.seed, state.history if state.is_penalised else ())
-            token = choose(h, allowed, stops if position < state.setup.min_len else frozenset())
-            got.append((token, h))
-            if state.is_penalised:
-                state.history.append(token)
-            if i < num_drafts and context[position] != token + state.salt:
+        for position in range(end - num_drafts, end + 1):
+            got.append(state.sample(context[:position], mask))
+            if position < end and context[position] != got[-1][0] + state.salt:
                 break
         self._last_token[row] = got[-1][0]
         return got
+
+    def _look_at_prompts(
+        self, plan: BatchPlan, rows: list[int], starts: list[int], lens: list[int], logits: FakeLogits
+    ) -> tuple[PromptLogprobs, ...]:
+        prompts: list[PromptLogprobs] = []
+        for entry in plan.prompt_positions:
+            row, first = rows[entry.index], starts[entry.index] + entry.first
+            targets, k = unpack_ids(entry.targets).tolist(), entry.num_logprobs
+            end = first + len(targets)
+            assert end <= starts[entry.index] + lens[entry.index], "positions beyond the chunk"
+            context = self._kv[self._slots(row, 0, end)]
+            hashes = [prompt_hash(context[: position + 1]) for position in range(first, end)]
+            if entry.returns_logits:
+                for i in range(0, len(hashes), 2):  # as large frames are split
+                    logits.add(entry.index, "context_logits", first + i, hashes[i : i + 2])
+            if k >= 0:
+                got = [fake_logprobs(h, target) for h, target in zip(hashes, targets, strict=True)]
+                prompts.append(
+                    PromptLogprobs(
+                        entry.index,
+                        np.array([chosen for chosen, _, _ in got], np.float32).tobytes(),
+                        pack_ids([i for _, top_ids, _ in got for i in top_ids[:k]]),
+                        np.array([x for _, _, top in got for x in top[:k]], np.float32).tobytes(),
+                    )
+                )
+        return tuple(prompts)
+
+
+class FakeLogits:
+    """Raw logits of a step, each tensor with its frame."""
+
+    def __init__(self) -> None:
+        self.tensors: list[StepTensor] = []
+        self.frames: list[Frame] = []
+
+    def add(self, index: int, name: TensorName, start: int, hashes: list[int]) -> None:
+        values = np.stack([fake_logits(h) for h in hashes])
+        self.tensors.append(StepTensor(index, name, start, (len(hashes), VOCAB_SIZE)))
+        self.frames.append(values.data if len(self.frames) % 2 else values.tobytes())
 
 
 class RecordingOutbox:
@@ -287,10 +343,10 @@ class RecordingOutbox:
         self.refuses = refuses
         self._decode = msgspec.msgpack.Decoder(ToDetokenizer).decode
 
-    def send(self, message: Message) -> bool:
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
         if self.refuses():
             return False
-        self.messages.append(self._decode(msgspec.msgpack.encode(message)))
+        self.messages.append(with_frames(self._decode(msgspec.msgpack.encode(message)), frames))
         return True
 
     def take(self) -> list[Any]:

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import msgspec
 import pytest
+import uvloop
 
 from api_server.main import serve
 from runtime.config import DEMO_MODEL, RuntimeConfig
@@ -52,6 +53,7 @@ class Front:
             endpoints=Endpoints(ring.run_dir),
             status=self.status,
             http_fd=listener.detach(),
+            index=0,
             stop=self.stop,
             ready=self.ready.set,
             beat=lambda: None,
@@ -59,11 +61,11 @@ class Front:
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, args=(context,), name="http-front")
         self._thread.start()
-        self.http = httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=WAIT_S)
+        self.http = self.open_client()
 
     def _serve(self, context: Any) -> None:
         try:
-            asyncio.run(serve(context))
+            uvloop.run(serve(context))
         except Exception as error:
             self.error = error
 
@@ -76,13 +78,17 @@ class Front:
     def chat(self, **body: Any) -> httpx.Response:
         return self.post("/v1/chat/completions", **{"messages": [{"role": "user", "content": "x"}], **body})
 
-    def open_raw(self, path: str, **body: Any) -> socket.socket:
-        """A socket on which the request has been sent."""
+    def open_client(self) -> httpx.Client:
+        """Another HTTP client."""
+        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=WAIT_S)
+
+    def open_raw(self, path: str, *, headers: str = "", **body: Any) -> socket.socket:
+        """A socket on which the request has been sent; `headers` are whole lines."""
         data = json.dumps(body).encode()
         connection = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
         head = (
             f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n"
+            f"Content-Length: {len(data)}\r\n{headers}"
         )
         connection.sendall(head.encode() + b"\r\n" + data)
         return connection
@@ -138,10 +144,12 @@ def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> 
     with fake_ring(run_dir, answer, config) as ring, pytest.MonkeyPatch.context() as patch:
         patch.setattr("api_server.main.TICK_S", 0.005)
         patch.setattr("client.connection.TICK_S", 0.005)
+        # A fake ring says once that it lives.
+        patch.setattr("client.ring_watch.SILENCE_S", 3600.0)
         patch.setattr("uvicorn.server.asyncio", HurriedAsyncio())
         front = Front(ring, config)
         try:
-            assert front.ready.wait(WAIT_S)
+            assert front.ready.wait(WAIT_S), front.error
             yield front
         finally:
             front.close()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,21 @@ def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> fl
             raise TimeoutError(f"{what}: not within {timeout_s:g} s")
         time.sleep(0.01)
     return time.monotonic() - began
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on, below those that the system hands out."""
+    # At random: other test runs look too, and a port that has just been used stays taken for a while.
+    for first in random.sample(range(20000, 32000), 100):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    listener = stack.enter_context(socket.socket())
+                    listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise OSError(f"no {count} free ports in a row")
 
 
 class Launched:
@@ -75,8 +92,9 @@ class Launched:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.state()['port']}"
 
-    def pid_of(self, role: str) -> int:
-        return next(child["pid"] for child in self.state()["children"] if child["role"] == role)
+    def pid_of(self, role: str, index: int = 0) -> int:
+        children = self.state()["children"]
+        return next(child["pid"] for child in children if (child["role"], child["index"]) == (role, index))
 
     def pids(self) -> list[int]:
         return [self.process.pid, *(child["pid"] for child in self.state().get("children", []))]

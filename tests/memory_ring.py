@@ -31,6 +31,7 @@ from tests.sim_system import Setting, System
 from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer
 from tokenizer_proc.loop import TokenizerLoop
+from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.validation import Admission, Validator
 
 EPOCH = 1
@@ -74,7 +75,8 @@ class MemoryRing:
 
     def __init__(self, loaded: Tokenizer, rng: random.Random, *, capacity: int) -> None:
         self._rng = rng
-        self._system = System(SETTING, rng)
+        self.now = 1.0
+        self._system = System(SETTING, rng, clock=lambda: self.now)
         self.scheduler: Scheduler = self._system.scheduler
         self._tokenizer_in = MemoryChannel("tokenizer_in", EPOCH, capacity)
         scheduler_in = MemoryChannel("scheduler_in", EPOCH, capacity)
@@ -85,12 +87,13 @@ class MemoryRing:
         self.tokenizer = TokenizerLoop(
             inbox=self._tokenizer_in,
             scheduler=scheduler_in,
-            detokenizer=detokenizer_in,
+            detokenizers=[detokenizer_in],
             tokenizer=loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
             admission=Admission(max_waiting=MAX_WAITING, max_running=MAX_ROWS),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
+            clock=lambda: Receipt(self.now, self.now),
         )
         self.peers = FakePeers()
         self.detokenizer = DetokenizerLoop(
@@ -102,7 +105,6 @@ class MemoryRing:
             slow_reader_timeout_s=SLOW_S,
         )
         self.status = Status()
-        self.now = 0.0
         self.callers: dict[bytes, Caller] = {}
         self.outcomes: Counter[str] = Counter()
         self._to_client = Codec(UNIONS["client_out"], EPOCH)
@@ -211,7 +213,7 @@ class MemoryRing:
     @property
     def is_at_rest(self) -> bool:
         is_busy = self.tokenizer.is_busy or self.detokenizer.is_busy or not self.scheduler.is_idle
-        return not is_busy and not any(channel._frames for channel in self.channels)
+        return not is_busy and not any(channel._messages for channel in self.channels)
 
     def check(self) -> None:
         """Assert that nothing has leaked. Call at rest."""

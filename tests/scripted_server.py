@@ -36,6 +36,8 @@ class ScriptedServer:
     """The steps of the answer to a request body; the connection is closed after the last one."""
     waits: bool = True
     """A step is over only when the client has read the clock; False for a client with a clock of its own."""
+    metrics: Callable[[int], bytes] | None = None
+    """What /metrics says after so many requests; None: there is none."""
     port: int = 0
     heads: list[str] = field(default_factory=list)
     bodies: list[dict[str, Any]] = field(default_factory=list)
@@ -61,9 +63,13 @@ class ScriptedServer:
         self.heads.append(head)
         if head.startswith("GET /v1/models "):
             writer.write(plain(200, MODELS))
+        elif head.startswith("GET /metrics ") and self.metrics is not None:
+            writer.write(plain(200, self.metrics(len(self.bodies))))
+        elif head.startswith("GET "):
+            writer.write(plain(404, b"not here"))
         else:
             length = next(line for line in head.lower().split("\r\n") if line.startswith("content-length"))
-            body = json.loads(await reader.readexactly(int(length.partition(":")[2])))
+            body = json.loads(await reader.readexactly(int(length.partition(":")[2])) or b"{}")
             self.bodies.append(body)
             for at_s, data in self.script(body):
                 self.clock.now = at_s
@@ -75,9 +81,12 @@ class ScriptedServer:
 
 @asynccontextmanager
 async def scripted_server(
-    script: Callable[[dict[str, Any]], Sequence[Step]], *, waits: bool = True
+    script: Callable[[dict[str, Any]], Sequence[Step]],
+    *,
+    waits: bool = True,
+    metrics: Callable[[int], bytes] | None = None,
 ) -> AsyncIterator[ScriptedServer]:
-    server = ScriptedServer(ScriptedClock(), script, waits)
+    server = ScriptedServer(ScriptedClock(), script, waits, metrics)
     listener = await asyncio.start_server(server.serve, "127.0.0.1", 0)
     server.port = listener.sockets[0].getsockname()[1]
     async with listener:

@@ -9,7 +9,16 @@ import numpy as np
 from runtime.messages import TokenizedRequest
 from runtime.sampling_params import SamplingParams
 from runtime.wire import TOKEN_BYTES, unpack_ids
-from tests.fakes import NAMESPACE_SHIFT, allowed_ids, choose, hash_of
+from tests.fake_sampling import (
+    NAMESPACE_SHIFT,
+    IdArray,
+    allowed_ids,
+    choose,
+    forbidden_ids,
+    hash_of,
+    next_top_p_age,
+    prompt_hash,
+)
 from tests.stand_ins import parity_mask
 
 EOS_IDS = frozenset({5, 11})
@@ -38,15 +47,29 @@ def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
     """(token, hash) of what follows `tokens` in a sequence."""
     sampling = spec.message.sampling
     seed = sampling.seed or 0
-    h = hash_of(
-        np.array(tokens, np.int64) + (seed >> NAMESPACE_SHIFT) * 1000,
-        seed,
-        tokens if sampling.presence_penalty else (),
-    )
     num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
-    masked = len(tokens) < num_prompt + sampling.min_tokens
-    allowed = allowed_ids(parity_mask(tokens[-1])) if "grammar" in spec.traits else None
-    return choose(h, allowed, stop_ids_of(sampling) if masked else frozenset()), h
+    age = 0
+    if sampling.top_p_decay != 1.0:
+        for token in tokens[num_prompt:]:
+            age = next_top_p_age(age, token, sampling.top_p_reset_ids)
+    h = hash_of(context_of(spec, tokens), seed, tokens if sampling.presence_penalty else (), age)
+    forbidden = forbidden_ids(tokens, sampling.bad_words_ids, sampling.no_repeat_ngram_size)
+    if len(tokens) < num_prompt + sampling.min_tokens:
+        forbidden |= stop_ids_of(sampling)
+    if "grammar" in spec.traits:
+        return choose(h, allowed_ids(parity_mask(tokens[-1])), forbidden), h
+    return choose(h, sampling.allowed_token_ids or None, forbidden), h
+
+
+def context_of(spec: Spec, tokens: list[int]) -> IdArray:
+    """[len(tokens)]: what the fake model's KV holds of them."""
+    return np.array(tokens, np.int64) + ((spec.message.sampling.seed or 0) >> NAMESPACE_SHIFT) * 1000
+
+
+def prompt_hashes(spec: Spec) -> list[int]:
+    """Of the logits at each position of its prompt."""
+    prompt = context_of(spec, unpack_ids(spec.message.input_ids).tolist())
+    return [prompt_hash(prompt[: position + 1]) for position in range(len(prompt))]
 
 
 def stop_ids_of(sampling: SamplingParams) -> frozenset[int]:

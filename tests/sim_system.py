@@ -1,71 +1,39 @@
-"""The system under test: a real scheduler with a fake worker in front and a fake detokenizer behind."""
+"""The system under test: a real scheduler between a fake worker and fake detokenizers."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 
-import msgspec
-
-from runtime.messages import Closed, ControlReply, StreamOpen, TokenBatch
+from runtime.plan import BatchPlan
 from runtime.registry import resolve
 from runtime.transport import MemoryChannel
-from runtime.wire import unpack_floats, unpack_ids
+from runtime.wire import TOKEN_BYTES, unpack_ids
 from scheduler_proc.cache import CACHES
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.capacity import MaxUtilization, SlotPool
-from scheduler_proc.features.logprobs import attach_logprobs
-from scheduler_proc.intake import FeatureFactory, Intake, ModelLimits
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.composition import BatchingSettings, make_batch_builder
+from scheduler_proc.intake import FeatureFactory, Intake
 from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.output import Output
+from scheduler_proc.limits import Limits
+from scheduler_proc.main import feature_factories
+from scheduler_proc.output import make_output
 from scheduler_proc.policy import POLICIES
+from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.prefill_adder import StepLimits
 from scheduler_proc.request import Status
 from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.step_log import StepLog
-from tests.fakes import VOCAB_SIZE, FakeExecutor, RecordingOutbox
+from tests.fakes import VOCAB_SIZE, FakeExecutor, FakeHandle, RecordingOutbox
+from tests.sim_detokenizer import FakeDetokenizer
 from tests.sim_reference import EOS_IDS
 
-
-class FakeDetokenizer:
-    """Takes TokenBatches apart and holds them to invariant 1: one opening, one terminal, nothing after it."""
-
-    def __init__(self) -> None:
-        self.opened: set[bytes] = set()
-        self.tokens: dict[bytes, list[int]] = {}
-        self.logprobs: dict[bytes, list[tuple[float, list[int], list[float]]]] = {}
-        self.closed: dict[bytes, Closed] = {}
-        self.replies: list[ControlReply] = []
-
-    def receive(self, message: TokenBatch | ControlReply) -> None:
-        if isinstance(message, ControlReply):
-            self.replies.append(message)
-            return
-        for raw in message.opened:
-            handle = msgspec.msgpack.decode(raw, type=StreamOpen).handle
-            assert handle not in self.opened, "opened twice"
-            self.opened.add(handle)
-            self.tokens[handle] = []
-            self.logprobs[handle] = []
-        handles = [message.handles[i : i + 16] for i in range(0, len(message.handles), 16)]
-        for handle, token in zip(handles, unpack_ids(message.tokens).tolist(), strict=True):
-            assert handle in self.opened, "a token before its opening"
-            assert handle not in self.closed, "a token after the terminal"
-            self.tokens[handle].append(token)
-        self._receive_logprobs(message)
-        for closed in message.closed:
-            assert closed.handle in self.opened, "closed before its opening"
-            assert closed.handle not in self.closed, "a second terminal"
-            self.closed[closed.handle] = closed
-
-    def _receive_logprobs(self, message: TokenBatch) -> None:
-        for entry in message.logprobs:
-            assert entry.handle in self.opened
-            assert entry.handle not in self.closed
-            chosen = unpack_floats(entry.logprobs).tolist()
-            top_ids = unpack_ids(entry.top_ids).reshape(len(chosen), -1).tolist()
-            top = unpack_floats(entry.top_logprobs).reshape(len(chosen), -1).tolist()
-            self.logprobs[entry.handle] += list(zip(chosen, top_ids, top, strict=True))
+STEP_S = 0.01
+MAX_LOGITS_BYTES = 1 << 20
+BATCHING_NAMES = ["inflight_fused", "inflight_fused", "inflight", "static"]
+POLICY_NAMES = ["fcfs", "lpm", "dfs-weight", "shortest-first", "lof", "tests.stand_ins:RandomPolicy"]
 
 
 @dataclass(slots=True, frozen=True)
@@ -91,9 +59,23 @@ class Setting:
     max_output: int
     turbulence: float
     """Probability that something comes from outside in a step."""
+    num_detokenizers: int = 1
+    max_live: int = 1000
+    expiring: float = 0.0
+    """Share of the requests that have a deadline."""
+    capacity: str = "max_utilization"
+    batching: str = "inflight_fused"
+    max_requests: int = 0
+    """Of one step; 0: all that run."""
+    micro_batch_scheduler: str = ""
+    request_scheduler: str = ""
 
     @staticmethod
     def draw(rng: random.Random) -> Setting:
+        capacity = rng.choice(["max_utilization"] * 6 + ["guaranteed_no_evict"] * 2 + ["static_batch"])
+        has_own_scheduler = capacity == "max_utilization" and rng.random() < 0.1
+        is_preemptible = capacity == "max_utilization" and not has_own_scheduler
+        policies = [*POLICY_NAMES, "priority", "priority"] if is_preemptible else POLICY_NAMES
         page_size, num_pages = rng.choice(
             [(1, 70), (1, 200), (4, 22), (4, 60), (8, 14), (8, 40), (16, 8), (16, 30)]
         )
@@ -105,32 +87,60 @@ class Setting:
             depth=rng.choice([1, 2, 2, 2, 3, 4]),
             feeds_back=rng.random() < 0.7,
             budget=rng.choice([4, 8, 24, 64]),
-            policy=rng.choice(["fcfs", "longest_prefix", "tests.stand_ins:RandomPolicy"]),
+            policy=rng.choice(policies),
             cache="none" if rng.random() < 0.15 else "radix",
             conservativeness=rng.choice([0.05, 0.3, 1.0]),
             num_slots=rng.choice([1, 2]),
             refusal=rng.choice([0.0, 0.0, 0.2, 0.6]),
             jitter=0.0005 if rng.random() < 0.05 else 0.0,
-            num_requests=25,
+            num_requests=20,
             max_output=rng.choice([12, 24, 60]),
             turbulence=rng.choice([0.0, 0.3, 1.0]),
+            num_detokenizers=rng.choice([1, 1, 2, 3]),
+            max_live=rng.choice([1000, 1000, 1000, 9]),
+            expiring=rng.choice([0.0, 0.3]),
+            capacity=capacity,
+            batching="inflight_fused" if has_own_scheduler else rng.choice(BATCHING_NAMES),
+            max_requests=rng.choice([0, 0, 0, 1, 3]),
+            request_scheduler="tests.stand_ins:RandomScheduler" if has_own_scheduler else "",
         )
 
 
+class WatchedExecutor(FakeExecutor):
+    """Shows every plan to `watch` before it runs."""
+
+    watch: Callable[[BatchPlan], None]
+
+    def launch(self, plan: BatchPlan) -> FakeHandle:
+        self.watch(plan)
+        return super().launch(plan)
+
+
 class System:
-    """A scheduler with a fake worker in front and a fake detokenizer behind."""
+    """Its time passes by STEP_S with each step, unless it is given a clock."""
 
     def __init__(
-        self, setting: Setting, rng: random.Random, factories: tuple[FeatureFactory, ...] = ()
+        self,
+        setting: Setting,
+        rng: random.Random,
+        factories: tuple[FeatureFactory, ...] = (),
+        clock: Callable[[], float] | None = None,
     ) -> None:
+        self.now = 1.0
+        clock = clock or (lambda: self.now)
         self.rows = Rows(setting.max_rows, setting.max_len)
         cache = resolve("prefix cache", setting.cache, CACHES)(setting.page_size)
         self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache)
-        self.outbox = RecordingOutbox(lambda: rng.random() < setting.refusal)
-        self.output = Output(self.outbox)
+        self.outboxes = [
+            RecordingOutbox(lambda: rng.random() < setting.refusal) for _ in range(setting.num_detokenizers)
+        ]
+        self.outbox = self.outboxes[0]
+        self.output = make_output(self.outboxes)
         self.slots = SlotPool(setting.num_slots)
-        self.lifecycle = Lifecycle(self.kv, self.slots, self.output)
-        self.executor = FakeExecutor(
+        policy = resolve("schedule policy", setting.policy, POLICIES)()
+        sort_key = sort_key_of(policy, self.kv)
+        self.lifecycle = Lifecycle(self.kv, self.slots, self.output, clock, sort_key=sort_key)
+        self.executor = WatchedExecutor(
             setting.num_pages,
             setting.page_size,
             setting.max_rows,
@@ -139,31 +149,64 @@ class System:
             feeds_back=setting.feeds_back,
             jitter=setting.jitter,
         )
+        self.executor.watch = self._check_plan
         intake = Intake(
             self.lifecycle,
-            ModelLimits(VOCAB_SIZE, setting.max_len, EOS_IDS),
-            (*factories, attach_logprobs(self.output.add_logprobs)),
+            Limits(VOCAB_SIZE, setting.max_len, EOS_IDS, setting.max_live, True, True, MAX_LOGITS_BYTES),
+            (*factories, *feature_factories(self.output)),
+            clock=clock,
         )
-        self.scheduler = Scheduler(
-            self.lifecycle,
-            intake,
-            resolve("schedule policy", setting.policy, POLICIES)(),
-            MaxUtilization(self.rows, self.kv, setting.conservativeness),
-            self.executor,
-            setting.budget,
-            StepLog(self.kv, self.lifecycle.waiting, 40),
+        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
+        batching = BatchingSettings(
+            limits,
+            setting.batching,
+            setting.capacity,
+            setting.conservativeness,
+            setting.micro_batch_scheduler,
+            setting.request_scheduler,
         )
+        builder = make_batch_builder(batching, self.lifecycle, policy)
+        step_log = StepLog(self.kv, self.lifecycle.waiting, 40)
+        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log)
+        self.setting = setting
         self.detokenizer = FakeDetokenizer()
         self.inbox = MemoryChannel("scheduler_in")
 
     def step(self) -> None:
         """One turn of the loop, with every check that no output would show."""
+        self.now += STEP_S
+        running = set(self.rows.tenancy[self.rows.running].tolist())
         self.scheduler.step(self.inbox.drain())
-        for message in self.outbox.take():
-            self.detokenizer.receive(message)
+        self.deliver()
         self.kv.check()
         self.lifecycle.check()
         check_rows(self.kv)
+        self._check_batching(running)
+        live = self.lifecycle.requests.values()
+        assert len(live) <= self.setting.max_live, "more sequences live than may"
+        assert not any(0.0 < req.deadline_s <= self.now for req in live), "alive after its deadline"
+
+    def _check_batching(self, earlier: set[int]) -> None:
+        """What the capacity policy promises. earlier: the stays before this step."""
+        if self.setting.capacity in ("guaranteed_no_evict", "static_batch"):
+            assert not self.lifecycle.num_retracted, "took a row back"
+        if self.setting.capacity == "static_batch" and earlier:
+            now = set(self.rows.tenancy[self.rows.running].tolist())
+            assert not now & earlier or now <= earlier, "joined a closed batch"
+
+    def _check_plan(self, plan: BatchPlan) -> None:
+        """What a step may hold at most, and whether it may hold prompts and decodes together."""
+        setting, rows = self.setting, unpack_ids(plan.rows)
+        assert len(rows) <= (setting.max_requests or setting.max_rows), "too many requests in a step"
+        assert len(plan.input_ids) <= setting.budget * TOKEN_BYTES, "too many tokens in a step"
+        if setting.batching != "inflight_fused":
+            are_prompts = unpack_ids(plan.starts) < self.rows.num_given[rows]
+            assert are_prompts.all() or not are_prompts.any(), "prompts and decodes in one step"
+
+    def deliver(self) -> None:
+        for number, outbox in enumerate(self.outboxes):
+            for message in outbox.take():
+                self.detokenizer.receive(message, self.now, number, len(self.outboxes))
 
     def check_empty(self) -> None:
         assert self.scheduler.is_idle
@@ -183,4 +226,4 @@ def check_rows(kv: KVCacheManager) -> None:
         assert req.predicted_len <= req.max_len, "overrun past the length limit"
         if kv.cache.shares and req.kv_len >= req.num_given:
             num_full = req.num_given // kv.page_size
-            assert req.num_shared >= num_full, "prompt not published"
+            assert kv.num_shared[req.row] >= num_full, "prompt not published"

@@ -20,27 +20,20 @@ from typing import Any
 
 import msgspec
 
-from runtime.handle import attempt_of, make_handle, sequence_key, split_handle
-from runtime.messages import (
-    AbortRequest,
-    Closed,
-    ControlRequest,
-    StopMatched,
-    StreamOpen,
-    TokenizedRequest,
-    ToScheduler,
-)
-from runtime.sampling_params import SamplingParams
-from runtime.wire import TOKEN_BYTES, pack_ids, unpack_ids
+from runtime.handle import attempt_of, make_handle, sequence_key
+from runtime.messages import AbortRequest, ControlRequest, StopMatched, TokenizedRequest, ToScheduler
+from runtime.wire import pack_ids, unpack_ids
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.request import Request, Status, StopIds
-from tests.fakes import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE, fake_logprobs
+from tests.sim_judge import judge
 from tests.sim_reference import Spec, next_token, reference, stop_ids_of
-from tests.sim_system import Setting, System
+from tests.sim_system import STEP_S, Setting, System
+from tests.sim_traffic import Traffic, keys_of, next_attempt, stream_open, with_attempt
 from tests.stand_ins import Adapter, ParityGrammar, Speculation, WideStart
 
-NAMESPACES = (b"", b"", b"tenant", b"adapter")
 MAX_STEPS = 20_000
+MAX_IDLE_STEPS = 400
+"""In a row, while a request lives: longer than any back-pressure or deadline of the traffic lasts."""
 
 
 class Simulation:
@@ -52,56 +45,15 @@ class Simulation:
         self.specs: dict[bytes, Spec] = {}
         self.system = System(self.setting, self.rng, (self._features,))
         self.counts: Counter[str] = Counter()
-        self._stems = [
-            [self.rng.randrange(VOCAB_SIZE) for _ in range(self.rng.randrange(4, 40))] for _ in range(3)
-        ]
-        self._todo = [self._draw_spec(i) for i in range(self.setting.num_requests)]
+        traffic = self._traffic = Traffic(self.rng, self.setting, self.specs)
+        self._todo: list[list[Spec]] = []
+        self._num_launched = self._num_idle = 0
+        for number in range(self.setting.num_requests):
+            sequences = traffic.draw(number)
+            self.specs |= keys_of(sequences)
+            self._todo.append(sequences)
 
     # -- traffic --------------------------------------------------------------------------------------------
-
-    def _draw_spec(self, number: int) -> Spec:
-        rng = self.rng
-        ids = rng.choice(self._stems) + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(0, 6))]
-        if self.specs and rng.random() < 0.3:
-            ids = unpack_ids(
-                next(reversed(self.specs.values())).message.input_ids
-            ).tolist()  # the same, at once
-        num_namespace = rng.randrange(len(NAMESPACES))
-        traits = {
-            trait
-            for trait, share in (("grammar", 0.2), ("speculation", 0.2), ("adapter", 0.2), ("wide", 0.1))
-            if rng.random() < share
-        }
-        handle = make_handle(1 + number % 3, number)
-        message = TokenizedRequest(
-            handle,
-            pack_ids(ids[: self.setting.max_len - 1]),
-            self._draw_sampling(num_namespace),
-            stream_open(handle, len(ids)),
-            rng.choice([0, 0, 0, 5, -2]),
-            NAMESPACES[num_namespace],
-        )
-        return self._keep(message, frozenset(traits))
-
-    def _keep(self, message: TokenizedRequest, traits: frozenset[str]) -> Spec:
-        num_prompt = len(message.input_ids) // TOKEN_BYTES
-        spec = Spec(message, traits, min(num_prompt + message.sampling.max_tokens, self.setting.max_len))
-        self.specs[sequence_key(message.handle)] = spec
-        return spec
-
-    def _draw_sampling(self, num_namespace: int) -> SamplingParams:
-        rng = self.rng
-        max_tokens = rng.randrange(1, self.setting.max_output)
-        kind = rng.random()
-        return SamplingParams(
-            max_tokens=max_tokens,
-            min_tokens=rng.randrange(0, max_tokens + 1) if rng.random() < 0.2 else 0,
-            presence_penalty=0.5 if rng.random() < 0.15 else 0.0,
-            seed=((num_namespace if num_namespace > 1 else 0) << NAMESPACE_SHIFT) + rng.randrange(2),
-            stop_token_ids=() if kind < 0.6 else tuple(range(20, 22 if kind < 0.8 else 30)),
-            ignore_eos=rng.random() < 0.3,
-            logprobs=rng.randrange(0, NUM_TOP + 1) if rng.random() < 0.2 else None,
-        )
 
     def _features(self, req: Request) -> RequestFeature | None:
         """The stand-ins that its traits ask for; one object
@@ -162,7 +114,13 @@ class Simulation:
             spec.ended_from_outside = True
             self._send(StopMatched(spec.handle, len(self.system.detokenizer.tokens[spec.handle])))
         elif draw < 0.12 and live:
-            self._resubmit(rng.choice(live))
+            detokenizer = self.system.detokenizer
+            in_prompt = [
+                spec
+                for spec in live
+                if detokenizer.prompt_logprobs[spec.handle] and not detokenizer.tokens[spec.handle]
+            ]
+            self._resubmit(rng.choice(in_prompt or live))
         elif draw < 0.13:
             self._send(ControlRequest(1, 1, rng.choice(["flush_cache", "server_info"])))
         elif draw < 0.17:
@@ -184,22 +142,23 @@ class Simulation:
         if spec.start:
             return  # a fork has no message of its own that says how it began
         old, detokenizer = spec.message, self.system.detokenizer
-        if reference(spec)[0] == unpack_ids(old.output_ids).tolist() + detokenizer.tokens[old.handle]:
+        have = detokenizer.tokens[old.handle]
+        if reference(spec)[0] == unpack_ids(old.output_ids).tolist() + have:
             return  # it would end where it arrives, and its stale copy would begin anew
-        handle = with_attempt(old.handle, attempt_of(old.handle) + 1)
-        spec.message = msgspec.structs.replace(
-            old,
-            handle=handle,
-            output_ids=old.output_ids + pack_ids(detokenizer.tokens[old.handle]),
-            stream_open=stream_open(handle, len(old.input_ids) // TOKEN_BYTES),
-        )
+        num_prompt_logprobs = len(detokenizer.prompt_logprobs[old.handle])
+        deadline_s = max(0.0, self._traffic.draw_deadline(self.system.now + 3 * STEP_S))
+        spec.message = next_attempt(spec, have, num_prompt_logprobs, deadline_s)
         self.counts["resumed"] += 1
+        self.counts["resumed within its prompt"] += num_prompt_logprobs > 0 and not have
         self._send(spec.message)
-        self._send(old)
+        if self.setting.max_live >= len(self.specs):  # else it may be refused, and its stale copy begin anew
+            self._send(old)
 
     def _fork(self) -> None:
         """A second continuation of a running request, as beam search would make it."""
         system, rng = self.system, self.rng
+        if len(system.lifecycle.requests) >= self.setting.max_live:
+            return
         candidates = [
             req
             for req in system.rows.running_requests()
@@ -214,44 +173,53 @@ class Simulation:
         number = len(self.specs)
         handle = make_handle(1, 1000 + number)
         sampling = msgspec.structs.replace(
-            parent.sampling, seed=(parent.sampling.seed or 0) + 7, logprobs=None
+            parent.sampling,
+            seed=(parent.sampling.seed or 0) + 7,
+            prompt_logprobs=None,
+            return_context_logits=False,
         )
         tokens = parent.tokens.tolist()
         prompt = tokens[: parent.num_prompt]
         message = TokenizedRequest(
             handle, pack_ids(prompt), sampling, stream_open(handle, len(prompt)), 0, parent.namespace
         )
-        spec = self._keep(message, frozenset())
-        spec.start = tokens
-        spec.is_sent = True
+        spec = Spec(message, frozenset(), parent.max_len, tokens, is_sent=True)
+        self.specs[sequence_key(handle)] = spec
         stops = StopIds(stop_ids_of(sampling))
         child = Request(
             handle, sequence_key(handle), 10_000 + number, system.rows, sampling, stops, len(prompt),
             parent.max_len, parent.min_len, pack_ids(tokens), parent.namespace,
         )  # fmt: skip
         lifecycle = system.lifecycle
-        if lifecycle.kv.try_fork(parent, child):
-            lifecycle.open(message.stream_open)
+        # No policy was asked whether it fits, so where none may be taken back it waits.
+        if self.setting.capacity == "max_utilization" and lifecycle.kv.try_fork(parent, child):
+            lifecycle.open(handle, message.stream_open)
             lifecycle.requests[child.key] = child
             child.status = Status.RUNNING
             self.counts["forked"] += 1
         else:
             lifecycle.add(child, message.stream_open)
 
+    def _send_request(self, sequences: list[Spec]) -> None:
+        deadline_s = self._traffic.draw_deadline(self.system.now)
+        for spec in sequences:
+            spec.is_sent = True
+            spec.message = msgspec.structs.replace(spec.message, deadline_s=deadline_s)
+            self._send(spec.message)
+
     # -- the run --------------------------------------------------------------------------------------------
 
     def run(self) -> Counter[str]:
         system = self.system
         try:
-            while self._todo or not system.scheduler.is_idle or len(system.outbox.messages):
+            while self._todo or not system.scheduler.is_idle or any(o.messages for o in system.outboxes):
                 while self._todo and self.rng.random() < 0.5:
-                    spec = self._todo.pop(0)
-                    spec.is_sent = True
-                    self._send(spec.message)
+                    self._send_request(self._todo.pop(0))
                 self._interfere()
                 system.step()
                 self.counts["steps"] += 1
                 assert self.counts["steps"] < MAX_STEPS, "no progress"
+                self._check_liveness()
             system.step()
         finally:
             system.executor.close()
@@ -263,60 +231,22 @@ class Simulation:
         self.counts["evicted pages"] += system.kv.cache.num_evicted
         return self.counts
 
+    def _check_liveness(self) -> None:
+        """Of the steps with something to do, one is launched every now and then."""
+        num_launched, lives = self.system.scheduler.num_steps, bool(self.system.lifecycle.requests)
+        if not lives or num_launched != self._num_launched:
+            self._num_launched = num_launched
+            self._num_idle = 0
+        self._num_idle += 1
+        assert self._num_idle < MAX_IDLE_STEPS, "no progress: nothing is launched"
+
     def _judge(self) -> None:
         self.system.check_empty()
         detokenizer = self.system.detokenizer
         assert set(detokenizer.closed) <= detokenizer.opened
         for spec in self.specs.values():
             assert spec.handle in detokenizer.closed, "no terminal"
-            self._judge_one(spec, detokenizer.closed[spec.handle])
-
-    def _judge_one(self, spec: Spec, closed: Closed) -> None:
-        want, hashes, reason = reference(spec)
-        num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
-        given = spec.start[num_prompt:] or unpack_ids(spec.message.output_ids).tolist()
-        have = given + self.system.detokenizer.tokens[spec.handle]
-        self.counts[closed.reason] += 1
-        if spec.aborted_before_sent:
-            assert (closed.reason, have) == ("abort", []), "it was aborted before it came"
-        elif closed.reason in ("abort", "stop_string"):
-            assert spec.ended_from_outside
-            assert have == want[: len(have)], "output of an ended sequence"
-        elif closed.reason == "error":
-            assert "grammar" in spec.traits
-            assert closed.error is not None
-            assert closed.error.code in ("invalid_grammar", "grammar_error")
-            assert have == want[: len(have)]
-        else:
-            assert have == want, f"output differs at {first_difference(have, want)} of {len(want)}"
-            assert closed.reason == reason
-            assert closed.stop_token == (want[-1] if reason == "stop" else -1)
-        assert 0 <= closed.cached_tokens <= num_prompt
-        self._judge_logprobs(spec, have, given, hashes)
-
-    def _judge_logprobs(self, spec: Spec, have: list[int], given: list[int], hashes: list[int]) -> None:
-        got = self.system.detokenizer.logprobs[spec.handle]
-        k = spec.message.sampling.logprobs
-        if k is None:
-            assert not got
-            return
-        assert len(got) == len(have) - len(given)
-        for i, (chosen, top_ids, top) in enumerate(got, len(given)):
-            want = fake_logprobs(hashes[i], have[i])
-            assert (chosen, top_ids, top) == (want[0], want[1][:k], want[2][:k]), "another token's logprobs"
-
-
-def with_attempt(handle: bytes, attempt: int) -> bytes:
-    client, seq, index, _ = split_handle(handle)
-    return make_handle(client, seq, index, attempt)
-
-
-def stream_open(handle: bytes, num_prompt: int) -> msgspec.Raw:
-    return msgspec.Raw(msgspec.msgpack.encode(StreamOpen(handle, num_prompt)))
-
-
-def first_difference(a: list[int], b: list[int]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+            self.counts[judge(spec, detokenizer)] += 1
 
 
 def setting_of(seed: int, **changes: Any) -> Setting:

@@ -15,8 +15,11 @@ import numpy as np
 
 from runtime.errors import RequestError
 from scheduler_proc.batch import ScheduledRow
-from scheduler_proc.features.base import Cost, RequestFeature, Sampled
+from scheduler_proc.features.base import Cost, RequestFeature
+from scheduler_proc.llm_request import KvCacheView, LlmRequestState, RequestList
 from scheduler_proc.request import Request
+from scheduler_proc.request_scheduler import RequestScheduler, SchedulerOutput
+from scheduler_proc.results import Sampled
 from tests.fakes import VOCAB_SIZE
 
 
@@ -145,3 +148,22 @@ class RandomPolicy:
         if draw < 0.02:
             raise ValueError("a policy of the user's")
         return positions + positions if draw < 0.04 else positions[: 1 + len(positions) // 2]
+
+
+class RandomScheduler(RequestScheduler):
+    """A scheduler of the user's: anybody may be left out, and sometimes somebody is paused."""
+
+    def __init__(
+        self, max_num_requests: int, kv_cache_manager: KvCacheView, max_batch_size: int, max_num_tokens: int
+    ) -> None:
+        self._max_batch_size = max_batch_size
+        self._random = random.Random(7)
+
+    def schedule_request(
+        self, active_requests: RequestList, inflight_request_ids: set[int]
+    ) -> SchedulerOutput:
+        paused = [r for r in active_requests if r.has_row and self._random.random() < 0.02]
+        there = [r for r in active_requests if r.request_id not in inflight_request_ids and r not in paused]
+        chosen = [r for r in there if self._random.random() < 0.8][: self._max_batch_size]
+        context = [r for r in chosen if r.state is LlmRequestState.CONTEXT_INIT]
+        return SchedulerOutput(context, [r for r in chosen if r not in context], paused)

@@ -19,23 +19,13 @@ import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
+from text.codec import IncrementalDecoder
 from text.tokenizer import Tokenizer
 
 REPLACEMENT = "\ufffd"
 # A character takes at most four byte tokens: what ends in a replacement character after eight will stay so.
 MAX_PENDING_TOKENS = 8
-
-
-class IncrementalDecoder(Protocol):
-    """The text of one sequence."""
-
-    def push(self, token: int) -> str:
-        """The text that this token completes, often one word, sometimes nothing."""
-
-    def flush(self) -> str:
-        """What is held at the end of the sequence: an incomplete character, as replacement characters."""
 
 
 class DecoderFactory:
@@ -53,6 +43,11 @@ class DecoderFactory:
             return ByteLevelDecoder(self._tables[skip_special_tokens], prompt_tail)
         return WindowDecoder(self._tokenizer, prompt_tail, skip_special_tokens=skip_special_tokens)
 
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of these ids by themselves, special tokens included."""
+        decoder = self.open((), skip_special_tokens=False)
+        return "".join([decoder.push(token) for token in ids]) + decoder.flush()
+
 
 @dataclass(slots=True, eq=False)
 class _ByteTable:
@@ -65,27 +60,12 @@ class _ByteTable:
     @staticmethod
     def build(tokenizer: Tokenizer, *, skip: bool) -> _ByteTable:
         pieces = [b""] * tokenizer.vocab_size
-        byte_of = _byte_level_alphabet()
-        for token_id, token in tokenizer.vocabulary.items():
+        for token_id in tokenizer.vocabulary:
             if not (skip and token_id in tokenizer.special_ids):
-                pieces[token_id] = _bytes_of(token, byte_of)
+                piece = tokenizer.token_bytes(token_id)
+                assert piece is not None, "every token of a byte-level vocabulary stands for bytes"
+                pieces[token_id] = piece
         return _ByteTable(pieces, [_text_of(piece) for piece in pieces])
-
-
-def _byte_level_alphabet() -> dict[str, int]:
-    """The character that each byte is spelled as: itself where it is printable, else one from U+0100 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    alphabet = {chr(byte): byte for byte in printable}
-    alphabet.update({chr(256 + n): byte for n, byte in enumerate(others)})
-    return alphabet
-
-
-def _bytes_of(token: str, byte_of: dict[str, int]) -> bytes:
-    try:
-        return bytes([byte_of[character] for character in token])
-    except KeyError:
-        return token.encode()  # an added token is spelled as it reads
 
 
 def _text_of(piece: bytes) -> str | None:

@@ -11,13 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from jinja2 import TemplateError
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders
 from transformers import PreTrainedTokenizerFast
 
-from runtime.errors import InvalidRequest, ModelError
+from runtime.errors import ModelError
 from runtime.wire import IntArray
+from text.chat_template import ChatTemplate
+from text.spelling import ByteLevelSpelling, spelling_of
+from text.token_lengths import max_token_chars
 
 
 class Tokenizer:
@@ -30,6 +31,7 @@ class Tokenizer:
         backend.no_padding()
         self._backend = backend
         self._wrapper = wrapper
+        self._chat_template = ChatTemplate(wrapper)
         added = backend.get_added_tokens_decoder()
         self.vocabulary: dict[int, str] = {
             token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
@@ -37,7 +39,8 @@ class Tokenizer:
         """Every id the tokenizer knows, with the token as the vocabulary spells it."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         """What `skip_special_tokens` leaves out of text."""
-        self.is_byte_level = isinstance(backend.decoder, decoders.ByteLevel)
+        self._spelling = spelling_of(backend.decoder)
+        self.is_byte_level = isinstance(self._spelling, ByteLevelSpelling)
         """Whether every token stands for fixed bytes, whatever is beside it."""
 
     @property
@@ -47,7 +50,7 @@ class Tokenizer:
 
     @property
     def has_chat_template(self) -> bool:
-        return self._wrapper.chat_template is not None
+        return self._chat_template.exists
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
         """The ids of each text, int32, in order."""
@@ -60,29 +63,46 @@ class Tokenizer:
         with _panics_as_errors():
             return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
 
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each id's token as the vocabulary spells it; "" for an id that it does not know."""
+        return [self.vocabulary.get(token_id, "") for token_id in ids]
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of text that a token stands for, which may be a part of a character.
+
+        None for an id that the tokenizer does not know, and where the text depends on the tokens beside it.
+        """
+        token = self.vocabulary.get(token_id)
+        return None if token is None else self._spelling.bytes_of(token)
+
+    def max_token_chars(self) -> int | None:
+        """Characters of a text per token of it, at most; None when that has no bound.
+
+        Walks over the vocabulary: ask once.
+        """
+        return max_token_chars(self._backend)
+
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """The prompt of a conversation, special tokens included: encode it with add_special_tokens=False.
 
-        Raises: InvalidRequest(param="messages") when there is no template or it does not take these messages.
+        `continue_final_message`: the prompt ends where the last message does, which the model then goes on
+        with. `template_kwargs`: further variables of the template.
+        Raises: InvalidRequest that names messages, continue_final_message or chat_template_kwargs when there
+        is no template or it does not take these.
         """
-        if not self.has_chat_template:
-            raise InvalidRequest(
-                "messages: the model has no chat template; send a text prompt", param="messages"
-            )
-        try:
-            prompt = self._wrapper.apply_chat_template(
-                [dict(message) for message in messages],
-                tokenize=False,
-                add_generation_prompt=add_generation_prompt,
-            )
-        except (TemplateError, TypeError, ValueError, KeyError, IndexError, RecursionError) as error:
-            raise InvalidRequest(
-                f"messages: the model's chat template refuses them: {error}", param="messages"
-            ) from error
-        assert isinstance(prompt, str)
-        return prompt
+        return self._chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs or {},
+        )
 
 
 @contextmanager

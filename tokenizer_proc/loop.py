@@ -7,7 +7,6 @@ anything is kept nothing new is read, so the clients feel it.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import traceback
 from collections import deque
@@ -16,23 +15,16 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-import msgspec
-
 from runtime.errors import RequestError
 from runtime.handle import client_of, describe
-from runtime.messages import (
-    AbortRequest,
-    ChatMessage,
-    ErrorInfo,
-    GenerateRequest,
-    RequestFailed,
-    StreamOpen,
-    TokenizedRequest,
-)
+from runtime.messages import AbortRequest, ChatMessage, ErrorInfo, GenerateRequest, RequestFailed
 from runtime.status_page import Status
 from runtime.transport import Inbox, Outbox
-from runtime.wire import IntArray, Message, pack_ids
-from text.tokenizer import Tokenizer
+from runtime.wire import IntArray, Message
+from text.codec import PromptEncoder
+from tokenizer_proc.bad_words import with_bad_words_as_ids
+from tokenizer_proc.receipt import Receipt
+from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
 from tokenizer_proc.validation import Admission, PromptField, Validator, error_info
 
 logger = logging.getLogger(__name__)
@@ -41,16 +33,16 @@ MAX_DRAIN = 256
 # About 50 ms of encoding (1.3 M characters a second and core, measured with the demo's tokenizer): longer
 # texts are encoded by a thread, so that neither short prompts nor the heartbeat wait for them.
 MAX_BATCH_CHARS = 1 << 16
+# What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
+CHARS_PER_MESSAGE = 4
 MAX_LONG_TEXTS = 64
-PROMPT_TAIL_TOKENS = 8
-NAMESPACE_BYTES = 16
 
 
 @dataclass(slots=True, eq=False)
 class _TextPrompt:
     """A request whose text is still to be encoded."""
 
-    request: GenerateRequest
+    job: Job
     field: PromptField
     text: str
     add_special_tokens: bool
@@ -62,13 +54,13 @@ class _LongPrompt:
 
     prompt: _TextPrompt
     ids: Future[list[IntArray]]
-    aborted: bool = False
-    """An abort has passed meanwhile; it is repeated behind the request."""
+    aborted: set[bytes] = field(default_factory=set)
+    """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""
 
 
 @dataclass(slots=True, eq=False)
 class _Exit:
-    """One of the two ways out, with what it had no room for."""
+    """One of the ways out, with what it had no room for."""
 
     outbox: Outbox
     kept: deque[Message] = field(default_factory=deque)
@@ -93,34 +85,51 @@ class TokenizerLoop:
         *,
         inbox: Inbox,
         scheduler: Outbox,
-        detokenizer: Outbox,
-        tokenizer: Tokenizer,
+        detokenizers: Sequence[Outbox],
+        tokenizer: PromptEncoder,
         validator: Validator,
         admission: Admission,
         scheduler_status: Callable[[], Status],
         secret: bytes,
+        num_sent_elsewhere: Callable[[], int] = lambda: 0,
+        clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
-        """`secret` keys the digest that separates the caches of different salts; it stays in the process."""
+        """`detokenizers` in the order of their indexes. `secret` keys the digest that separates the caches of
+        different salts; it stays in the ring. `num_sent_elsewhere`: the sum of the other tokenizers'
+        `num_sent`.
+        """
         self._inbox = inbox
         self._scheduler = _Exit(scheduler)
-        self._detokenizer = _Exit(detokenizer)
+        self._detokenizers = [_Exit(outbox) for outbox in detokenizers]
         self._tokenizer = tokenizer
+        self._max_token_chars = tokenizer.max_token_chars()
         self._validator = validator
         self._admission = admission
         self._scheduler_status = scheduler_status
-        self._secret = secret
-        self._encode_open = msgspec.msgpack.Encoder().encode
+        self._num_sent_elsewhere = num_sent_elsewhere
+        self._sequences = SequenceMaker(secret)
+        self._clock = clock
+        self._receipt = clock()
+        """Of what is in `_arrived`."""
         self._arrived: deque[Message] = deque()
         self._batch: list[_TextPrompt] = []
-        self._batch_chars = 0
+        self._turn_chars = 0
+        """Work of this turn, as characters to encode."""
         self._long: deque[_LongPrompt] = deque()
         self._thread = ThreadPoolExecutor(1, "long-texts")
         self._num_passed_on = 0
+        self._num_encoding = 0
+
+    @property
+    def num_sent(self) -> int:
+        """Sequences let through since the start: on the way to the scheduler, or being encoded."""
+        return self._num_passed_on + self._num_encoding
 
     @property
     def is_busy(self) -> bool:
         """Whether something waits that no socket will announce."""
-        return bool(self._scheduler.kept or self._detokenizer.kept or self._long or self._arrived)
+        has_kept = self._scheduler.kept or any(way.kept for way in self._detokenizers)
+        return bool(has_kept or self._long or self._arrived)
 
     def turn(self) -> bool:
         """Send what is left over; when nothing is, take and answer some of what has arrived.
@@ -132,6 +141,8 @@ class TokenizerLoop:
             return False
         if not self._arrived:
             self._arrived.extend(self._inbox.drain(MAX_DRAIN))
+            self._receipt = self._clock()
+        self._turn_chars = 0
         while self._arrived and self._has_room():
             message = self._arrived.popleft()
             if not isinstance(message, GenerateRequest):
@@ -141,15 +152,15 @@ class TokenizerLoop:
                     self._mark_aborted(message)
                 continue
             self._guard(message, partial(self._take, message))
-            if self._batch_chars > MAX_BATCH_CHARS:
+            if self._turn_chars > MAX_BATCH_CHARS:
                 break
         self._encode_batch()
         return bool(self._arrived) and self._has_room()
 
     def _has_room(self) -> bool:
         """Whether everything before could be passed on."""
-        is_flushed = self._scheduler.try_flush() and self._detokenizer.try_flush()
-        return is_flushed and len(self._long) < MAX_LONG_TEXTS
+        blocked = [way for way in (self._scheduler, *self._detokenizers) if not way.try_flush()]
+        return not blocked and len(self._long) < MAX_LONG_TEXTS
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -170,40 +181,56 @@ class TokenizerLoop:
             self._refuse(request, ErrorInfo("the tokenizer failed on this request"))
 
     def _refuse(self, request: GenerateRequest, error: ErrorInfo) -> None:
-        self._detokenizer.send(RequestFailed(request.handle, error))
+        way = self._detokenizers[client_of(request.handle) % len(self._detokenizers)]
+        for handle in sequence_handles(request):
+            way.send(RequestFailed(handle, error))
 
     def _take(self, request: GenerateRequest) -> None:
         field = self._validator.check_request(request)
-        num_sent = self._num_passed_on + len(self._batch) + len(self._long)
-        self._admission.check(self._scheduler_status(), num_sent)
+        num_sent = self.num_sent + self._num_sent_elsewhere()
+        self._admission.check(self._scheduler_status(), num_sent, request.sampling.n)
+        self._turn_chars += sum(map(len, request.sampling.bad_words))
+        job = Job(
+            request,
+            sequence_handles(request),
+            with_bad_words_as_ids(request.sampling, self._tokenizer, self._validator.vocab_size),
+            self._receipt.arrived_s(request.arrival_time),
+            self._receipt.deadline_s(request.time_limit_ms),
+        )
         if field == "input_ids":
-            self._pass_on(request, field, self._validator.input_ids(request))
-            return
-        if field == "messages":
-            self._validator.check_messages(request)
-            assert request.messages is not None
-            text = self._tokenizer.apply_chat_template(
-                [_as_dict(message) for message in request.messages],
-                add_generation_prompt=request.add_generation_prompt,
-            )
-            # The template has written them already.
-            add_special_tokens = False
+            self._pass_on(job, field, self._validator.input_ids(request))
+        elif field == "messages":
+            # The template has written the special tokens already.
+            self._add_text(_TextPrompt(job, field, self._render(request), add_special_tokens=False))
         else:
             assert request.text is not None
-            text = request.text
-            add_special_tokens = request.add_special_tokens
-        self._add_text(_TextPrompt(request, field, text, add_special_tokens))
+            self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
+
+    def _render(self, request: GenerateRequest) -> str:
+        self._validator.check_messages(request)
+        assert request.messages is not None
+        self._turn_chars += CHARS_PER_MESSAGE * len(request.messages)
+        return self._tokenizer.apply_chat_template(
+            [_as_dict(message) for message in request.messages],
+            add_generation_prompt=request.add_generation_prompt,
+            continue_final_message=request.continue_final_message,
+            template_kwargs=self._validator.template_kwargs(request),
+        )
 
     def _add_text(self, prompt: _TextPrompt) -> None:
+        max_len = self._scheduler_status().max_len
+        self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
+        self._num_encoding += len(prompt.job.handles)
         if len(prompt.text) > MAX_BATCH_CHARS:
             self._long.append(_LongPrompt(prompt, self._thread.submit(self._encode, [prompt])))
             return
         self._batch.append(prompt)
-        self._batch_chars += len(prompt.text)
+        self._turn_chars += len(prompt.text)
 
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""
-        batch, self._batch, self._batch_chars = self._batch, [], 0
+        batch, self._batch = self._batch, []
+        self._num_encoding -= sum(len(prompt.job.handles) for prompt in batch)
         for add_special_tokens in (True, False):
             prompts = [prompt for prompt in batch if prompt.add_special_tokens is add_special_tokens]
             if not prompts:
@@ -213,10 +240,10 @@ class TokenizerLoop:
             except Exception:
                 # One of them cannot be encoded: alone it fails alone.
                 for prompt in prompts:
-                    self._guard(prompt.request, partial(self._encode_alone, prompt))
+                    self._guard(prompt.job.request, partial(self._encode_alone, prompt))
                 continue
             for prompt, ids in zip(prompts, encoded, strict=True):
-                self._guard(prompt.request, partial(self._pass_on, prompt.request, prompt.field, ids))
+                self._guard(prompt.job.request, partial(self._pass_on, prompt.job, prompt.field, ids))
 
     def _encode(self, prompts: Sequence[_TextPrompt]) -> list[IntArray]:
         """The ids of prompts that agree in add_special_tokens."""
@@ -224,60 +251,38 @@ class TokenizerLoop:
         return self._tokenizer.encode_batch(texts, add_special_tokens=prompts[0].add_special_tokens)
 
     def _encode_alone(self, prompt: _TextPrompt) -> None:
-        self._pass_on(prompt.request, prompt.field, self._encode([prompt])[0])
+        self._pass_on(prompt.job, prompt.field, self._encode([prompt])[0])
 
     def _finish_long_texts(self) -> None:
         while self._long and self._long[0].ids.done():
             long = self._long.popleft()
-            self._guard(long.prompt.request, partial(self._pass_on_long, long))
+            job = long.prompt.job
+            self._num_encoding -= len(job.handles)
+            self._guard(job.request, partial(self._pass_on_long, long))
             if long.aborted:
-                self._scheduler.send(AbortRequest((long.prompt.request.handle,)))
+                self._scheduler.send(
+                    AbortRequest(tuple(handle for handle in job.handles if handle in long.aborted))
+                )
 
     def _pass_on_long(self, long: _LongPrompt) -> None:
-        self._pass_on(long.prompt.request, long.prompt.field, long.ids.result()[0])
+        self._pass_on(long.prompt.job, long.prompt.field, long.ids.result()[0])
 
     def _mark_aborted(self, abort: AbortRequest) -> None:
         for long in self._long:
-            handle = long.prompt.request.handle
-            if handle in abort.handles or (abort.client and client_of(handle) == abort.client):
-                long.aborted = True
+            handles = long.prompt.job.handles
+            if abort.client and client_of(handles[0]) == abort.client:
+                long.aborted.update(handles)
+            else:
+                long.aborted.update(set(handles).intersection(abort.handles))
 
-    def _pass_on(self, request: GenerateRequest, field: PromptField, ids: IntArray) -> None:
-        """Check the prompt's length and send the request to the scheduler. Raises InvalidRequest."""
+    def _pass_on(self, job: Job, field: PromptField, ids: IntArray) -> None:
+        """Check the prompt's length and send its sequences to the scheduler. Raises InvalidRequest."""
         self._validator.check_prompt(field, ids, self._scheduler_status().max_len)
-        sampling, resume = request.sampling, request.resume
-        stream_open = StreamOpen(
-            handle=request.handle,
-            num_prompt_tokens=len(ids),
-            prompt_tail=pack_ids(ids[-PROMPT_TAIL_TOKENS:]),
-            label=request.label,
-            stream=request.stream,
-            stop=sampling.stop,
-            include_stop_str_in_output=sampling.include_stop_str_in_output,
-            skip_special_tokens=sampling.skip_special_tokens,
-            min_tokens=sampling.min_tokens,
-            resume=resume,
-        )
-        self._num_passed_on += 1
-        self._scheduler.send(
-            TokenizedRequest(
-                handle=request.handle,
-                input_ids=pack_ids(ids),
-                sampling=sampling,
-                stream_open=msgspec.Raw(self._encode_open(stream_open)),
-                priority=request.priority,
-                namespace=namespace(request.cache_salt, self._secret),
-                output_ids=b"" if resume is None else resume.output_ids,
-                cached_tokens=-1 if resume is None else resume.cached_tokens,
-            )
-        )
-
-
-def namespace(cache_salt: str, secret: bytes) -> bytes:
-    """Where a request's KV may be shared: keyed, so that nobody can compute a salt of the same namespace."""
-    if not cache_salt:
-        return b""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=NAMESPACE_BYTES, key=secret).digest()
+        # All are made before the first is sent: a request is refused as a whole or not at all.
+        sequences = list(self._sequences.make(job, ids))
+        self._num_passed_on += len(sequences)
+        for sequence in sequences:
+            self._scheduler.send(sequence)
 
 
 def _as_dict(message: ChatMessage) -> dict[str, str]:

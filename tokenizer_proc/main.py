@@ -1,43 +1,39 @@
-"""The tokenizer process: puts the loop together and runs it until it is told to stop."""
+"""A tokenizer process: puts the loop together and runs it until it is told to stop."""
 
 from __future__ import annotations
 
 import gc
-import os
 from pathlib import Path
 
 from runtime.model_config import ModelConfig
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.transport import Waiter
-from text import tokenizer
+from runtime.tcp_gate import TcpGate
+from runtime.transport import JoinedInbox, Waiter, ZmqInbox
+from text.selection import open_tokenizer
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.validation import Admission, Validator
 
 BUSY_WAIT_S = 0.005
-SECRET_BYTES = 32
 
 
 def main(context: ProcessContext) -> None:
-    config = context.config
-    chat_template = Path(config.chat_template) if config.chat_template else None
-    inbox = context.inbox("tokenizer_in", context.endpoints.tokenizer_in)
-    loop = TokenizerLoop(
-        inbox=inbox,
-        scheduler=context.outbox(context.endpoints.scheduler_in),
-        detokenizer=context.outbox(context.endpoints.detokenizer_in),
-        tokenizer=tokenizer.load(Path(config.tokenizer), chat_template=chat_template),
-        validator=Validator(ModelConfig.from_path(Path(config.model)).vocab_size, config.context_length),
-        admission=Admission(max_waiting=config.max_waiting, max_running=config.max_running_requests),
-        scheduler_status=lambda: context.status.read("scheduler"),
-        secret=os.urandom(SECRET_BYTES),
-    )
-    waiter = Waiter([inbox.socket])
+    gate = TcpGate.open(context.config)
+    inboxes = [context.inbox("tokenizer_in", context.endpoints.tokenizer_in(context.index))]
+    if gate is not None:
+        address = gate.endpoints.tokenizer_in(context.index)
+        inboxes.append(ZmqInbox(gate.context, address, "tokenizer_in", context.epoch, bind=gate.bind))
+    loop = _make_loop(context, JoinedInbox(inboxes))
+    waiter = Waiter([inbox.socket for inbox in inboxes])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()
+    num_sent = 0
     while not context.stop.is_set():
-        context.beat()
-        if loop.turn():
+        has_more = loop.turn()
+        # The other tokenizers admit by this number, so a change of it is shown at once.
+        context.beat(force=loop.num_sent != num_sent, num_sent=loop.num_sent)
+        num_sent = loop.num_sent
+        if has_more:
             continue
         if loop.is_busy:
             # Reading has stopped, so the socket may be readable all the time: sleep by the clock instead.
@@ -45,6 +41,31 @@ def main(context: ProcessContext) -> None:
         else:
             waiter.wait(HEARTBEAT_S / 2)
     loop.close()
+    if gate is not None:
+        gate.close()
+
+
+def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
+    config = context.config
+    others = [index for index in range(config.tokenizer_workers) if index != context.index]
+    return TokenizerLoop(
+        inbox=inbox,
+        scheduler=context.outbox(context.endpoints.scheduler_in),
+        detokenizers=[
+            context.outbox(context.endpoints.detokenizer_in(index))
+            for index in range(config.detokenizer_workers)
+        ],
+        tokenizer=open_tokenizer(config.tokenizer, config.chat_template),
+        validator=Validator(
+            ModelConfig.from_path(Path(config.model)).vocab_size,
+            config.context_length,
+            takes_text=not config.skip_tokenizer_init,
+        ),
+        admission=Admission(max_waiting=config.max_waiting, max_running=config.max_running_requests),
+        scheduler_status=lambda: context.status.read("scheduler"),
+        secret=context.secret,
+        num_sent_elsewhere=lambda: sum(context.status.read("tokenizer", index).num_sent for index in others),
+    )
 
 
 if __name__ == "__main__":

@@ -6,16 +6,23 @@ Every check raises the error that the user gets, naming the field as the user wr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
+
+import msgspec
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.messages import ErrorInfo, GenerateRequest
 from runtime.status_page import Status
+from runtime.transport import DECODE_ERRORS
 from runtime.wire import TOKEN_BYTES, IntArray, unpack_ids
+from text.no_tokenizer import needs_tokenizer
+from tokenizer_proc.sequences import sequence_handles
 
 PromptField = Literal["text", "input_ids", "messages"]
 MAX_ERROR_CHARS = 4096
 RETRY_AFTER_S = 1.0
+
+_decode_variables = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +33,14 @@ class Validator:
     """Ids that the model has an embedding for."""
     context_length: int
     """Longest sequence, prompt and output, that the model takes."""
+    takes_text: bool = True
+    """There is a tokenizer."""
 
     def check_request(self, request: GenerateRequest) -> PromptField:
         """Check what needs no tokenizer; say which field holds the prompt. Raises InvalidRequest."""
         request.sampling.validate()
         request.sampling.check_vocabulary(self.vocab_size)
+        self._check_sequences(request)
         if request.resume is not None:
             num_output = len(self._ids("resume", request.resume.output_ids))
             if num_output > self.context_length:
@@ -50,29 +60,76 @@ class Validator:
             raise InvalidRequest(
                 f"give exactly one of text, input_ids and messages; got {names}", param="prompt"
             )
+        if given != ["messages"]:
+            _check_no_template_options(request)
+        if not self.takes_text:
+            _check_ids_only(request, given[0])
         return given[0]
 
     def check_messages(self, request: GenerateRequest) -> None:
         if not request.messages:
             raise InvalidRequest("messages: at least one is needed", param="messages")
 
+    def template_kwargs(self, request: GenerateRequest) -> dict[str, object]:
+        """Further variables of the chat template. Raises InvalidRequest."""
+        if not request.template_kwargs:
+            return {}
+        try:
+            return _decode_variables(request.template_kwargs)
+        except DECODE_ERRORS as error:
+            raise InvalidRequest(
+                f"chat_template_kwargs: not a map from names to values: {error}", param="chat_template_kwargs"
+            ) from error
+
     def input_ids(self, request: GenerateRequest) -> IntArray:
         """The ids of a prompt that came as ids. Raises InvalidRequest."""
         assert request.input_ids is not None
         return self._ids("input_ids", request.input_ids)
+
+    def check_text(self, field: PromptField, text: str, max_token_chars: int | None, max_len: int) -> None:
+        """Refuse a text that cannot fit, whatever its tokens are, before the work of encoding it.
+
+        `max_token_chars`: characters that one token stands for, at most; None: no bound is known.
+        """
+        limit = self._limit(max_len)
+        if max_token_chars is not None and len(text) > (limit - 1) * max_token_chars:
+            raise InvalidRequest(
+                f"{field}: the prompt has {len(text)} characters, the longest sequence is {limit} tokens of "
+                f"at most {max_token_chars} characters, and one of them is needed for the output",
+                param=field,
+                code="context_length_exceeded",
+            )
 
     def check_prompt(self, field: PromptField, input_ids: IntArray, max_len: int) -> None:
         """Check a prompt's length. `max_len`: longest sequence that fits the KV cache, 0 while unknown."""
         num_tokens = len(input_ids)
         if num_tokens == 0:
             raise InvalidRequest(f"{field}: the prompt is empty; it needs at least one token", param=field)
-        limit = min(self.context_length, max_len or self.context_length)
+        limit = self._limit(max_len)
         if num_tokens >= limit:
             raise InvalidRequest(
                 f"{field}: the prompt has {num_tokens} tokens, the longest sequence is {limit} tokens, "
                 "and one of them is needed for the output",
                 param=field,
                 code="context_length_exceeded",
+            )
+
+    def _limit(self, max_len: int) -> int:
+        return min(self.context_length, max_len or self.context_length)
+
+    def _check_sequences(self, request: GenerateRequest) -> None:
+        num_sequences = request.sampling.n
+        if request.sampling.best_of is not None:
+            raise InvalidRequest(
+                "best_of is resolved by the client library: ask for n sequences", param="best_of"
+            )
+        if len(sequence_handles(request)) < num_sequences:
+            raise InvalidRequest(
+                f"n: there are no indexes for {num_sequences} sequences behind the handle's own", param="n"
+            )
+        if request.resume is not None and num_sequences > 1:
+            raise InvalidRequest(
+                f"resume: only one sequence can be resumed at a time, n is {num_sequences}", param="resume"
             )
 
     def _ids(self, field: str, packed: bytes) -> IntArray:
@@ -87,31 +144,59 @@ class Validator:
         return ids
 
 
+def _check_no_template_options(request: GenerateRequest) -> None:
+    if request.continue_final_message:
+        raise InvalidRequest(
+            "continue_final_message: only a prompt of messages has a final one",
+            param="continue_final_message",
+        )
+    if request.template_kwargs:
+        raise InvalidRequest(
+            "chat_template_kwargs: only a prompt of messages has a template", param="chat_template_kwargs"
+        )
+
+
+def _check_ids_only(request: GenerateRequest, prompt: PromptField) -> None:
+    if prompt != "input_ids":
+        raise needs_tokenizer(prompt)
+    if request.sampling.stop:
+        raise needs_tokenizer("stop")
+    if request.sampling.bad_words:
+        raise needs_tokenizer("bad_words")
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Refuses requests when as many run and wait as may.
+    """Refuses requests when as many sequences run and wait as may.
 
-    Exact, although the scheduler's slot of the status page is a step old: it says how many requests the
-    scheduler had received by then, so what is on the way to it is the difference. Rows are counted whether
-    they are taken or not, because between two steps those of ended requests are free while others wait.
+    Exact with one tokenizer, although the scheduler's slot of the status page is a step old: it says how many
+    the scheduler had received by then, so what is on the way to it is the difference. Rows are counted
+    whether they are taken or not, because between two steps those of ended sequences are free while others
+    wait.
     """
 
     max_waiting: int
     max_running: int
 
-    def check(self, status: Status, num_sent: int) -> None:
-        """Let one more request through, or raise Overloaded. `num_sent`:
-        let through since the start, by the only tokenizer there is.
+    def check(self, status: Status, num_sent: int, num_new: int = 1) -> None:
+        """Let `num_new` more sequences through, or raise Overloaded; InvalidRequest when so many never may.
+        `num_sent`: let through since the start, by all tokenizers.
         """
+        num_possible = self.max_running + self.max_waiting
+        if num_new > num_possible:
+            raise InvalidRequest(
+                f"n: at most {num_possible} sequences may run and wait, got {num_new}", param="n"
+            )
         num_on_way = max(0, num_sent - status.num_received)
         num_ahead = status.num_running + status.num_waiting + num_on_way
-        if num_ahead >= self.max_running + self.max_waiting:
+        if num_ahead + num_new > num_possible:
             raise Overloaded(
-                f"{num_ahead} requests are running or waiting; at most {self.max_running} may run and "
+                f"{num_ahead} sequences are running or waiting; at most {self.max_running} may run and "
                 f"{self.max_waiting} wait; try again in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
 
 
 def error_info(error: RequestError) -> ErrorInfo:
-    return ErrorInfo(error.message[:MAX_ERROR_CHARS], error.code, error.param, error.status)
+    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
+    return ErrorInfo(error.message[:MAX_ERROR_CHARS], error.code, error.param, error.status, retry_after_s)

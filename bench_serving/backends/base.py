@@ -22,6 +22,13 @@ class GenerationOptions:
     """False when the prompts are rendered by the chat template, which has written them already."""
     extra: dict[str, object]
     """Fields of --extra-request-body; they win over all others."""
+    counts_tokens: bool = False
+    """Ask for a running usage in each chunk: the server knows that extension of OpenAI's API."""
+    num_logprobs: int | None = None
+    """Ask for the logprobs of the output, and of so many of the likeliest tokens at each position."""
+    context_logits: bool = False
+    generation_logits: bool = False
+    """Ask for raw logits, which only the client library can."""
 
 
 class Backend(Protocol):
@@ -33,3 +40,6 @@ class Backend(Protocol):
 
     async def aclose(self) -> None:
         """Disconnect."""
+
+    async def flush_cache(self) -> None:
+        """Let the server forget all cached prefixes. Raises: RequestFailure where it cannot be asked to."""

@@ -2,6 +2,9 @@
 
 How many tokens a chunk brings is not part of OpenAI's API. It is taken from `token_ids` or a running `usage`
 where a server sends one of them, else each chunk with text counts as one token.
+
+NOTE: what is done for a chunk is done tens of thousands of times a second, between the arrivals of others;
+benchmarks/bench_load_client.py measures it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ PATHS = {"completions": "/v1/completions", "chat": "/v1/chat/completions"}
 Api = Literal["completions", "chat"]
 
 
-class _Message(msgspec.Struct):
+class _Message(msgspec.Struct, gc=False):
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
@@ -28,29 +31,34 @@ class _Message(msgspec.Struct):
         return self.content or self.reasoning_content or self.reasoning or ""
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     text: str | None = None
     delta: _Message | None = None
     message: _Message | None = None
     finish_reason: str | None = None
     token_ids: list[int] | None = None
+    logprobs: msgspec.Raw = msgspec.Raw(b"null")
 
     def output(self) -> str:
         message = self.delta or self.message
         return message.output() if message is not None else self.text or ""
 
+    def logprobs_bytes(self) -> int:
+        size = memoryview(self.logprobs).nbytes
+        return 0 if size == len(b"null") else size
 
-class _PromptDetails(msgspec.Struct):
+
+class _PromptDetails(msgspec.Struct, gc=False):
     cached_tokens: int | None = None
 
 
-class _Usage(msgspec.Struct):
+class _Usage(msgspec.Struct, gc=False):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Answer(msgspec.Struct, gc=False):
     """A chunk or a whole answer, of either API."""
 
     choices: list[_Choice] = []
@@ -88,7 +96,10 @@ class OpenAIBackend:
         self._clock = clock
         self._fields: dict[str, Any] = {"model": model, "temperature": 0.0, "stream": options.stream}
         if options.stream:
-            self._fields["stream_options"] = {"include_usage": True}
+            running = {"continuous_usage_stats": True} if options.counts_tokens else {}
+            self._fields["stream_options"] = {"include_usage": True} | running
+        if options.num_logprobs is not None:
+            self._fields |= _logprobs_fields(api, options.num_logprobs)
         if options.ignore_eos:
             self._fields["ignore_eos"] = True
         if not options.add_special_tokens:
@@ -117,25 +128,36 @@ class OpenAIBackend:
     async def aclose(self) -> None:
         return
 
+    async def flush_cache(self) -> None:
+        # SGLang's extension, and this server's.
+        await self._client.post("/flush_cache", b"", lambda _data, _now: None)
+
+
+def _logprobs_fields(api: Api, num_top: int) -> dict[str, Any]:
+    return {"logprobs": True, "top_logprobs": num_top} if api == "chat" else {"logprobs": num_top}
+
 
 class _StreamReader:
     """One streamed answer, event by event, into a record."""
 
-    __slots__ = ("_has_ended", "_last_s", "_parser", "_record")
+    __slots__ = ("_has_ended", "_last_s", "_num_bytes", "_parser", "_record")
 
     def __init__(self, record: RequestRecord) -> None:
         self._record = record
         self._parser = EventParser()
+        self._num_bytes = 0
         self._has_ended = False
         self._last_s = 0.0
 
     def on_body(self, data: bytes, now: float) -> None:
         self._last_s = now
+        self._num_bytes += len(data)
         for event in self._parser.feed(data):
             self._take(event, now)
 
     def finish(self) -> None:
         """The body is complete. Raises RequestFailure when the answer in it is not."""
+        self._record.received_bytes = self._num_bytes
         for event in self._parser.finish():
             self._take(event, self._last_s)
         if not self._has_ended:
@@ -151,6 +173,7 @@ class _StreamReader:
             choice = answer.choices[0]
             record.end_s = now
             record.add_chunk(now, choice.output(), self._num_tokens(choice, answer.usage))
+            record.extra_bytes += choice.logprobs_bytes()
             if choice.finish_reason is not None:
                 _check_finish(choice.finish_reason)
                 self._has_ended = True
@@ -173,6 +196,8 @@ def _take_whole(body: bytes, record: RequestRecord) -> None:
     if choice.finish_reason is not None:
         _check_finish(choice.finish_reason)
     record.texts.append(choice.output())
+    record.received_bytes = len(body)
+    record.extra_bytes = choice.logprobs_bytes()
     if answer.usage is None or answer.usage.completion_tokens is None:
         raise RequestFailure("the answer has no usage, which is the only token count of one not streamed")
     _take_usage(answer.usage, record)

@@ -10,11 +10,15 @@ from bench_serving.backends.base import GenerationOptions, Prompt
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 from client.async_client import AsyncClient
 from client.request_builder import RequestOptions
+from client.result import Completion, TokenLogprob
 from runtime.errors import CarouselError, ConfigError
 from runtime.messages import Usage
 from runtime.sampling_params import SamplingParams
 
 OWN_FIELDS = frozenset({"max_tokens"})
+# A float32 and, for each of the likeliest tokens, an int32 beside it.
+LOGPROB_BYTES = 4
+TOP_LOGPROB_BYTES = 8
 
 
 class SdkBackend:
@@ -31,7 +35,13 @@ class SdkBackend:
         for name in options.extra:
             if name not in sampling_fields | request_fields:
                 raise ConfigError(f"--extra-request-body: the sdk backend has no field {name!r}")
-        self._sampling: dict[str, Any] = {"temperature": 0.0, "ignore_eos": options.ignore_eos}
+        self._sampling: dict[str, Any] = {
+            "temperature": 0.0,
+            "ignore_eos": options.ignore_eos,
+            "logprobs": options.num_logprobs,
+            "return_context_logits": options.context_logits,
+            "return_generation_logits": options.generation_logits,
+        }
         self._request: dict[str, Any] = {"add_special_tokens": options.add_special_tokens}
         for name, value in options.extra.items():
             (self._sampling if name in sampling_fields else self._request)[name] = value
@@ -55,17 +65,37 @@ class SdkBackend:
             async for delta in stream:
                 record.end_s = self._clock()
                 record.add_chunk(record.end_s, delta.text, len(delta.token_ids))
+                if delta.logprobs:
+                    record.extra_bytes += _logprobs_bytes(delta.logprobs)
                 if delta.usage is not None:
                     _take_end(delta.finish_reason, delta.usage, record)
+            assert stream.state is not None
+            record.extra_bytes += _logits_bytes(stream.state.completion())
 
     async def _generate_whole(self, prompt: Prompt, sampling: SamplingParams, record: RequestRecord) -> None:
         completion = await self._client.generate(prompt, sampling, timeout=self._timeout_s, **self._request)
         record.end_s = self._clock()
         record.texts.append(completion.text)
+        record.extra_bytes = _logprobs_bytes(completion.logprobs) + _logits_bytes(completion)
         _take_end(completion.finish_reason, completion.usage, record)
 
     async def aclose(self) -> None:
         await self._client.aclose()
+
+    async def flush_cache(self) -> None:
+        try:
+            await self._client.flush_cache()
+        except (CarouselError, TimeoutError) as error:
+            raise RequestFailure(f"--flush-cache: {error}") from None
+
+
+def _logprobs_bytes(logprobs: list[TokenLogprob]) -> int:
+    return sum(LOGPROB_BYTES + TOP_LOGPROB_BYTES * len(each.top) for each in logprobs)
+
+
+def _logits_bytes(completion: Completion) -> int:
+    arrays = (completion.context_logits, completion.outputs[0].generation_logits)
+    return sum(array.nbytes for array in arrays if array is not None)
 
 
 def _take_end(finish_reason: str | None, usage: Usage, record: RequestRecord) -> None:

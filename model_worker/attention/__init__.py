@@ -5,4 +5,5 @@ from __future__ import annotations
 ATTENTION_BACKENDS: dict[str, str] = {
     "cpu_native": "model_worker.attention.cpu_native:CpuNativeAttention",
     "torch_native": "model_worker.attention.torch_native:TorchNativeAttention",
+    "triton": "model_worker.attention.triton:TritonAttention",
 }

@@ -16,7 +16,8 @@ class AttentionLayer:
     """What a backend needs to know about one attention layer.
 
     sliding_window counts keys: a token sees itself and the sliding_window - 1 tokens before it. None: it sees
-    everything before it.
+    everything before it. softcap: a score s (query times key times scale) counts as
+    softcap * tanh(s / softcap).
     """
 
     layer_id: int
@@ -25,6 +26,7 @@ class AttentionLayer:
     head_dim: int
     scale: float
     sliding_window: int | None
+    softcap: float | None = None
 
 
 class AttentionBackend(Protocol):

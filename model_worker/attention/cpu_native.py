@@ -91,5 +91,6 @@ class CpuNativeAttention:
         call.window = layer.sliding_window or 0
         call.dtype = DTYPES[q.dtype]
         call.scale = layer.scale
+        call.softcap = layer.softcap or 0.0
         self.kernels.attention(call)
         return out

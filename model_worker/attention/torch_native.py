@@ -82,9 +82,7 @@ class TorchNativeAttention:
             keys = k_buffer.index_select(0, slots).transpose(0, 1)  # [num_kv_heads, kv_len - first, head_dim]
             values = v_buffer.index_select(0, slots).transpose(0, 1)
             if seq.tokens.stop - seq.tokens.start == 1:
-                out[seq.tokens] = F.scaled_dot_product_attention(
-                    q[seq.tokens], keys.unsqueeze(0), values.unsqueeze(0), scale=layer.scale
-                )
+                out[seq.tokens] = _attend(layer, q[seq.tokens], keys.unsqueeze(0), values.unsqueeze(0))
             else:
                 self._extend(layer, q[seq.tokens], keys, values, seq.num_cached, out[seq.tokens])
         return out.flatten(1, 2)
@@ -101,12 +99,12 @@ class TorchNativeAttention:
             first = _first_visible(position, window)
             visible = slice(first - base, position + tile.shape[0] - base)
             shape = (-1, tile.shape[2], -1, -1)
-            attended = F.scaled_dot_product_attention(
+            attended = _attend(
+                layer,
                 tile.permute(1, 2, 0, 3),
                 keys[:, visible].unsqueeze(1).expand(shape),
                 values[:, visible].unsqueeze(1).expand(shape),
-                attn_mask=self._mask(tile, position - first, window),
-                scale=layer.scale,
+                self._mask(tile, position - first, window),
             )  # [num_kv_heads, group, tile, head_dim]
             out[start : start + _QUERY_TILE] = attended.permute(2, 0, 1, 3)
 
@@ -126,6 +124,17 @@ class TorchNativeAttention:
         tokens = tile.shape[0]
         start = template.shape[1] - _QUERY_TILE
         return template[:tokens, start - num_before : start + tokens]
+
+
+def _attend(layer: AttentionLayer, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Attention over the last two dimensions. With a soft-cap, which torch's own has not, in float32."""
+    if layer.softcap is None:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=layer.scale)
+    scores = q.float() @ k.float().transpose(-1, -2)
+    scores.mul_(layer.scale / layer.softcap).tanh_().mul_(layer.softcap)
+    if mask is not None:
+        scores += mask
+    return (scores.softmax(-1) @ v.float()).to(q.dtype)
 
 
 def _first_visible(position: int, window: int | None) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from model_worker.device import make_device
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
-from runtime.messages import BatchPlan, SampleMasks
+from runtime.plan import BatchPlan, SampleMasks
 from runtime.process import ProcessContext
 
 

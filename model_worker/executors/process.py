@@ -14,9 +14,9 @@ from typing import Any
 import zmq
 
 from runtime.errors import ExecutorError
-from runtime.messages import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
+from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
 from runtime.process import ProcessContext
-from runtime.transport import ZmqInbox, ZmqOutbox
+from runtime.transport import Frame, Framed, ZmqInbox, ZmqOutbox
 from runtime.wire import Message
 
 WAIT_S = 0.1
@@ -26,9 +26,11 @@ SHUTDOWN_LINGER_MS = 200
 class RemoteStep:
     """One step that was sent to the worker."""
 
-    __slots__ = ("_executor", "_result", "_step")
+    __slots__ = ("_executor", "_result", "_step", "frames")
 
     def __init__(self, executor: ProcessExecutor, step: int) -> None:
+        self.frames: tuple[Frame, ...] = ()
+        """Raw logits, one frame for each of the result's `tensors`; there once `result` has returned."""
         self._executor = executor
         self._step = step
         self._result: StepResult | None = None
@@ -43,9 +45,10 @@ class RemoteStep:
             self._executor.wait()
         return self._result
 
-    def fulfil(self, result: StepResult) -> None:
+    def fulfil(self, result: StepResult, frames: tuple[Frame, ...]) -> None:
         assert result.step == self._step, "results come in the order of the plans"
         self._result = result
+        self.frames = frames
 
 
 class ProcessExecutor:
@@ -92,9 +95,10 @@ class ProcessExecutor:
 
     def receive(self) -> None:
         """Hand what has arrived to the steps it belongs to. Never blocks."""
-        for message in self._results.drain():
+        for arrived in self._results.drain():
+            message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
             if isinstance(message, StepResult):
-                self._unfinished.popleft().fulfil(message)
+                self._unfinished.popleft().fulfil(message, frames)
             elif isinstance(message, WorkerFailed):
                 self.error = ExecutorError(f"the model worker failed: {message.message}")
 

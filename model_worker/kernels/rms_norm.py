@@ -5,18 +5,31 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+# Triton is imported where a GPU is used, and only there: a CPU needs none.
+
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / rms(x) * weight over the last dimension.
 
-    x [..., N] of any float dtype, weight [N] of the same. The norm is float32; the product is in x's dtype.
+    x [..., N] of any float dtype. The norm is float32. A weight [N] of x's dtype multiplies the rounded norm,
+    a float32 weight multiplies before the rounding.
     """
+    if x.is_cuda:
+        from model_worker.kernels.triton import rms_norm as triton_kernels
+
+        return triton_kernels.rms_norm(x, weight, eps)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    if weight.dtype is torch.float32:
+        return (weight * (wide * scale)).to(x.dtype)
     return weight * (wide * scale).to(x.dtype)
 
 
 def fused_add_rms_norm(residual: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Add update to residual in place, then return rms_norm of the sum. All [..., N], weight [N]."""
+    if residual.is_cuda:
+        from model_worker.kernels.triton import rms_norm as triton_kernels
+
+        return triton_kernels.fused_add_rms_norm(residual, update, weight, eps)
     residual.add_(update)
     return rms_norm(residual, weight, eps)

@@ -13,12 +13,20 @@ from model_worker.layers.weight import Weight
 
 
 class TokenEmbedding(nn.Module):
-    """Token ids to the vectors the first layer reads."""
+    """Token ids to the vectors the first layer reads: the weight's rows, times `multiplier`."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        *,
+        multiplier: float = 1.0,
+        dtype: torch.dtype,
+        device: torch.device | str,
     ) -> None:
         super().__init__()
+        # As a tensor it is rounded to the dtype, as the reference has it.
+        self._multiplier = None if multiplier == 1.0 else torch.tensor(multiplier, dtype=dtype, device=device)
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
         self._kernels: NativeKernels | None = None
 
@@ -30,8 +38,10 @@ class TokenEmbedding(nn.Module):
         """input_ids [T] int64 -> [T, hidden_size]."""
         if self.weight.packed:
             assert self._kernels is not None
-            return packed_rows(self._kernels, self.weight, input_ids)
-        return F.embedding(input_ids, self.weight)
+            rows = packed_rows(self._kernels, self.weight, input_ids)
+        else:
+            rows = F.embedding(input_ids, self.weight)
+        return rows if self._multiplier is None else rows * self._multiplier
 
 
 class LMHead(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import PackedLinear, can_pack, pack
-from model_worker.layers.weight import Weight
+from model_worker.layers.weight import Change, Weight
 
 
 class Linear(nn.Module):
@@ -28,12 +28,15 @@ class Linear(nn.Module):
         bias: bool,
         dtype: torch.dtype,
         device: torch.device | str,
+        changes: Sequence[Change] = (),
     ) -> None:
         super().__init__()
         parts = {} if isinstance(out_features, int) else dict(out_features)
         width = out_features if isinstance(out_features, int) else sum(out_features.values())
-        self.weight = Weight(width, in_features, dtype=dtype, device=device, parts=parts)
-        self.bias = Weight(width, dtype=dtype, device=device, parts=parts) if bias else None
+        self.weight = Weight(width, in_features, dtype=dtype, device=device, parts=parts, changes=changes)
+        self.bias: Weight | None = None
+        if bias:
+            self.bias = Weight(width, dtype=dtype, device=device, parts=parts, changes=changes)
         self._packed: PackedLinear | None = None
 
     def use_native(self, kernels: NativeKernels) -> None:

@@ -2,4 +2,4 @@
 
 from model_worker.models.spec import ModelSpec
 
-SPEC = ModelSpec(qkv_bias="config", o_bias="config", qk_norm=True)
+SPEC = ModelSpec(qkv_bias="config", o_bias="config", qk_norm="head")

@@ -4,27 +4,51 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from runtime.messages import RowSetup
-from runtime.wire import FloatArray, IntArray, unpack_floats, unpack_ids
+from runtime.plan import RowSetup
+from runtime.wire import TOKEN_BYTES, FloatArray, IntArray, unpack_floats, unpack_ids
+
+LongArray: TypeAlias = npt.NDArray[np.int64]
+FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 # Bits of `features`. A row without any is greedy and plain.
-NOISE = 1
-TOP_K = 2
-TOP_P = 4
-MIN_P = 8
-PENALTY = 16
-BIAS = 32
-MIN_LEN = 64
-LOGPROBS = 128
-EDITS = PENALTY | BIAS | MIN_LEN
+NOISE = 1 << 0
+TOP_K = 1 << 1
+TOP_P = 1 << 2
+MIN_P = 1 << 3
+PENALTY = 1 << 4
+BIAS = 1 << 5
+MIN_LEN = 1 << 6
+LOGPROBS = 1 << 7
+LOGITS = 1 << 8
+ALLOWED = 1 << 9
+BAD_WORDS = 1 << 10
+NGRAM = 1 << 11
+HISTORY = 1 << 12  # something looks at the order of the row's tokens
+TOP_P_DECAY = 1 << 13
+EDITS = PENALTY | BIAS
+FORBIDS = MIN_LEN | BAD_WORDS | NGRAM
+REMEMBERS = PENALTY | HISTORY | TOP_P_DECAY
 
 GREEDY_BELOW = 1e-5  # temperature
+
+
+@dataclass(slots=True)
+class SampleRows:
+    """Whose tokens are sampled, on the device and on the host: [S] int64 each."""
+
+    rows: Tensor
+    positions: Tensor  # of the token to be sampled, from the start of the sequence
+    rows_host: LongArray
+    positions_host: LongArray
 
 
 class SamplingColumns:
@@ -33,18 +57,19 @@ class SamplingColumns:
     def __init__(self, max_rows: int, vocab_size: int, device: Device) -> None:
         self._device = device
         self._vocab_size = vocab_size
-        self.features = np.zeros(max_rows, np.uint8)
+        self.features = np.zeros(max_rows, np.uint16)
         self.min_len = np.zeros(max_rows, np.int64)
         self.num_logprobs = np.full(max_rows, -1, np.int64)
         self.max_top_k = np.zeros(max_rows, np.int64)
+        self.ngram = np.zeros(max_rows, np.int64)
         self.stop_ids: dict[int, IntArray] = {}
         self.bias: dict[int, tuple[IntArray, FloatArray]] = {}
-        self.floats = torch.zeros((max_rows, 6), dtype=torch.float32, device=device.torch_device)
-        self.integers = torch.zeros((max_rows, 2), dtype=torch.int64, device=device.torch_device)
+        self.floats = torch.zeros((max_rows, 8), dtype=torch.float32, device=device.torch_device)
+        self.integers = torch.zeros((max_rows, 3), dtype=torch.int64, device=device.torch_device)
         # Views: one upload fills several columns.
-        self.temperature, self.top_p, self.min_logit_gap = self.floats[:, :3].unbind(1)
-        self.repetition, self.presence, self.frequency = self.floats[:, 3:].unbind(1)
-        self.seed, self.top_k = self.integers.unbind(1)
+        self.temperature, self.top_p, self.top_p_decay, self.top_p_min = self.floats[:, :4].unbind(1)
+        self.min_logit_gap, self.repetition, self.presence, self.frequency = self.floats[:, 4:].unbind(1)
+        self.seed, self.top_k, self.top_p_age = self.integers.unbind(1)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Replace what the rows' last tenants left. Ids that the vocabulary does not have are ignored."""
@@ -53,7 +78,7 @@ class SamplingColumns:
         rows = self._device.tensor(np.array([s.row for s in setups], np.int64))
         self.floats[rows] = self._device.tensor(np.array([_floats_of(s) for s in setups], np.float32))
         self.integers[rows] = self._device.tensor(
-            np.array([(s.seed, max(s.top_k, 0)) for s in setups], np.int64)
+            np.array([(s.seed, max(s.top_k, 0), s.top_p_age) for s in setups], np.int64)
         )
 
     def _open_on_host(self, setup: RowSetup) -> None:
@@ -62,11 +87,14 @@ class SamplingColumns:
         self.min_len[row] = setup.min_len
         self.num_logprobs[row] = setup.num_logprobs
         self.max_top_k[row] = max(setup.top_k, 0)
+        self.ngram[row] = setup.no_repeat_ngram
         self.stop_ids.pop(row, None)
         self.bias.pop(row, None)
         if setup.stop_ids:
-            stop_ids = unpack_ids(setup.stop_ids)
-            self.stop_ids[row] = stop_ids[self.known(stop_ids)]
+            stop_ids = self.known_ids(setup.stop_ids)
+            self.stop_ids[row] = stop_ids
+            if len(stop_ids) >= self._vocab_size and len(np.unique(stop_ids)) == self._vocab_size:
+                self.features[row] &= ~np.uint16(MIN_LEN)  # nothing would be left
         if setup.bias_ids:
             ids, values = unpack_ids(setup.bias_ids), unpack_floats(setup.bias_values)
             known = self.known(ids)
@@ -76,31 +104,57 @@ class SamplingColumns:
         """Which of ids the vocabulary has: an index outside it would stop the whole device."""
         return (ids >= 0) & (ids < self._vocab_size)
 
+    def known_ids(self, packed: bytes) -> IntArray:
+        """Packed ids, less those that the vocabulary does not have."""
+        ids = unpack_ids(packed)
+        return ids[self.known(ids)]
 
-def _features_of(setup: RowSetup) -> int:
-    penalised = (
-        setup.repetition_penalty != 1.0 or setup.presence_penalty != 0.0 or setup.frequency_penalty != 0.0
-    )
-    features = [
-        (PENALTY, penalised),
-        (BIAS, bool(setup.bias_ids)),
-        (MIN_LEN, bool(setup.stop_ids)),
-        (LOGPROBS, setup.num_logprobs >= 0),
-    ]
-    if setup.temperature >= GREEDY_BELOW:
-        features += [
-            (NOISE, True),
-            (TOP_K, setup.top_k > 0),
-            (TOP_P, setup.top_p < 1.0),
-            (MIN_P, setup.min_p > 0.0),
-        ]
-    return sum(bit for bit, wanted in features if wanted)
+
+def _features_of(s: RowSetup) -> int:
+    features = 0
+    if s.repetition_penalty != 1.0 or s.presence_penalty != 0.0 or s.frequency_penalty != 0.0:
+        features |= PENALTY
+    if s.bias_ids:
+        features |= BIAS
+    if s.stop_ids:
+        features |= MIN_LEN
+    if s.num_logprobs >= 0:
+        features |= LOGPROBS
+    if s.returns_logits:
+        features |= LOGITS
+    if s.allowed_ids:
+        features |= ALLOWED
+    if s.bad_words:
+        features |= BAD_WORDS
+        if any(len(word) > TOKEN_BYTES for word in s.bad_words):
+            features |= HISTORY
+    if s.no_repeat_ngram:
+        features |= NGRAM | HISTORY
+    if s.temperature >= GREEDY_BELOW:
+        features |= _features_of_draw(s)
+    return features
+
+
+def _features_of_draw(s: RowSetup) -> int:
+    features = NOISE
+    if s.top_k > 0:
+        features |= TOP_K
+    if s.top_p < 1.0:
+        features |= TOP_P
+    if s.min_p > 0.0:
+        features |= MIN_P
+    if s.top_p_decay != 1.0:
+        features |= TOP_P | TOP_P_DECAY
+    return features
 
 
 def _floats_of(setup: RowSetup) -> tuple[float, ...]:
     return (
         max(setup.temperature, GREEDY_BELOW),
         setup.top_p,
+        setup.top_p_decay,
+        # Only a decay is limited by it.
+        setup.top_p_min if setup.top_p_decay != 1.0 else 0.0,
         math.log(setup.min_p) if setup.min_p > 0.0 else -math.inf,
         setup.repetition_penalty,
         setup.presence_penalty,
@@ -108,9 +162,7 @@ def _floats_of(setup: RowSetup) -> tuple[float, ...]:
     )
 
 
-def rows_with(
-    features: np.ndarray[tuple[int], np.dtype[np.uint8]], bits: int
-) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+def rows_with(features: FeatureArray, bits: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
     """Indices of the entries that have one of `bits`."""
     return np.flatnonzero(features & bits)
 

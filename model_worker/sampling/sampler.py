@@ -1,10 +1,12 @@
 """Sampler: one token for each row of logits, in the order of docs/sampling.md.
 
-    repetition → presence, frequency → logit bias, min tokens → mask → ÷ temperature → top-k → top-p → min-p
-    → argmax(logit + Gumbel noise of (seed, position, id))
+    repetition → presence, frequency → logit bias → allowed ids, mask → min tokens, bad words, n-grams
+    → ÷ temperature → top-k → top-p → min-p → argmax(logit + Gumbel noise of (seed, position, id))
 
-A step touches only the rows that need a feature; a batch of plain greedy rows is one argmax. A row's token
-depends on its own logits, parameters and position, never on what else is in the batch.
+What forbids an id does so whatever its place in the order; those that may yield come last, because they must
+see what is left. A step touches only the rows that need a feature; a batch of plain greedy rows is one
+argmax. A row's token depends on its own logits, parameters, history and position, never on what else is in
+the batch.
 """
 
 from __future__ import annotations
@@ -12,7 +14,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,59 +22,59 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.sampling import columns as col
-from model_worker.sampling.columns import SamplingColumns, rows_with, take
+from model_worker.sampling.columns import (
+    FeatureArray,
+    LongArray,
+    SampleRows,
+    SamplingColumns,
+    rows_with,
+    take,
+)
+from model_worker.sampling.logprobs import Logprobs, logprobs_of
 from model_worker.sampling.noise import noise_at, perturbed
 from model_worker.sampling.penalties import PenaltyCounts
 from model_worker.sampling.philox import LANES
-from model_worker.sampling.truncation import candidates, largest
-from runtime.messages import RowSetup
+from model_worker.sampling.prohibitions import Prohibitions
+from model_worker.sampling.top_p_decay import TopPDecay
+from model_worker.sampling.truncation import candidates
+from runtime.plan import RowSetup
 from runtime.wire import unpack_ids
-
-LongArray: TypeAlias = npt.NDArray[np.int64]
-FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint8]]
-
-
-@dataclass(slots=True)
-class SampleRows:
-    """Whose tokens are sampled, on the device and on the host: [S] int64 each."""
-
-    rows: Tensor
-    positions: Tensor  # of the token to be sampled, from the start of the sequence
-    rows_host: LongArray
-    positions_host: LongArray
-
-
-@dataclass(slots=True)
-class Logprobs:
-    """Of the m rows that asked, in order."""
-
-    chosen: Tensor  # [m] float32
-    top_ids: Tensor  # [m, num_top] int64
-    top: Tensor  # [m, num_top] float32
 
 
 @dataclass(slots=True)
 class Sampled:
     tokens: Tensor  # [S] int64
-    logprobs: Logprobs | None
+    logprobs: Logprobs | None  # of the rows that asked
+    logits: Tensor | None  # [m, V] float32, raw, of the rows that asked
+    logits_of: LongArray  # [m] which of S they belong to
 
 
 class Sampler:
-    def __init__(self, max_rows: int, vocab_size: int, device: Device) -> None:
+    def __init__(self, device: Device, *, max_rows: int, max_len: int, vocab_size: int) -> None:
+        """max_len: tokens of the longest sequence, prompt and output."""
         self._device = device
         self._vocab_size = vocab_size
         self._columns = SamplingColumns(max_rows, vocab_size, device)
         self._penalties = PenaltyCounts(max_rows, vocab_size, device)
+        self._prohibitions = Prohibitions(
+            self._columns, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, device=device
+        )
+        self._decay = TopPDecay(self._columns, max_rows, device)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Give rows to new tenants."""
         self._columns.open_rows(setups)
         for setup in setups:
-            if self._columns.features[setup.row] & col.PENALTY:
-                ids = unpack_ids(setup.penalty_ids)
+            features = self._columns.features.item(setup.row)
+            if features & col.PENALTY:
+                ids = unpack_ids(setup.history_ids)
                 known = self._columns.known(ids)
                 in_prompt = np.arange(len(ids)) < setup.num_prompt
                 self._penalties.open_row(setup.row, ids[known & in_prompt], ids[known & ~in_prompt])
+            if features & (col.ALLOWED | col.BAD_WORDS | col.HISTORY):
+                self._prohibitions.open_row(setup, features)
+            if features & col.TOP_P_DECAY:
+                self._decay.open_row(setup.row, unpack_ids(setup.top_p_reset_ids))
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
         """One token for each of S rows.
@@ -82,24 +83,30 @@ class Sampler:
         """
         features: FeatureArray = self._columns.features[who.rows_host]
         present = int(np.bitwise_or.reduce(features, initial=0))
-        asked = rows_with(features, col.LOGPROBS)
         # What is reported is the model's own distribution, so it is put aside before anything changes it.
+        asked, logits_of = rows_with(features, col.LOGPROBS), rows_with(features, col.LOGITS)
         raw = logits[self._device.tensor(asked)] if len(asked) else None
+        returned = logits[self._device.tensor(logits_of)] if len(logits_of) else None
         if present & col.EDITS:
             self._edit(logits, who, features)
+        if present & col.ALLOWED:
+            self._prohibitions.apply_allowed_ids(logits, who, features)
         if masks:
             self._mask(logits, who.rows_host, masks)
+        if present & col.FORBIDS:
+            may_empty = bool(masks) or bool(present & col.ALLOWED)
+            self._prohibitions.apply(logits, who, features, may_empty=may_empty)
         tokens = self._draw(logits, who, features) if present & col.NOISE else logits.argmax(dim=1)
-        if present & col.PENALTY:
-            at = self._device.tensor(rows_with(features, col.PENALTY))
-            self._penalties.add(who.rows[at], tokens[at])
-        if raw is None:
-            return Sampled(tokens, None)
-        num_top = min(int(self._columns.num_logprobs[who.rows_host[asked]].max()), self._vocab_size)
-        return Sampled(tokens, _logprobs(raw, tokens[self._device.tensor(asked)], num_top))
+        if present & col.REMEMBERS:
+            self._remember(tokens, who, features)
+        logprobs = None
+        if raw is not None:
+            num_top = int(self._columns.num_logprobs[who.rows_host[asked]].max())
+            logprobs = logprobs_of(raw, tokens[self._device.tensor(asked)], num_top)
+        return Sampled(tokens, logprobs, returned, logits_of)
 
     def _edit(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> None:
-        """Penalties, then logit bias, then min tokens; in place."""
+        """Penalties, then logit bias; in place."""
         penalised = rows_with(features, col.PENALTY)
         if len(penalised):
             at = self._device.tensor(penalised)
@@ -116,18 +123,28 @@ class Sampler:
             values = self._device.tensor(np.concatenate([values for _, values in entries]))
             at = self._flat_index(biased, [ids for ids, _ in entries])
             logits.view(-1).index_put_((at,), values, accumulate=True)
-        short = rows_with(features, col.MIN_LEN)
-        short = short[who.positions_host[short] < self._columns.min_len[who.rows_host[short]]]
-        if len(short):
-            at = self._flat_index(
-                short, [self._columns.stop_ids[row] for row in who.rows_host[short].tolist()]
-            )
-            logits.view(-1)[at] = -math.inf
 
     def _flat_index(self, rows: LongArray, ids: Sequence[npt.NDArray[np.int32]]) -> Tensor:
         """Index into the flattened logits of ids[i] in row rows[i]."""
         starts = np.repeat(rows * self._vocab_size, [len(each) for each in ids])
         return self._device.tensor(starts + np.concatenate(ids))
+
+    def _remember(self, tokens: Tensor, who: SampleRows, features: FeatureArray) -> None:
+        """Let the next step know of the tokens, whether or not the host sees them before."""
+        penalised = rows_with(features, col.PENALTY)
+        if len(penalised):
+            at = self._device.tensor(penalised)
+            self._penalties.add(who.rows[at], tokens[at])
+        kept = rows_with(features, col.HISTORY)
+        if len(kept):
+            at = self._device.tensor(kept)
+            self._prohibitions.history.append(
+                who.rows[at], who.positions[at], tokens[at], who.positions_host[kept]
+            )
+        decaying = rows_with(features, col.TOP_P_DECAY)
+        if len(decaying):
+            at = self._device.tensor(decaying)
+            self._decay.count(who.rows[at], tokens[at], who.rows_host[decaying])
 
     def _mask(self, logits: Tensor, rows_host: LongArray, masks: Mapping[int, bytes]) -> None:
         """Forbid what the bitmasks do not allow; ids beyond the end of a mask are forbidden."""
@@ -149,7 +166,7 @@ class Sampler:
         if len(whole) == len(features):
             return self._draw_whole(logits, who.rows, who.positions, bool((features & col.MIN_P).any()))
         if len(truncated) == len(features):
-            return self._draw_truncated(logits, who.rows, who.positions, self._max_top_k(who.rows_host))
+            return self._draw_truncated(logits, who.rows, who.positions, who.rows_host)
         tokens = logits.argmax(dim=1)
         if len(whole):
             at = self._device.tensor(whole)
@@ -157,12 +174,9 @@ class Sampler:
             tokens[at] = self._draw_whole(logits[at], who.rows[at], who.positions[at], min_p)
         if len(truncated):
             at = self._device.tensor(truncated)
-            max_top_k = self._max_top_k(who.rows_host[truncated])
-            tokens[at] = self._draw_truncated(logits[at], who.rows[at], who.positions[at], max_top_k)
+            rows_host = who.rows_host[truncated]
+            tokens[at] = self._draw_truncated(logits[at], who.rows[at], who.positions[at], rows_host)
         return tokens
-
-    def _max_top_k(self, rows_host: LongArray) -> int:
-        return int(self._columns.max_top_k[rows_host].max())
 
     def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, min_p: bool) -> Tensor:
         """Draw from the whole vocabulary, less what min-p cuts off."""
@@ -173,16 +187,19 @@ class Sampler:
         prune = not self._device.prefers_one_pass
         return perturbed(logits, take(self._columns.seed, rows), positions, prune=prune).argmax(dim=1)
 
-    def _draw_truncated(self, logits: Tensor, rows: Tensor, positions: Tensor, max_top_k: int) -> Tensor:
+    def _draw_truncated(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, rows_host: LongArray
+    ) -> Tensor:
         """Draw from what top-k, top-p and min-p leave."""
         c = self._columns
+        decays = bool((c.features[rows_host] & col.TOP_P_DECAY).any())
         logits = logits / take(c.temperature, rows).unsqueeze(1)
         values, ids = candidates(
             logits,
             take(c.top_k, rows),
-            take(c.top_p, rows),
+            self._decay.top_p(rows) if decays else take(c.top_p, rows),
             take(c.min_logit_gap, rows),
-            max_top_k=max_top_k,
+            max_top_k=int(c.max_top_k[rows_host].max()),
             one_pass=self._device.prefers_one_pass,
         )
         seeds = take(c.seed, rows)
@@ -193,10 +210,3 @@ class Sampler:
         values = values + noise_at(seeds, positions, ids)
         best = values.amax(dim=1, keepdim=True)
         return ids.masked_fill_(values < best, self._vocab_size - 1).amin(dim=1)
-
-
-def _logprobs(raw: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
-    """Log-softmax of raw [m, V] at tokens [m] and at the num_top most likely ids."""
-    logprobs = torch.log_softmax(raw, dim=1)
-    _, top_ids = largest(raw, num_top)
-    return Logprobs(logprobs.gather(1, tokens.unsqueeze(1))[:, 0], top_ids, logprobs.gather(1, top_ids))

@@ -4,7 +4,7 @@ whatever remembers prefixes. Token ids and page numbers only.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
@@ -65,6 +65,9 @@ class PrefixCache(Protocol):
     def match_len(self, tokens: bytes, num_tokens: int, namespace: bytes) -> int:
         """Number of tokens that `match` would find. Changes nothing at all."""
 
+    def match_path(self, tokens: bytes, num_tokens: int, namespace: bytes) -> tuple[int, ...]:
+        """The uids of the nodes of which `match` would use pages, from the root down. Changes nothing."""
+
     def insert(self, node: CacheNode, tokens: bytes, pages: IntArray) -> Insertion:
         """Offer full pages that continue `node`, which is locked; next, move that lock to the new node."""
 
@@ -76,6 +79,11 @@ class PrefixCache(Protocol):
 
     def move_lock(self, above: CacheNode, below: CacheNode) -> None:
         """Turn a lock on `above` into one on its descendant `below`."""
+
+    def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
+        """For each of some locked nodes, how many pages are
+        on the way to it and on the way to none before it.
+        """
 
     def evict(self, num_pages: int) -> IntArray:
         """Give back the least recently used unlocked pages:

@@ -64,6 +64,8 @@ class KVCacheManager:
         max_pages_a_row = -(-rows.tokens.shape[1] // page_size)
         self.table: IntArray = np.zeros((rows.max_rows, max_pages_a_row), np.int32)
         self.num_pages: IntArray = np.zeros(rows.max_rows, np.int32)
+        # How many of them, from the first on, the cache owns.
+        self.num_shared: IntArray = np.zeros(rows.max_rows, np.int32)
         # First entry that the device was not told of.
         self._dirty_from: IntArray = np.full(rows.max_rows, CLEAN, np.int32)
         self._copies: list[tuple[int, int, int]] = []  # row, source page, target page
@@ -128,9 +130,12 @@ class KVCacheManager:
     # -- admission ------------------------------------------------------------------------------------------
 
     def match(self, req: Request) -> Prefix:
-        """What is cached of a waiting request. Lock its node, or forget it."""
+        """What is cached of a waiting request, but for the positions that it must compute. Lock its node, or
+        forget it.
+        """
         num_tokens, page_size = req.num_tokens, self.page_size
-        node, pages = self.cache.match(req.parked, num_tokens - 1, req.namespace)
+        upto = num_tokens - 1 if num_tokens <= req.wanted_from else req.wanted_from
+        node, pages = self.cache.match(req.parked, upto, req.namespace)
         num_pages = len(pages)
         start = num_pages * page_size
         next_page: PageKey | None = None
@@ -140,7 +145,11 @@ class KVCacheManager:
 
     def match_len(self, req: Request) -> int:
         """Tokens that `match` would find; changes nothing."""
-        return self.cache.match_len(req.parked, req.num_tokens - 1, req.namespace)
+        return self.cache.match_len(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
+
+    def match_path(self, req: Request) -> tuple[int, ...]:
+        """The uids of the nodes on which `match` would find them; changes nothing."""
+        return self.cache.match_path(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
 
     def still_awaits(self, req: Request) -> bool:
         """Whether the page that req waits for is still being computed. False also when it waits for none."""
@@ -148,12 +157,14 @@ class KVCacheManager:
 
     def must_await(self, req: Request, prefix: Prefix) -> bool:
         """Whether a running row is about to compute the first page that req misses; then req is better off
-        waiting.
+        waiting, unless it must compute that page itself.
 
         A row says so from its admission until the page is published or the row is given up, so nobody waits
         for longer than that.
         """
         if prefix.next_page not in self._computing:
+            return False
+        if (prefix.num_pages + 1) * self.page_size > req.wanted_from:
             return False
         req.awaits = prefix.next_page
         return True
@@ -182,7 +193,7 @@ class KVCacheManager:
     def _start_stay(self, req: Request, lease: CacheNode, num_shared: int, pages: IntArray) -> None:
         row, num_pages = req.row, len(pages)
         req.lease = lease
-        req.num_shared = num_shared
+        self.num_shared[row] = num_shared
         self.table[row, :num_pages] = pages
         self.num_pages[row] = num_pages
         self._dirty_from[row] = 0
@@ -209,7 +220,7 @@ class KVCacheManager:
         self.publish(req)
         if req.computes is not None:
             self._withdraw(req, req.computes)
-            start = req.num_shared * self.page_size
+            start = self.num_shared.item(req.row) * self.page_size
             end = start + self.page_size
             if end <= req.num_given:
                 self._announce(req, (req.lease.uid, self.rows.tokens[req.row, start:end].tobytes()))
@@ -221,7 +232,8 @@ class KVCacheManager:
         cache's pages, its duplicates are free, its lease moves down. One step, because any part of it alone
         would lose pages or leave the row reading freed ones.
         """
-        row, size, lease, first, rows = req.row, self.page_size, req.lease, req.num_shared, self.rows
+        row, size, lease, rows = req.row, self.page_size, req.lease, self.rows
+        first = self.num_shared.item(row)
         upto = min(rows.kv_len.item(row), rows.num_tokens.item(row)) // size
         if upto <= first:
             return
@@ -229,7 +241,7 @@ class KVCacheManager:
         done = self.cache.insert(lease, tokens, self.table[row, first:upto])
         if len(done.found):
             self._repoint(row, first, done.found)
-        req.num_shared = first + done.num_owned
+        self.num_shared[row] = first + done.num_owned
         self.cache.move_lock(lease, done.node)
         req.lease = done.node
 
@@ -257,7 +269,7 @@ class KVCacheManager:
         if req.computes is not None:
             self._withdraw(req, req.computes)
         row = req.row
-        self.pages.free(self.table[row, req.num_shared : self.num_pages.item(row)])
+        self.pages.free(self.table[row, self.num_shared.item(row) : self.num_pages.item(row)])
         self.num_pages[row] = 0
         self._dirty_from[row] = CLEAN
         if self._copies:
@@ -276,7 +288,7 @@ class KVCacheManager:
         assert not source.num_in_flight
         self.publish(source)
         num_full, tail = divmod(source.kv_len, self.page_size)
-        if not self.rows.num_free or source.num_shared != num_full:
+        if not self.rows.num_free or self.num_shared.item(source.row) != num_full:
             return False
         copy = self._try_take_pages(1) if tail else NO_PAGES
         if copy is None:
@@ -338,7 +350,7 @@ class KVCacheManager:
         """
         self.cache.check()
         running = self.rows.running_requests()
-        private = [self.table[req.row, req.num_shared : self.num_pages[req.row]] for req in running]
+        private = [self.table[row, self.num_shared[row] : self.num_pages[row]] for row in self.rows.running]
         every = np.concatenate([*private, *self.cache.owned_pages(), self.pages.free_pages])
         assert len(every) == self.pages.num_pages, f"{self.pages.num_pages - len(every)} pages lost"
         assert len(np.unique(every)) == len(every), "a page has two owners"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from runtime.wire import IntArray
 from scheduler_proc.cache.base import NO_PAGES, CacheNode, Insertion, Match
@@ -31,6 +31,9 @@ class NoCache:
     def match_len(self, tokens: bytes, num_tokens: int, namespace: bytes) -> int:
         return 0
 
+    def match_path(self, tokens: bytes, num_tokens: int, namespace: bytes) -> tuple[int, ...]:
+        return ()
+
     def insert(self, node: CacheNode, tokens: bytes, pages: IntArray) -> Insertion:
         return Insertion(node, NO_PAGES, 0)
 
@@ -42,6 +45,9 @@ class NoCache:
 
     def move_lock(self, above: CacheNode, below: CacheNode) -> None:
         """There is nothing to move."""
+
+    def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
+        return [0] * len(nodes)
 
     def evict(self, num_pages: int) -> IntArray:
         return NO_PAGES

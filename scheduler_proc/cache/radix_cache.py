@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -79,6 +79,19 @@ class RadixCache:
                 break
             pos += len(node.tokens)
         return pos // TOKEN_BYTES
+
+    def match_path(self, tokens: bytes, num_tokens: int, namespace: bytes) -> tuple[int, ...]:
+        node = self._roots.get(namespace)
+        page, end, pos = self._page_bytes, num_tokens * TOKEN_BYTES, 0
+        path: list[int] = []
+        while node is not None and pos + page <= end:
+            node = node.children.get(tokens[pos : pos + page])
+            if node is not None:
+                path.append(node.uid)
+                if not tokens.startswith(node.tokens, pos, end):
+                    break
+                pos += len(node.tokens)
+        return tuple(path)
 
     def _walk(self, node: Node, tokens: bytes, end: int) -> tuple[Node, IntArray]:
         """Follow whole pages of tokens[:end] down from node, splitting the run where they part."""
@@ -166,6 +179,19 @@ class RadixCache:
                 self.num_evictable += len(at.pages)
                 self._nothing_needs(at)
             at = at.parent
+
+    def num_pages_held(self, nodes: Sequence[Node]) -> list[int]:
+        seen: set[Node] = set()
+        counts: list[int] = []
+        for node in nodes:
+            at: Node | None = node
+            num_pages = 0
+            while at is not None and at not in seen:
+                seen.add(at)
+                num_pages += len(at.pages)
+                at = at.parent
+            counts.append(num_pages)
+        return counts
 
     def _nothing_needs(self, node: Node) -> None:
         """An unlocked leaf may be evicted; an unlocked root without children is dropped."""

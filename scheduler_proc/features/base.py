@@ -2,6 +2,7 @@
 
     waiting      ready() ── cost() ──┐ ◄──────────────────────────┐
     running                row_opened() ─ plan_row() ─ accept() ─ row_lost()    (retracted: back to waiting)
+             for each chunk of prefill:   plan_chunk() ─ accept_prompt(), if it wanted positions of it
     finished                                                      row_lost(), release()
 
 Only rows whose request has a feature are visited. A feature may end its request by raising RequestError from
@@ -13,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from runtime.wire import FloatArray
-from scheduler_proc.batch import RowLogprobs, ScheduledRow
+from scheduler_proc.batch import ScheduledRow
+from scheduler_proc.results import PromptResult, Sampled
 
 
 class Cost(NamedTuple):
@@ -29,14 +30,6 @@ class Cost(NamedTuple):
 
 
 NO_COST = Cost()
-
-
-class Sampled(NamedTuple):
-    """What a step gave one row. `ids` is cut at stop ids and limits already, and is never empty."""
-
-    ids: list[int]
-    logprobs: RowLogprobs | None = None
-    vector: FloatArray | None = None
 
 
 class RequestFeature:
@@ -55,6 +48,11 @@ class RequestFeature:
     def row_opened(self, row: int) -> None:
         """The request got a row."""
 
+    def plan_chunk(self, row: ScheduledRow) -> None:
+        """Tokens that it came to its row with are about to be computed, with or without sampling: set
+        `row.wanted` to look at some positions. Comes before plan_row; change nothing but `row`.
+        """
+
     def plan_row(self, row: ScheduledRow) -> None:
         """Its row is about to sample: add guesses or a mask. Change
         nothing but `row`: it may not be scheduled after all.
@@ -65,6 +63,9 @@ class RequestFeature:
         at least one. Raises RequestError to end the request.
         """
         return sampled.ids
+
+    def accept_prompt(self, result: PromptResult) -> None:
+        """See what a chunk with `row.wanted` gave; called before the `accept` of the same step."""
 
     def row_lost(self) -> None:
         """The row is gone: retracted or finished. What was in flight for it will not come."""

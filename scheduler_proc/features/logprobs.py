@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from runtime.messages import TokenLogprobs
-from scheduler_proc.features.base import RequestFeature, Sampled
+from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.request import Request
+from scheduler_proc.results import Sampled
 
 
 class Logprobs(RequestFeature):

@@ -5,12 +5,16 @@ A policy cannot move state: it sees views and answers with positions. What it an
 
 from __future__ import annotations
 
+import logging
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, overload
 
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.request import Request
-from scheduler_proc.waiting_queue import WaitingQueue
+from scheduler_proc.waiting_queue import SortKey, WaitingQueue, no_key
+
+logger = logging.getLogger(__name__)
 
 
 class RequestView:
@@ -29,7 +33,7 @@ class RequestView:
 
     @property
     def arrived_s(self) -> float:
-        """time.monotonic() of its arrival in the scheduler."""
+        """time.monotonic() when the caller asked, by its own account and not later than it came here."""
         return self._req.arrived_s
 
     @property
@@ -63,9 +67,17 @@ class RequestView:
         """Tokens of it that the prefix cache holds now. Walks the cache."""
         return self._kv.match_len(self._req)
 
+    def cached_path(self) -> tuple[int, ...]:
+        """The nodes of the prefix cache that hold them, from the root down, by number: requests that share a
+        prefix share the beginning of it. Walks the cache.
+        """
+        return self._kv.match_path(self._req)
+
 
 class WaitingView(Sequence[RequestView]):
-    """The waiting queue as a policy sees it: in the order (priority, retracted first, arrival)."""
+    """The waiting queue as a policy sees it: in the order (priority, retracted first, the policy's key if it
+    has one, arrival).
+    """
 
     def __init__(self, queue: WaitingQueue, kv: KVCacheManager) -> None:
         self._queue = queue
@@ -84,14 +96,21 @@ class WaitingView(Sequence[RequestView]):
         return RequestView(self._queue[position], self._kv)
 
     @property
+    def version(self) -> int:
+        """Changes whenever a request joins or leaves the queue."""
+        return self._queue.version
+
+    @property
     def cache_version(self) -> int:
         """Changes whenever a cached_len could come out differently."""
         return self._kv.cache.version
 
 
 class SchedulePolicy(Protocol):
-    """Constructed without arguments, once. May be slow,
-    random or depend on time: one process decides for all.
+    """Constructed without arguments, once. May be slow, random or depend on time: one process decides.
+
+    With an attribute `preempts` that is true, a waiting request takes rows and pages from running ones of a
+    lower priority. With a method `key`, the queue is kept in the order of it: see KeyedPolicy.
     """
 
     def order(self, waiting: WaitingView) -> Sequence[int]:
@@ -103,8 +122,43 @@ class SchedulePolicy(Protocol):
         """
 
 
+class KeyedPolicy(ABC):
+    """A policy whose order does not change while a request waits: the queue is kept in that order, so that a
+    step costs nothing however many wait.
+    """
+
+    @abstractmethod
+    def key(self, request: RequestView) -> float:
+        """Its place within its priority: the lowest first, equal ones as they came. Asked when it comes, and
+        once more when it was retracted. Anything but a number, or an exception, is logged and counts as 0.
+        """
+
+    def order(self, waiting: WaitingView) -> Sequence[int]:
+        return range(len(waiting))
+
+
 class InvalidOrder(Exception):
     """A policy answered with something that is not an order."""
+
+
+def sort_key_of(policy: SchedulePolicy, kv: KVCacheManager) -> SortKey:
+    """What the waiting queue is to be sorted by within a priority: the policy's key, or nothing."""
+    key = getattr(policy, "key", None)
+    if key is None:
+        return no_key
+
+    def checked_key(req: Request) -> float:
+        try:
+            value = key(RequestView(req, kv))
+            if isinstance(value, int | float) and value == value:
+                return value
+            logger.error("schedule policy: the key %r is not a number; first come, first served", value)
+        except Exception:
+            # A user's own policy may raise anything; requests must not suffer for it.
+            logger.exception("schedule policy raised; first come, first served")
+        return 0
+
+    return checked_key
 
 
 def checked_order(order: object, num_waiting: int) -> Sequence[int]:

@@ -4,32 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scheduler_proc.policy.base import WaitingView
-
-MAX_SORTED = 128
-"""Requests behind these stay first come, first served
-(SGLang gives up at the same length: matching costs time).
-"""
+from scheduler_proc.policy.base import RequestView
+from scheduler_proc.policy.by_prefix import PrefixPolicy
 
 
-class LongestPrefix:
+class LongestPrefix(PrefixPolicy):
     """Remembers matched lengths until the cache changes."""
 
     def __init__(self) -> None:
-        self._version = -1
+        super().__init__()
+        self._cache_version = -1
         self._cached_len: dict[int, int] = {}
 
-    def order(self, waiting: WaitingView) -> Sequence[int]:
-        if waiting.cache_version != self._version:
-            self._version = waiting.cache_version
+    def sorted_positions(self, requests: Sequence[RequestView], cache_version: int) -> list[int]:
+        if cache_version != self._cache_version:
+            self._cache_version = cache_version
             self._cached_len.clear()
-        num_sorted = min(len(waiting), MAX_SORTED)
         ranks = []
-        for position in range(num_sorted):
-            view = waiting[position]
+        for position, view in enumerate(requests):
             cached_len = self._cached_len.get(view.seq)
             if cached_len is None:
                 cached_len = self._cached_len[view.seq] = view.cached_len()
             ranks.append((-view.priority, -cached_len, position))
         ranks.sort()
-        return [position for _, _, position in ranks] + list(range(num_sorted, len(waiting)))
+        return [position for _, _, position in ranks]

@@ -76,11 +76,17 @@ class PagedForward:
             page_table=self.page_table,
             page_size=page_size,
             num_decodes=sum(n == 1 for n in num_tokens),
-            sample_indices=torch.tensor(range(total) if sample is None else sample, dtype=torch.int64),
+            output_indices=torch.tensor(range(total) if sample is None else sample, dtype=torch.int64),
         )
         self.backend.prepare(batch)
-        logits: Tensor = self.model(batch, self.pool, self.backend)
-        return logits
+        return self.model.compute_logits(self.model(batch, self.pool, self.backend))
+
+    def share_prefix(self, source: int, row: int, num_tokens: int) -> None:
+        """Let row begin with source's first num_tokens tokens, whole pages, as a prefix cache does."""
+        num_pages, rest = divmod(num_tokens, self.pool.page_size)
+        assert rest == 0
+        self.page_table[row, :num_pages] = self.page_table[source, :num_pages]
+        self.kv_lens[row] = num_tokens
 
     def prefill(self, row: int, ids: Sequence[int], chunk: int) -> int:
         """Compute a prompt in chunks; the greedy next token."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -14,8 +16,8 @@ from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
 from model_worker.worker import ModelWorker
-from runtime.messages import BatchPlan, RowSetup, StepResult
 from runtime.model_config import ModelConfig
+from runtime.plan import BatchPlan, PromptPositions, RowSetup, StepResult
 from runtime.wire import pack_ids, unpack_ids
 
 VOCAB = 97
@@ -24,6 +26,12 @@ MAX_ROWS = 8
 NUM_PAGES = 256
 GREEDY = {"temperature": 0.0}
 FEEDBACK = -1
+PROMPTS = [
+    [1, 5, 9, 33, 2, 71, 8, 8, 60, 12, 3, 44, 90, 17, 25, 6, 31, 55, 4, 11],
+    [7, 7, 50, 21],
+    [96, 3, 14, 15, 92, 65, 35, 89, 79, 32, 38],
+]
+SCATTERED = np.random.default_rng(3).permutation(np.arange(1, NUM_PAGES + 1)).tolist()
 
 
 def save_tiny_llama(path: Path) -> LlamaForCausalLM:
@@ -77,6 +85,21 @@ def make_worker(path: Path, page_size: int, *, threaded: bool = False) -> ModelW
     return ModelWorker(runner, device)
 
 
+def pages_of(row: int) -> list[int]:
+    """Pages of each row's own, not in order; of page size 1 they hold 32 tokens."""
+    share = NUM_PAGES // MAX_ROWS
+    return SCATTERED[row * share : (row + 1) * share]
+
+
+class Wanted(NamedTuple):
+    """What a plan asks of the positions of a row's chunk, from `first` on."""
+
+    prompt: Sequence[int]
+    first: int = 0
+    num_logprobs: int = -1
+    returns_logits: bool = False
+
+
 class PlanWriter:
     """Numbers the steps and gives each row as many of its pages as its length needs."""
 
@@ -85,6 +108,7 @@ class PlanWriter:
         self.pages: dict[int, list[int]] = {}
         self.kv_len: dict[int, int] = {}
         self._written: dict[int, int] = {}
+        self._last_chunk: dict[int, int] = {}
         self._setups: list[RowSetup] = []
         self._copies: list[tuple[int, int]] = []
         self._step = 0
@@ -103,9 +127,10 @@ class PlanWriter:
         decodes: Sequence[tuple[int, int]] = (),
         chunks: Sequence[tuple[int, Sequence[int], bool]] = (),
         *,
+        wanted: Mapping[int, Wanted] | None = None,
         defer_sampling: bool = False,
     ) -> BatchPlan:
-        """decodes: (row, token or FEEDBACK); chunks: (row, token ids, whether it samples)."""
+        """decodes: (row, token or FEEDBACK); chunks: (row, token ids, whether it samples); wanted: by row."""
         work = [(row, [token]) for row, token in decodes] + [(row, list(ids)) for row, ids, _ in chunks]
         rows = [row for row, _ in work]
         starts = [self.kv_len[row] for row in rows]
@@ -113,6 +138,7 @@ class PlanWriter:
         pages: list[int] = []
         for row, ids in work:
             self.kv_len[row] += len(ids)
+            self._last_chunk[row] = len(ids)
             needed, first = -(-self.kv_len[row] // self.page_size), self._written[row]
             if needed > first:
                 spans += [row, first, needed - first]
@@ -134,8 +160,20 @@ class PlanWriter:
             lens=pack_ids([len(ids) for _, ids, _ in chunks]),
             samples=pack_ids([int(samples) for _, _, samples in chunks]),
             drafts=pack_ids([0] * len(chunks)),
+            prompt_positions=tuple(
+                self._positions(index, row, wanted[row])
+                for index, row in enumerate(rows)
+                if wanted is not None and row in wanted
+            ),
             defer_sampling=defer_sampling,
         )
+
+    def _positions(self, index: int, row: int, wanted: Wanted) -> PromptPositions:
+        prompt, first, num_logprobs, returns_logits = wanted
+        end = self.kv_len[row]
+        start = end - self._last_chunk[row] + first
+        targets = [*prompt, 0][start + 1 : end + 1]
+        return PromptPositions(index, first, pack_ids(targets), num_logprobs, returns_logits)
 
 
 def tokens_of(result: StepResult) -> list[int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from runtime.messages import RowSetup
+from runtime.plan import RowSetup
 
 WORD = 0xFFFFFFFF
 

@@ -89,7 +89,7 @@ def _attend(layer: AttentionLayer, sequences: list[Sequence], page_size: int, se
         page_table=page_table,
         page_size=page_size,
         num_decodes=0,
-        sample_indices=torch.zeros(0, dtype=torch.int64),
+        output_indices=torch.zeros(0, dtype=torch.int64),
     )
     backend = TorchNativeAttention()
     backend.prepare(batch)
@@ -115,6 +115,8 @@ def _dense(layer: AttentionLayer, seq: Sequence) -> Tensor:
         stop = seq.num_cached + i + 1
         start = 0 if layer.sliding_window is None else max(0, stop - layer.sliding_window)
         scores = torch.einsum("hd,khd->hk", q, k[start:stop]) * layer.scale
+        if layer.softcap is not None:
+            scores = layer.softcap * (scores / layer.softcap).tanh()
         out.append(torch.einsum("hk,khd->hd", scores.softmax(-1), v[start:stop]))
     return torch.stack(out)
 
@@ -133,6 +135,14 @@ def test_mixed_batch_equals_dense_attention(
     sequences = _sequences(layer, MIXED)
     for seq, got in zip(sequences, _attend(layer, sequences, page_size), strict=True):
         torch.testing.assert_close(got.double(), _dense(layer, seq), rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("window", [None, 8])
+def test_a_soft_cap_bends_the_scores_before_the_softmax(window: int | None) -> None:
+    layer = AttentionLayer(0, 6, 2, HEAD_DIM, 1.0, window, softcap=2.5)
+    sequences = _sequences(layer, MIXED)
+    for seq, got in zip(sequences, _attend(layer, sequences, 4), strict=True):
+        torch.testing.assert_close(got.double(), _dense(layer, seq), rtol=0, atol=5e-6)
 
 
 @pytest.mark.parametrize("window", [None, 8])

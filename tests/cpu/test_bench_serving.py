@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
 import pytest
 
+from bench_serving.main import main
+from runtime.config import DEMO_MODEL
 from tests.launched import ROOT, Launched, launched
 
 LOAD = ("--num-prompts", "6", "--random-input-len", "24", "--random-output-len", "8", "--disable-tqdm")
@@ -18,14 +22,32 @@ LOAD = ("--num-prompts", "6", "--random-input-len", "24", "--random-output-len",
 
 @pytest.fixture(scope="module")
 def launch() -> Iterator[Launched]:
-    with launched("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8") as launch:
+    with launched(
+        *("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8"),
+        *("--gather-context-logits", "--gather-generation-logits"),
+    ) as launch:
         yield launch
 
 
 def bench(*flags: str) -> tuple[int, dict[str, Any], str]:
     """(exit code, JSON of the last line, everything printed)"""
+    out = io.StringIO()
+    with redirect_stdout(out), redirect_stderr(out):
+        code = main(flags)
+    lines = [line for line in out.getvalue().splitlines() if line.startswith("{")]
+    assert lines, out.getvalue()
+    return code, json.loads(lines[-1]), out.getvalue()
+
+
+def address(launch: Launched, backend: str) -> tuple[str, ...]:
+    if backend == "sdk":
+        return ("--backend", "sdk", "--run-dir", str(launch.run_dir))
+    return ("--backend", backend, "--base-url", launch.url)
+
+
+def test_it_is_a_command(launch: Launched) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "bench_serving", *flags],
+        [sys.executable, "-m", "bench_serving", *address(launch, "carousel"), *LOAD, "--goodput", "e2el:1e9"],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
@@ -33,14 +55,9 @@ def bench(*flags: str) -> tuple[int, dict[str, Any], str]:
         timeout=120,
         check=False,
     )
-    assert done.stdout, done.stderr
-    return done.returncode, json.loads(done.stdout.splitlines()[-1]), done.stdout + done.stderr
-
-
-def address(launch: Launched, backend: str) -> tuple[str, ...]:
-    if backend == "sdk":
-        return ("--backend", "sdk", "--run-dir", str(launch.run_dir))
-    return ("--backend", backend, "--base-url", launch.url)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert (result["completed"], result["goodput_share"]) == (6, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -50,6 +67,7 @@ def address(launch: Launched, backend: str) -> tuple[str, ...]:
         ("carousel", ("--dataset-name", "random", "--request-rate", "50", "--max-concurrency", "2")),
         ("carousel", ("--dataset-name", "random", "--disable-stream", "--apply-chat-template")),
         ("openai-chat", ("--dataset-name", "multi-turn", "--num-turns", "2")),
+        ("carousel-chat", ("--dataset-name", "random", "--request-rate", "50", "--burstiness", "0.5")),
         ("sdk", ("--dataset-name", "random-ids")),
         ("sdk", ("--dataset-name", "multi-turn", "--num-turns", "2", "--disable-stream")),
     ],
@@ -71,7 +89,79 @@ def test_http_and_client_library_count_the_same_tokens(launch: Launched) -> None
     _, sdk, _ = bench(*address(launch, "sdk"), *flags)
     for name in ("total_input_tokens", "total_output_tokens"):
         assert http[name] == sdk[name]
-    assert sdk["itl_source"] == "token counts"
+    assert http["itl_source"] == sdk["itl_source"] == "token counts"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-concurrency", "6", "--seed", "21"),
+        ("--request-rate", "6", "--seed", "22"),
+        ("--max-concurrency", "6", "--seed", "23", "--disable-stream"),
+    ],
+)
+def test_the_figures_agree_with_the_servers_own_metrics(launch: Launched, flags: tuple[str, ...]) -> None:
+    """At moderate load: prompts that take the server long enough for 3 % to be more than the way to it."""
+    code, result, printed = bench(
+        *address(launch, "carousel"),
+        *("--dataset-name", "random-ids", "--num-prompts", "24", "--disable-tqdm", "--check-metrics", *flags),
+        *("--random-input-len", "1200", "--random-output-len", "32", "--random-range-ratio", "0.5"),
+    )
+    assert code == 0, printed
+    server = result["server_metrics"]
+    assert (result["completed"], result["failed"]) == (24, 0)
+    assert server["finished"] == 24
+    assert server["prompt_tokens"] == result["total_input_tokens"]
+    assert server["output_tokens"] == result["total_output_tokens"]
+    server_e2e_ms = 1e3 * server["e2e_sum"] / 24
+    assert result["mean_e2e_latency_ms"] == pytest.approx(server_e2e_ms, rel=0.03)
+    if "--disable-stream" not in flags:
+        assert server["ttft_count"] == 24
+        assert result["mean_ttft_ms"] == pytest.approx(1e3 * server["ttft_sum"] / 24, rel=0.03)
+
+
+def test_logprobs_cost_bytes_that_are_shown(launch: Launched) -> None:
+    flags = (*LOAD, "--dataset-name", "random-ids", "--random-range-ratio", "1", "--seed", "6")
+    asked = ("--return-logprob", "--top-logprobs-num", "2")
+    _, without, _ = bench(*address(launch, "carousel"), *flags)
+    code, with_them, printed = bench(*address(launch, "carousel"), *flags, *asked)
+    assert code == 0, printed
+    assert without["extra_bytes"] == 0
+    assert with_them["extra_bytes"] > 6 * 8 * 2 * len("-0.0")
+    # Nothing else differs but `null` in each chunk, and how many tokens share one: a busy server makes fewer
+    # chunks of them.
+    more = with_them["received_bytes"] - without["received_bytes"]
+    assert more > 0.8 * with_them["extra_bytes"]
+    assert "Logprobs and logits per output token:" in printed
+    code, over_zmq, printed = bench(*address(launch, "sdk"), *flags, *asked)
+    assert code == 0, printed
+    # A float32 for each of 6 x 8 tokens, and a float32 with an int32 for the two likeliest.
+    assert over_zmq["extra_bytes"] == 6 * 8 * (4 + 2 * 8)
+
+
+@pytest.mark.parametrize("stream", [(), ("--disable-stream",)])
+def test_logits_cost_their_whole_size(launch: Launched, stream: tuple[str, ...]) -> None:
+    lengths = ("--random-input-len", "20", "--random-output-len", "4", "--random-range-ratio", "1")
+    code, result, printed = bench(
+        *address(launch, "sdk"),
+        *("--dataset-name", "random-ids", "--num-prompts", "3", "--disable-tqdm", *lengths, *stream),
+        *("--return-context-logits", "--return-generation-logits"),
+    )
+    assert code == 0, printed
+    vocab_size = json.loads((DEMO_MODEL / "config.json").read_bytes())["vocab_size"]
+    assert (result["failed"], result["total_input_tokens"]) == (0, 3 * 20)
+    assert result["extra_bytes"] == 3 * (20 + 4) * vocab_size * 4
+
+
+@pytest.mark.parametrize("backend", ["carousel", "sdk"])
+def test_with_an_emptied_cache_the_same_seed_finds_nothing_in_it(launch: Launched, backend: str) -> None:
+    flags = (*LOAD, "--dataset-name", "random-ids", "--random-range-ratio", "1", "--seed", "7")
+    bench(*address(launch, backend), *flags)
+    _, again, _ = bench(*address(launch, backend), *flags)
+    code, flushed, printed = bench(*address(launch, backend), *flags, "--flush-cache")
+    assert code == 0, printed
+    assert again["cached_input_tokens"] == 6 * 16
+    assert flushed["cached_input_tokens"] == 0
 
 
 def test_a_shared_prefix_is_found_in_the_cache(launch: Launched) -> None:

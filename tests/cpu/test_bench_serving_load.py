@@ -70,6 +70,16 @@ def test_arrivals_are_poisson_and_repeat_with_the_seed() -> None:
     assert (arrival_times(Traffic(50.0, None, seed=4), 20_000) != times).any()
 
 
+@pytest.mark.parametrize(("burstiness", "deviation"), [(0.25, 2.0), (4.0, 0.5)])
+def test_burstiness_changes_how_even_arrivals_are_and_not_their_rate(
+    burstiness: float, deviation: float
+) -> None:
+    gaps = np.diff(arrival_times(Traffic(50.0, None, 3, burstiness), 20_000))
+    # The mean's error is deviation / sqrt(20,000), at most 1.4 %: 7 % is 5 sigma or more.
+    assert gaps.mean() == pytest.approx(1 / 50, rel=0.07)
+    assert gaps.std() / gaps.mean() == pytest.approx(deviation, rel=0.1)
+
+
 def test_an_infinite_rate_begins_all_at_once() -> None:
     _, backend, _ = load([conversation("x")] * 9)
     assert backend.most_in_flight == 9
@@ -131,11 +141,11 @@ def record(start: float, chunks: Sequence[tuple[float, int]], **fields: object) 
 
 
 GOOD = [
-    record(0.0, [(1.0, 1), (2.0, 1), (4.0, 2)], cached_len=8),
-    record(3.0, [(3.5, 1)]),
+    record(0.0, [(1.0, 1), (2.0, 1), (4.0, 2)], cached_len=8, received_bytes=200, extra_bytes=30),
+    record(3.0, [(3.5, 1)], received_bytes=100),
 ]
 # Times of a failed request that would move every figure it entered.
-BAD = record(0.0, [(90.0, 50), (99.0, 50)], error="broken")
+BAD = record(0.0, [(90.0, 50), (99.0, 50)], error="broken", received_bytes=7, extra_bytes=7)
 
 
 def metrics(records: list[RequestRecord], slo_ms: dict[str, float] | None = None) -> Metrics:
@@ -157,6 +167,7 @@ def test_figures_are_exact_and_failed_requests_enter_none_but_their_count() -> N
     assert found.max_output_tokens_per_s == 3.0
     assert (found.itl_source, found.tokens_per_chunk) == ("token counts", 1.25)
     assert (found.max_lateness_ms, found.client_cpu_share) == (2.0, 0.5)
+    assert (found.received_bytes, found.extra_bytes) == (300, 30)
 
 
 def test_a_run_without_a_completed_request_has_counts_and_no_latencies() -> None:
@@ -193,7 +204,7 @@ def test_uncounted_chunks_share_what_the_server_reports() -> None:
 def test_the_course_of_a_run_has_all_tokens_and_who_was_in_flight() -> None:
     series = throughput_series(LoadResult([*GOOD, BAD], 0.0, 4.0, 0.0, 0.0), 1.0)
     assert series.output_throughput.tolist() == [0.0, 1.0, 1.0, 3.0]
-    assert series.in_flight.tolist() == [1.0, 1.0, 1.0, 1.0]
+    assert series.in_flight.tolist() == [1.0, 1.0, 1.0, 1.5]
     whole = record(0.0, [], end_s=3.5, reported_output_len=7)
     assert throughput_series(LoadResult([whole], 0.0, 4.0, 0.0, 0.0), 2.0).output_throughput.tolist() == [
         0,

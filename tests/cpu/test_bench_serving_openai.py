@@ -123,6 +123,45 @@ def test_the_tokens_of_a_chunk_share_its_gap_where_the_server_counts_them() -> N
     assert by_usage.has_token_counts
 
 
+def test_a_server_that_can_is_asked_to_count_the_tokens_of_each_chunk() -> None:
+    steps = [(1.0, HEAD + text_chunk("a", "stop") + end(1, 1))]
+    _, body, _ = ask(steps, counts_tokens=True)
+    assert body["stream_options"] == {"include_usage": True, "continuous_usage_stats": True}
+    answer = b'{"choices":[{"text":"a"}],"usage":{"completion_tokens":1}}'
+    _, body, _ = ask([(1.0, plain(200, answer))], counts_tokens=True, stream=False)
+    assert "stream_options" not in body
+
+
+def test_bytes_are_those_of_the_body_and_logprobs_are_counted_as_they_are_spelled() -> None:
+    logprobs = {"tokens": ["a"], "token_logprobs": [-0.5]}
+    spelled = len(json.dumps(logprobs))
+    first = event({"choices": [{"text": "a", "logprobs": logprobs}]})
+    last = event({"choices": [{"text": "b", "logprobs": None, "finish_reason": "length"}]})
+    record, body, _ = ask([(1.0, HEAD + chunked(first)), (2.0, chunked(first) + chunked(last) + LAST)])
+    assert "logprobs" not in body
+    assert (record.received_bytes, record.extra_bytes) == (2 * len(first) + len(last), 2 * spelled)
+    choice = {"text": "ab", "logprobs": logprobs, "finish_reason": "length"}
+    whole = json.dumps({"choices": [choice], "usage": {"completion_tokens": 2}}).encode()
+    record, _, _ = ask([(1.0, plain(200, whole))], stream=False)
+    assert (record.received_bytes, record.extra_bytes) == (len(whole), spelled)
+
+
+@pytest.mark.parametrize(
+    ("api", "num_logprobs", "fields"),
+    [
+        ("completions", 0, {"logprobs": 0}),
+        ("completions", 3, {"logprobs": 3}),
+        ("chat", 3, {"logprobs": True, "top_logprobs": 3}),
+    ],
+)
+def test_logprobs_are_asked_for_as_each_api_spells_them(
+    api: Api, num_logprobs: int, fields: dict[str, Any]
+) -> None:
+    _, body, _ = ask([(1.0, HEAD + text_chunk("a", "stop") + end(1, 1))], api=api, num_logprobs=num_logprobs)
+    assert fields.items() <= body.items()
+    assert "top_logprobs" in body or api == "completions"
+
+
 def test_usage_in_the_last_chunk_alone_is_no_count_of_its_chunk() -> None:
     record, _, _ = ask(
         [

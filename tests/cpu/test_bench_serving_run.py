@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,15 @@ LABELS = (
         ("--backend sdk --port 1", "--port: the sdk backend"),
         ("--backend sdk --model x", "--model: the sdk backend"),
         ("--run-dir x", "--run-dir: only the sdk backend"),
+        ("--return-context-logits", "--return-context-logits: only the sdk backend"),
+        ("--backend vllm --return-generation-logits", "--return-generation-logits: only the sdk backend"),
+        ("--backend sdk --check-metrics", "--check-metrics: the sdk backend"),
+        ("--top-logprobs-num 3", "--top-logprobs-num: only with --return-logprob"),
+        ("--return-logprob --top-logprobs-num 21", "--top-logprobs-num: Expected `int` <= 20"),
+        ("--burstiness 0.5", "--burstiness: needs a finite --request-rate"),
+        ("--sweep inf --burstiness 0.5", "--burstiness: needs a finite --request-rate"),
+        ("--request-rate 2 --burstiness 0", "--burstiness: Expected `float` > 0"),
+        ("--backend carousel-chat --dataset-name random-ids", "takes no token ids"),
         ("--base-url http://x --port 1", "--port: --base-url is given already"),
         ("--sweep 1,2 --request-rate 3", "--request-rate: --sweep is given already"),
         ("--sweep 1,x", "--sweep"),
@@ -106,7 +116,9 @@ def test_a_server_that_is_not_there_ends_with_code_1(capsys: pytest.CaptureFixtu
     assert "127.0.0.1:1" in capsys.readouterr().err
 
 
-def run(*flags: str, fail_after: int | None = None) -> tuple[int, list[dict[str, Any]]]:
+def run(
+    *flags: str, fail_after: int | None = None, metrics: Callable[[int], bytes] | None = None
+) -> tuple[int, list[dict[str, Any]]]:
     """(exit code, request bodies) against a server that refuses all but the first `fail_after` requests."""
     num_asked = 0
 
@@ -118,7 +130,7 @@ def run(*flags: str, fail_after: int | None = None) -> tuple[int, list[dict[str,
         return [(0.0, HEAD + text_chunk("a ")), (0.0, text_chunk("b", "length") + end(9, 2))]
 
     async def both() -> tuple[int, list[dict[str, Any]]]:
-        async with scripted_server(script, waits=False) as server:
+        async with scripted_server(script, waits=False, metrics=metrics) as server:
             return await bench(parse_args([*SMALL, "--port", str(server.port), *flags])), server.bodies
 
     return asyncio.run(both())
@@ -180,6 +192,67 @@ def test_a_sweep_has_a_line_and_a_json_object_for_each_rate_and_fresh_prompts(
     curve = lines[next(index for index, line in enumerate(lines) if "Saturation Curve" in line) :]
     assert [line.split()[0] for line in curve[2:4]] == ["1000.0", "inf"]
     assert len({body["prompt"] for body in bodies}) == 4
+
+
+def metrics_of(num_output: int) -> Callable[[int], bytes]:
+    """/metrics of a server that counts 9 input and `num_output` generated tokens in each request."""
+
+    def text(num_requests: int) -> bytes:
+        return (
+            f"sglang:prompt_tokens_total {9 * num_requests}\n"
+            f"sglang:generation_tokens_total {num_output * num_requests}\n"
+            f"sglang:e2e_request_latency_seconds_count {num_requests}\n"
+            f"sglang:e2e_request_latency_seconds_sum {0.001 * num_requests}\n"
+        ).encode()
+
+    return text
+
+
+def test_the_servers_metrics_are_shown_beside_the_clients_figures_warm_up_excluded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    flags = ("--num-prompts", "3", "--warmup-requests", "2")
+    code, _ = run(*flags, metrics=metrics_of(2))
+    out = capsys.readouterr().out
+    assert code == 0
+    assert "Input tokens                                 27           27       +0.00%\n" in out
+    assert json.loads(out.splitlines()[-1])["server_metrics"]["output_tokens"] == 6
+
+
+@pytest.mark.parametrize(("flags", "code"), [((), 0), (("--check-metrics",), 1)])
+def test_only_a_check_turns_a_difference_into_a_failure(
+    capsys: pytest.CaptureFixture[str], flags: tuple[str, ...], code: int
+) -> None:
+    assert run("--num-prompts", "3", *flags, metrics=metrics_of(3))[0] == code
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("Generated tokens")]
+    assert line.split()[2:] == ["6", "9", "-33.33%", "differs"]
+
+
+def test_a_server_without_metrics_is_measured_unless_a_check_is_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run("--num-prompts", "2")[0] == 0
+    out = capsys.readouterr().out
+    assert "/metrics" not in out
+    assert json.loads(out.splitlines()[-1])["server_metrics"] is None
+    with pytest.raises(RequestFailure, match="--check-metrics: HTTP 404"):
+        run("--num-prompts", "2", "--check-metrics")
+
+
+def test_what_logprobs_cost_is_in_the_table_when_they_are_asked_for(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    _, bodies = run("--num-prompts", "2", "--return-logprob", "--top-logprobs-num", "2")
+    assert {body["logprobs"] for body in bodies} == {2}
+    assert "Logprobs and logits (bytes):             0 " in capsys.readouterr().out
+    _, bodies = run("--num-prompts", "2")
+    assert "logprobs" not in bodies[0]
+    assert "Logprobs" not in capsys.readouterr().out
+
+
+def test_the_cache_is_emptied_after_the_warm_up_and_before_each_run() -> None:
+    _, bodies = run("--num-prompts", "1", "--sweep", "1000,inf", "--flush-cache")
+    assert ["prompt" in body for body in bodies] == [True, False, True, False, True]
 
 
 @pytest.mark.parametrize("flags", [(), ("--sweep", "1000,inf")])

@@ -33,3 +33,20 @@ def test_an_event_is_out_as_soon_as_it_is_complete() -> None:
     assert parser.feed(b"\nda") == [b"x"]
     assert parser.feed(b"ta: y\n\n") == [b"y"]
     assert parser.finish() == []
+
+
+@pytest.mark.parametrize("line_end", [b"\n", b"\r\n"])
+def test_an_event_that_comes_by_itself_is_whole(line_end: bytes) -> None:
+    parser = EventParser()
+    for number in range(3):
+        assert parser.feed(b"data: %d%b\n" % (number, line_end)) == [b"%d" % number]
+    assert parser.finish() == []
+
+
+@pytest.mark.parametrize(
+    ("before", "event"), [(b"data: a\n", b"a\nb"), (b"event: x\n", b"b"), (b": ping", None)]
+)
+def test_what_came_before_belongs_to_the_event(before: bytes, event: bytes | None) -> None:
+    parser = EventParser()
+    assert parser.feed(before) == []
+    assert parser.feed(b"data: b\n\n") == ([] if event is None else [event])

@@ -175,6 +175,25 @@ def test_closing_a_stream_ends_the_task_that_waits_for_it(tmp_path: Path) -> Non
     run(tmp_path, lambda request: [], test)
 
 
+def test_a_stream_that_is_closed_while_its_client_connects_asks_for_nothing(tmp_path: Path) -> None:
+    async def main(ring: FakeRing) -> None:
+        async with asyncio.timeout(WAIT_S):
+            client = AsyncClient(tmp_path, connect_timeout=WAIT_S)
+            stream = client.stream("closed")
+            reader = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            assert not client.is_connected
+            await stream.aclose()
+            with pytest.raises(RequestAborted):
+                await reader
+            await client.generate("x")
+            assert [request.text for request in ring.requests] == ["x"]
+            await client.aclose()
+
+    with fake_ring(tmp_path, spell("a")) as ring:
+        asyncio.run(main(ring))
+
+
 def test_a_second_reader_of_a_stream_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
         stream = client.stream("x")

@@ -155,6 +155,11 @@ def test_llm_generates_and_leaves_no_process_and_no_file(
         pids = [state["pid"], *(child["pid"] for child in state["children"])]
         completions = llm.generate(PROMPTS[:6], GREEDY, timeout=60)
         assert len(completions) == 6
+        several = SamplingParams(max_tokens=4, temperature=0.0, n=2)
+        for alone, completion in zip(
+            completions, llm.generate(PROMPTS[:6], several, timeout=60), strict=True
+        ):
+            assert [each.token_ids for each in completion.outputs] == [alone.token_ids[:4]] * 2
         child = os.fork()
         if child == 0:  # a copy of the object in another process must leave the runtime alone
             llm.close()

@@ -1,4 +1,4 @@
-"""Client against a fake ring: prompts, results, order, aborts, errors."""
+"""Client against a fake ring: prompts, results, aborts, errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,12 @@ import pytest
 
 from carousel import (
     Client,
-    Completion,
     InvalidRequest,
     Overloaded,
     RequestAborted,
     RequestError,
-    RingClosed,
     SamplingParams,
 )
-from runtime.config import RuntimeConfig
-from runtime.endpoints import Endpoints
 from runtime.handle import client_of
 from runtime.messages import GenerateRequest, SequenceOutput
 from runtime.wire import pack_ids, unpack_ids
@@ -100,35 +96,6 @@ def test_all_forms_of_a_prompt_reach_the_wire(client: Client, ring: FakeRing) ->
     assert (chat.messages[0].role, chat.messages[0].content) == ("user", "hi")
 
 
-def test_several_prompts_come_back_in_their_order_whatever_order_they_finish_in(tmp_path: Path) -> None:
-    waiting: list[GenerateRequest] = []
-
-    def answer(request: GenerateRequest) -> list[SequenceOutput]:
-        waiting.append(request)
-        if len(waiting) < 3:
-            return []
-        return [output(each, str(each.text), finish=finish()) for each in reversed(waiting)]
-
-    with fake_ring(tmp_path, answer), Client(tmp_path) as client:
-        completions = client.generate(["one", "two", "three"], timeout=WAIT_S)
-        assert [each.text for each in completions] == ["one", "two", "three"]
-
-
-def test_a_long_batch_keeps_no_more_in_flight_than_the_server_queues(tmp_path: Path) -> None:
-    config = RuntimeConfig(max_queued_requests=4)
-    with fake_ring(tmp_path, config=config) as ring, Client(tmp_path) as client:
-        texts = [str(number) for number in range(11)]
-        results: list[Completion] = []
-        caller = threading.Thread(target=lambda: results.extend(client.generate(texts, timeout=WAIT_S)))
-        caller.start()
-        for number in range(11):
-            request = ring.wait_request(number)
-            assert len(ring.requests) - number <= 4
-            ring.send(output(request, str(request.text), finish=finish()))
-        caller.join(WAIT_S)
-        assert [each.text for each in results] == texts
-
-
 def test_no_prompts_give_no_completions(client: Client) -> None:
     assert client.generate([]) == []
 
@@ -138,16 +105,6 @@ def test_sampling_parameters_may_be_one_for_each_prompt(client: Client, ring: Fa
     assert [request.sampling.max_tokens for request in ring.requests] == [3, 4]
     with pytest.raises(InvalidRequest, match="1 for 2 prompts"):
         client.generate(["a", "b"], [SamplingParams()])
-
-
-def test_the_first_error_of_a_batch_is_raised_and_the_others_are_aborted(tmp_path: Path) -> None:
-    def answer(request: GenerateRequest) -> list[SequenceOutput]:
-        return [failure(request, "invalid_value", 400, "top_p")] if request.text == "bad" else []
-
-    with fake_ring(tmp_path, answer) as ring, Client(tmp_path) as client:
-        with pytest.raises(InvalidRequest, match="refused"):
-            client.generate(["bad", "good"], timeout=WAIT_S)
-        assert ring.wait_abort().handles == (ring.requests[1].handle,)
 
 
 @pytest.mark.parametrize(
@@ -304,13 +261,6 @@ def test_closing_a_stream_ends_the_thread_that_waits_for_it(tmp_path: Path) -> N
         ring.wait_abort()
 
 
-def test_a_batch_on_a_run_directory_that_has_gone_is_told_so(tmp_path: Path) -> None:
-    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
-        Endpoints(ring.run_dir).config_file.unlink()
-        with pytest.raises(RingClosed, match="gone"):
-            client.generate(["x", "y"])
-
-
 def test_an_unknown_keyword_is_a_type_error(client: Client) -> None:
     with pytest.raises(TypeError, match="cach_salt"):
         client.generate("x", cach_salt="y")
@@ -345,25 +295,6 @@ def test_ids_and_text_of_a_stream_add_up_in_its_state(client: Client, ring: Fake
     packed = stream.state.request.input_ids
     assert packed is not None
     assert unpack_ids(packed).tolist() == [1, 2]
-
-
-def test_a_batch_waits_where_a_single_request_is_refused(tmp_path: Path) -> None:
-    def answer(request: GenerateRequest) -> list[SequenceOutput]:
-        refused.append(request.text)
-        if refused.count(request.text) == 1 and request.text != "first":
-            return [failure(request, "overloaded", 503)]
-        return [output(request, str(request.text), finish=finish())]
-
-    refused: list[str | None] = []
-    with fake_ring(tmp_path, answer), Client(tmp_path) as client:
-        sleeps: list[float] = []
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("client.client.time.sleep", sleeps.append)
-            completions = client.generate(["first", "second", "third"], timeout=WAIT_S)
-        assert [each.text for each in completions] == ["first", "second", "third"]
-        assert sleeps == [1.0]
-        with pytest.raises(Overloaded):
-            client.generate("alone", timeout=WAIT_S)
 
 
 def test_an_error_about_the_prompt_names_the_callers_argument(tmp_path: Path) -> None:

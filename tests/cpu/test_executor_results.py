@@ -3,16 +3,30 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from carousel import Overloaded, RequestError, RingClosed, SamplingParams
-from runtime.messages import GenerateRequest, SequenceOutput
-from tests.executor_back_ends import BACK_ENDS, Make, echo, executors
-from tests.fake_ring import CLIENT_ID, WAIT_S, failure, finish, output, spell
+import client.executor
+from carousel import (
+    GenerationExecutor,
+    GenerationRequest,
+    InvalidRequest,
+    Overloaded,
+    RequestError,
+    RingClosed,
+    SamplingParams,
+    TokenLogprob,
+)
+from runtime.endpoints import Endpoints
+from runtime.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
+from tests.executor_back_ends import BACK_ENDS, Make, StandInRuntime, echo, executors, spell_each
+from tests.fake_ring import CLIENT_ID, WAIT_S, FakeRing, failure, finish, output, say_nothing, spell
 
 
 @pytest.fixture(params=BACK_ENDS)
@@ -31,6 +45,7 @@ def test_a_result_holds_everything_that_the_terminal_says(make: Make) -> None:
     assert final.usage.completion_tokens == 3
     assert final.outputs == [final] == result.outputs
     assert result.result() == final
+    assert (final.prompt_logprobs, final.context_logits, final.generation_logits) == ([], None, None)
     assert result.request.prompt_token_ids == [1, 2]
 
 
@@ -119,6 +134,131 @@ def test_cancelling_a_waiting_task_loses_nothing(make: Make) -> None:
     assert ring.aborts == []
 
 
+def test_a_result_is_done_when_its_last_sequence_has_ended(make: Make) -> None:
+    executor, ring = make()
+    result = executor.generate_async([1], SamplingParams(n=3))
+    request = ring.wait_request()
+    changed = threading.Semaphore(0)
+    result.on_change(changed.release)
+    for num_finished, index in enumerate((2, 0, 1), 1):
+        assert not result.done
+        with pytest.raises(TimeoutError):
+            result.result(timeout=0.0)
+        ring.send(output(request, "abc"[index], index=index, finish=finish()))
+        assert changed.acquire(timeout=WAIT_S)
+        assert len([each for each in result.outputs if each.finish_reason]) == num_finished
+    assert result.done
+    final = result.result(0)
+    assert [(each.index, each.text) for each in final.outputs] == [(0, "a"), (1, "b"), (2, "c")]
+    assert final == final.outputs[0]
+
+
+def test_iterating_gives_the_news_of_each_sequence_by_itself(make: Make) -> None:
+    texts = ("abcd", "ef", "ghi")
+    executor, _ = make(spell_each(*texts))
+    result = executor.generate_async([1], SamplingParams(n=3), streaming=True)
+    outputs = list(result)
+    for index, text in enumerate(texts):
+        own = [each for each in outputs if each.index == index]
+        assert "".join(each.text_diff for each in own) == own[-1].text == text
+        assert [each.finish_reason is not None for each in own] == [False] * (len(own) - 1) + [True]
+    assert [each.text for each in outputs[0].outputs] == list(texts)
+
+
+def test_no_sequence_is_kept_waiting_by_the_others(make: Make) -> None:
+    executor, ring = make()
+    result = executor.generate_async([1], SamplingParams(n=3), streaming=True)
+    request = ring.wait_request()
+    changed = threading.Event()
+    result.on_change(changed.set)
+    seen = []
+    for _ in range(3):
+        changed.clear()
+        ring.send(*(output(request, "x", index=index) for index in range(3)))
+        assert changed.wait(WAIT_S)
+        seen.append(next(result).index)
+    assert sorted(seen) == [0, 1, 2]
+    result.abort()
+    ring.send(*(output(request, "", index=index, finish=finish("abort")) for index in range(3)))
+    assert {each.finish_reason for each in result if each.finish_reason} == {"abort"}
+
+
+def test_the_best_of_several_are_there_when_all_have_ended_and_not_before(make: Make) -> None:
+    executor, ring = make()
+    result = executor.generate_async([1], SamplingParams(n=2, best_of=3))
+    request = ring.wait_request()
+    ends = [finish(cumulative_logprob=value) for value in (-3.0, -1.0, -2.0)]
+    ring.send(*(output(request, "abc"[index], index=index, finish=ends[index]) for index in (0, 1)))
+    with pytest.raises(TimeoutError):
+        result.result(timeout=0.01)
+    assert result.outputs == []
+    ring.send(output(request, "c", index=2, finish=ends[2]))
+    final = result.result(WAIT_S)
+    assert [(each.index, each.text) for each in final.outputs] == [(0, "b"), (1, "c")]
+    with pytest.raises(InvalidRequest, match="best_of"):
+        executor.generate_async([1], SamplingParams(n=2, best_of=3), streaming=True)
+
+
+def test_one_failed_sequence_fails_the_request_once(make: Make) -> None:
+    executor, ring = make(
+        lambda request: [output(request, "ab"), failure(request, "internal_error", 500, index=1)]
+    )
+    result = executor.generate_async([1], SamplingParams(n=2), streaming=True)
+    with pytest.raises(RequestError, match="internal_error"):
+        result.result(WAIT_S)
+    assert result.done
+    assert ring.wait_abort().handles == (ring.requests[0].handle,)
+    assert (next(result).text, len(result.outputs)) == ("ab", 2)
+    with pytest.raises(RequestError, match="internal_error"):
+        next(result)
+    assert list(result) == []
+
+
+def test_prompt_logprobs_and_logits_are_the_results(make: Make) -> None:
+    executor, ring = make()
+    params = SamplingParams(prompt_logprobs=0, return_context_logits=True, return_generation_logits=True)
+    result = executor.generate_async([5, 6, 7], params)
+    request = ring.wait_request()
+    context, generated = np.eye(3, dtype=np.float32), np.ones((1, 3), np.float32)
+    entries = (
+        TensorEntry(request.handle, "context_logits", "float32", (3, 3), 0),
+        TensorEntry(request.handle, "generation_logits", "float32", (1, 3), 0),
+    )
+    ring.send_message(TensorBatch(entries), [context.tobytes(), generated.tobytes()])
+    values = np.array([-1.0, -2.0], np.float32).tobytes()
+    ring.send(output(request, "a", prompt_logprobs=values, finish=finish()))
+    final = result.result(WAIT_S)
+    expected = [None, TokenLogprob(6, -1.0), TokenLogprob(7, -2.0)]
+    assert result.prompt_logprobs == final.prompt_logprobs == expected
+    assert result.context_logits is not None
+    assert np.array_equal(result.context_logits, context)
+    assert final.context_logits is not None
+    assert final.generation_logits is not None
+    assert np.array_equal(final.generation_logits, generated)
+
+
+def test_a_result_does_not_keep_its_executor_and_ends_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = FakeRing(tmp_path, say_nothing)
+    runtime = StandInRuntime(ring)
+    monkeypatch.setattr(client.executor, "OwnRuntime", lambda *_: runtime)
+    executor = GenerationExecutor.create()
+    result = executor.generate_async([1], streaming=True)
+    request_id = executor.enqueue_request(GenerationRequest([2]))
+    ring.wait_request(1)
+    dropped = weakref.ref(executor)
+    del executor
+    assert dropped() is None
+    assert (runtime.num_stops, request_id) == (1, 2)
+    with pytest.raises(RingClosed, match="shut down"):
+        result.result(0)
+    with pytest.raises(RingClosed, match="shut down"):
+        next(result)
+    result.abort()
+    ring.close()
+
+
 def test_iterating_over_a_result_that_is_not_streaming_is_refused(make: Make) -> None:
     executor, _ = make(spell("abc"))
     with pytest.raises(RuntimeError, match="not streaming"):
@@ -191,14 +331,17 @@ def test_the_end_of_the_runtime_reaches_every_waiting_caller(make: Make) -> None
     for thread in threads:
         thread.start()
     ring.wait_request(19)
+    words = "worker: the process was killed by SIGKILL"
+    Endpoints(ring.run_dir).state_file.write_text(json.dumps({"state": "failed", "error": words}))
     ring.set_state("launcher", "failed")
     for thread in threads:
         thread.join(WAIT_S)
-    assert [str(error).endswith("it has failed") for error in caught] == [True] * 20
+    assert [str(error).endswith(f"it has failed: {words}") for error in caught] == [True] * 20
     assert all(result.done for result in results)
     for call in (lambda: executor.generate_async([1]), executor.get_latest_stats, executor.await_responses):
-        with pytest.raises(RingClosed, match="it has failed"):
+        with pytest.raises(RingClosed, match=words):
             call()
+    assert str(executor.error).endswith(words)
 
 
 def test_shutdown_ends_what_is_in_flight_and_every_later_call(make: Make) -> None:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 from transformers import LlamaForCausalLM
@@ -21,11 +22,19 @@ from model_worker.executors import inproc, process
 from runtime.config import RuntimeConfig
 from runtime.endpoints import Endpoints
 from runtime.errors import ExecutorError
-from runtime.messages import SampleMasks
+from runtime.plan import SampleMasks
 from runtime.process import LaunchFile, ProcessContext
 from runtime.status_page import StatusPage
-from runtime.wire import pack_ids
-from tests.cpu.plans import FEEDBACK, GREEDY, PlanWriter, greedy_reference, save_tiny_llama, tokens_of
+from runtime.wire import pack_ids, unpack_floats
+from tests.cpu.plans import (
+    FEEDBACK,
+    GREEDY,
+    PlanWriter,
+    Wanted,
+    greedy_reference,
+    save_tiny_llama,
+    tokens_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_SIZE = 4
@@ -111,7 +120,7 @@ def running(
 def check_contract(
     executor: inproc.InprocExecutor | process.ProcessExecutor, reference: LlamaForCausalLM
 ) -> None:
-    """Two steps in flight, the second fed back; then a deferred step."""
+    """Two steps in flight, the second fed back; then a deferred step; then one with raw logits behind it."""
     assert executor.feeds_back
     assert executor.max_in_flight == 2
     assert executor.limits.num_pages == MAX_TOTAL_TOKENS // PAGE_SIZE
@@ -133,6 +142,37 @@ def check_contract(
     allowed = (1 << 11).to_bytes(4, "little")
     executor.sample(deferred, SampleMasks(step=3, masks=((0, allowed),)))
     assert tokens_of(deferred.result()) == [11]
+    check_raw_logits(executor, plans, reference)
+
+
+def check_raw_logits(
+    executor: inproc.InprocExecutor | process.ProcessExecutor,
+    plans: PlanWriter,
+    reference: LlamaForCausalLM,
+) -> None:
+    """Steps with frames behind their results, and one without in between, all in flight together."""
+    plans.open_row(1, PROMPT, [11, 12, 13, 14], returns_logits=True, **GREEDY)
+    wanted = {1: Wanted(PROMPT, 0, 2, returns_logits=True)}
+    handles = [
+        executor.launch(plans.plan(chunks=[(1, PROMPT, True)], wanted=wanted)),
+        executor.launch(plans.plan(decodes=[(0, FEEDBACK)])),
+        executor.launch(plans.plan(decodes=[(1, FEEDBACK)])),
+    ]
+    results = [handle.result() for handle in handles]
+    assert [[tensor.name for tensor in result.tensors] for result in results] == [
+        ["context_logits", "generation_logits"],
+        [],
+        ["generation_logits"],
+    ]
+    first = tokens_of(results[0])
+    with torch.inference_mode():
+        logits = reference(torch.tensor([[*PROMPT, *first]])).logits[0].numpy()
+    frames = [np.frombuffer(frame, np.float32) for handle in handles for frame in handle.frames]
+    for got, expected in zip(frames, [logits[:-1].ravel(), logits[-2], logits[-1]], strict=True):
+        np.testing.assert_allclose(got, expected, atol=1e-4)
+    scored = unpack_floats(results[0].prompts[0].logprobs)
+    logprobs = torch.from_numpy(logits).log_softmax(-1).numpy()
+    np.testing.assert_allclose(scored[:-1], logprobs[range(8), PROMPT[1:]], atol=1e-4)
 
 
 def test_inproc_executor_keeps_the_contract(

@@ -43,7 +43,8 @@ def peer(run_dir: Path, name: str) -> Iterator[Any]:
     context: zmq.Context[Any] = zmq.Context()
     try:
         socket = context.socket(SOCKETS[name])
-        socket.connect(f"ipc://{run_dir / name}")
+        address = getattr(Endpoints(run_dir), name)
+        socket.connect(address() if callable(address) else address)
         yield socket
     finally:
         context.destroy(linger=5000)

@@ -14,14 +14,16 @@ from starlette.routing import Route
 from api_server.app import make_app
 from api_server.generate_types import GenerateBody, GenerateSampling
 from api_server.metrics import Metrics
-from api_server.openai_types import ChatBody, CompletionBody, MessageBody
+from api_server.openai_types import ChatBody, CompletionBody, MessageBody, StreamOptions
+from api_server.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.config import RuntimeConfig
 from runtime.status_page import Status
 from tests.cpu.test_http_control import INFO
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text()
 OPENAI, _, REST = TEXT.partition("\n## /generate\n")
-GENERATE = REST.partition("\n## ")[0]
+GENERATE, _, REST = REST.partition("\n## /tokenize and /detokenize\n")
+TOKENIZE = REST.partition("\n## ")[0]
 
 
 def named_in(text: str) -> set[str]:
@@ -35,8 +37,11 @@ def named_in(text: str) -> set[str]:
         (CompletionBody, OPENAI),
         (ChatBody, OPENAI),
         (MessageBody, OPENAI),
+        (StreamOptions, OPENAI),
         (GenerateBody, GENERATE),
         (GenerateSampling, GENERATE),
+        (TokenizeBody, TOKENIZE),
+        (DetokenizeBody, TOKENIZE),
     ],
 )
 def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:
@@ -51,8 +56,8 @@ def test_every_path_is_in_the_table() -> None:
         assert path.replace(":path", "") in TEXT
 
 
-def test_every_metric_is_in_the_table() -> None:
-    text = Metrics("m").render(Status(), INFO).decode()
+def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
+    text = Metrics("m", tmp_path).render(Status(), INFO).decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     names = {name.removeprefix("sglang:") for name in names if not name.endswith("_created")}
     assert names == named_in(TEXT.partition("\n## Metrics\n")[2]) - {"model_name", "sglang"}

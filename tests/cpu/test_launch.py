@@ -61,14 +61,34 @@ def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
         (["--no-such-flag"], 64, "--no-such-flag"),
         (["--tp-size", "2"], 64, "tp_size"),
         (["--context-length", "9999999"], 64, "context_length"),
+        (["--tokenizer", "/nonexistent"], 64, "tokenizer: there is no directory /nonexistent"),
+        (["--tokenizer-workers", "0"], 64, "tokenizer_workers"),
+        (["--zmq-bind", "tcp://0.0.0.0:5000"], 64, "--curve-dir"),
+        (["--zmq-bind", "tcp://127.0.0.1:5000", "--curve-dir", "/nonexistent"], 64, "server.key_secret"),
+    ],
+)
+def test_settings_that_cannot_work_are_known_before_anything_is_started(
+    start: Callable[..., Launched], arguments: list[str], code: int, says: str
+) -> None:
+    launch = start(*arguments)
+    assert launch.wait_exit(5.0) == code, launch.log()
+    assert says in last_line(launch)
+    assert not leftovers(launch.run_dir)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
         (["--schedule-policy", "no-such-policy"], 64, "no-such-policy"),
+        (["--tokenizer", str(ROOT / "docs")], 72, str(ROOT / "docs")),
+        (["--tokenizer", str(ROOT / "docs"), "--detokenizer-workers", "3"], 72, str(ROOT / "docs")),
     ],
 )
 def test_a_launch_that_cannot_work_says_why_in_its_last_line(
     start: Callable[..., Launched], arguments: list[str], code: int, says: str
 ) -> None:
     launch = start(*arguments)
-    assert launch.wait_exit(5.0 if code == 72 else 30.0) == code, launch.log()
+    assert launch.wait_exit(30.0) == code, launch.log()
     assert says in last_line(launch)
     assert not leftovers(launch.run_dir)
 

@@ -203,3 +203,50 @@ def test_dummy_weights_need_no_file_and_are_the_same_every_time(tmp_path: Path) 
     layers = [first[f"model.layers.{i}.self_attn.qkv_proj.weight"] for i in range(2)]
     assert not torch.equal(*layers)
     assert all(0.01 < float(layer.std()) < 0.03 for layer in layers)
+
+
+_EXPERTS = {
+    "architectures": ["MixtralForCausalLM"],
+    "num_local_experts": 3,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 1,
+}
+
+
+def test_each_experts_tensors_go_to_its_place_in_the_stack(tmp_path: Path) -> None:
+    """The checkpoint has names of its own for them."""
+    config = _write_config(tmp_path, **_EXPERTS)
+    wanted = checkpoint_targets(load_model(tmp_path, config, torch.float32, "cpu", "dummy"))
+    tensors = {name: torch.randn(target.shape) for name, target in wanted.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    experts = _load(tmp_path, config).get_submodule("model.layers.0.mlp.experts")
+    stacked = dict(experts.named_parameters())
+    for expert in range(3):
+        prefix = f"model.layers.0.block_sparse_moe.experts.{expert}"
+        gate, up = tensors[f"{prefix}.w1.weight"], tensors[f"{prefix}.w3.weight"]
+        assert torch.equal(stacked["gate_up_proj"][expert], torch.cat((gate, up)))
+        assert torch.equal(stacked["down_proj"][expert], tensors[f"{prefix}.w2.weight"])
+
+
+def test_a_missing_expert_is_named_as_the_checkpoint_names_it(tmp_path: Path) -> None:
+    config = _write_config(tmp_path, **_EXPERTS)
+    wanted = checkpoint_targets(load_model(tmp_path, config, torch.float32, "cpu", "dummy"))
+    tensors = {name: torch.zeros(target.shape) for name, target in wanted.items()}
+    lost = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
+    del tensors[lost]
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"missing: {lost}"):
+        _load(tmp_path, config)
+
+
+def test_values_are_changed_once_and_only_after_loading(tmp_path: Path) -> None:
+    """A norm whose scale is one plus the weight holds the scale, in float32; dummy weights are scales too."""
+    config = _write_config(tmp_path, architectures=["Gemma2ForCausalLM"], head_dim=4)
+    dummy = load_model(tmp_path, config, torch.bfloat16, "cpu", "dummy")
+    wanted = checkpoint_targets(dummy)
+    tensors = {name: torch.full(target.shape, 0.25) for name, target in wanted.items()}
+    save_file(tensors, tmp_path / "model.safetensors")
+    norm = dict(_load(tmp_path, config, torch.bfloat16).named_parameters())["model.norm.weight"]
+    assert norm.dtype is torch.float32
+    assert norm.eq(1.25).all()
+    assert dict(dummy.named_parameters())["model.norm.weight"].eq(1.0).all()

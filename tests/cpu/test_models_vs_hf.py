@@ -5,20 +5,13 @@ Each with torch operations and with the C++ kernels.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import pytest
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    MistralConfig,
-    PreTrainedConfig,
-    PreTrainedModel,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.torch_native import TorchNativeAttention
@@ -28,45 +21,20 @@ from model_worker.models.transformer import CausalLM
 from runtime.model_config import ModelConfig
 from tests.cpu.native import native_kernels, needs_compiler
 from tests.cpu.paged_forward import PagedForward
+from tests.model_registry import CASES, FAMILIES, TINY, VOCAB_SIZE, Case
 
 DEMO_MODEL = Path(__file__).parents[2] / "demo" / "model"
-REL_ERR = 1e-5  # float32; transformers and we add up in different orders
+TOLERANCE = 1e-4  # of a logit, float32; transformers and we add up in different orders
+SPREAD = 3.0  # the least standard deviation of a reference's logits
+NEAR_TIE = 1e-3  # two logits of the reference so close that either token is right
+NUM_GREEDY = 64
+PAGE_SIZE = 16
 
-_TINY: dict[str, Any] = {
-    "vocab_size": 97,
-    "hidden_size": 48,
-    "intermediate_size": 80,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "head_dim": 16,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.2,  # large, so that attention decides the logits
-    "bos_token_id": 1,
-    "eos_token_id": None,
-    "pad_token_id": 0,
-}
-_LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 5000.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 64,
-}
-FAMILIES: dict[str, PreTrainedConfig] = {
-    "llama": LlamaConfig(**_TINY),
-    "llama_tied_biased": LlamaConfig(**_TINY, tie_word_embeddings=True, attention_bias=True, mlp_bias=True),
-    "llama_rope_llama3": LlamaConfig(**_TINY, rope_parameters=_LLAMA3_ROPE),
-    "llama_rope_linear": LlamaConfig(
-        **_TINY, rope_parameters={"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0}
-    ),
-    "mistral": MistralConfig(**_TINY, sliding_window=None),
-    "mistral_window": MistralConfig(**_TINY, sliding_window=11),
-    "qwen2": Qwen2Config(**_TINY),
-    "qwen2_window": Qwen2Config(**_TINY, use_sliding_window=True, sliding_window=7, max_window_layers=1),
-    "qwen3": Qwen3Config(**_TINY, attention_bias=True),
-}
+
+class Pair(NamedTuple):
+    case: Case
+    hf: PreTrainedModel
+    model: CausalLM
 
 
 @pytest.fixture(autouse=True)
@@ -91,28 +59,44 @@ def _load(path: Path, dtype: torch.dtype, kernels: NativeKernels | None) -> Caus
     return model
 
 
-@pytest.fixture(scope="module", params=sorted(FAMILIES))
-def pair(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, kernels: NativeKernels | None
-) -> Any:
-    """(the transformers model, ours) from one saved checkpoint with random weights, biases and norms."""
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, PreTrainedModel, Path]:
+    """A case's transformers model with random weights, biases and norms, and where it is saved."""
     torch.manual_seed(7)
+    case = CASES[request.param]
     path = tmp_path_factory.mktemp(request.param)
-    hf = AutoModelForCausalLM.from_config(FAMILIES[request.param], attn_implementation="eager").float().eval()
+    hf = AutoModelForCausalLM.from_config(case.config, attn_implementation="eager").float().eval()
     with torch.no_grad():
         for name, weight in hf.named_parameters():
-            if "norm" in name:
-                weight.copy_(1.0 + 0.3 * torch.randn_like(weight))
+            if "norm" in name and name.endswith("weight"):
+                weight.add_(0.3 * torch.randn_like(weight))
             elif name.endswith("bias"):
-                weight.copy_(torch.randn_like(weight))
+                weight.copy_(0.5 * torch.randn_like(weight))
+        _spread_logits(hf)
     hf.save_pretrained(path)
-    return hf, _load(path, torch.float32, kernels)
+    return case, hf, path
 
 
-def _prompts(num: int) -> list[list[int]]:
+def _spread_logits(hf: PreTrainedModel) -> None:
+    """Scale the head until logits differ as those of a trained model do, so that a token is a statement."""
+    for _ in range(20):
+        if _reference(hf, _prompts()[0]).std() >= SPREAD:
+            return
+        hf.get_output_embeddings().weight.mul_(1.3)
+    raise AssertionError("the logits cannot be spread")
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: tuple[Case, PreTrainedModel, Path], kernels: NativeKernels | None) -> Pair:
+    case, hf, path = checkpoint
+    return Pair(case, hf, _load(path, torch.float32, kernels))
+
+
+def _prompts() -> list[list[int]]:
     generator = torch.Generator().manual_seed(3)
-    lens = (53, 4, 31, 1)[:num]
-    return [torch.randint(2, 97, (n,), generator=generator).tolist() for n in lens]
+    return [torch.randint(2, VOCAB_SIZE, (n,), generator=generator).tolist() for n in (53, 7, 31, 6)]
 
 
 @torch.inference_mode()
@@ -121,27 +105,28 @@ def _reference(hf: PreTrainedModel, ids: list[int]) -> torch.Tensor:
     return logits
 
 
-def _generate(hf: PreTrainedModel, ids: list[int], num_tokens: int) -> list[int]:
-    out = hf.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-        max_new_tokens=num_tokens,
-        min_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    tokens: list[int] = out[0, len(ids) :].tolist()
-    return tokens
+@torch.inference_mode()
+def _reference_by_token(hf: PreTrainedModel, ids: list[int], num_prompt: int) -> torch.Tensor:
+    out = hf(torch.tensor([ids[:num_prompt]]), use_cache=True)
+    logits = [out.logits[0]]
+    for position in range(num_prompt, len(ids)):
+        out = hf(
+            torch.tensor([[ids[position]]]),
+            position_ids=torch.tensor([[position]]),
+            past_key_values=out.past_key_values,
+            use_cache=True,
+        )
+        logits.append(out.logits[0])
+    return torch.cat(logits)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [1, PAGE_SIZE])
 def test_chunks_and_decodes_in_one_forward_give_the_reference_logits(
-    pair: tuple[PreTrainedModel, CausalLM], page_size: int, kernels: NativeKernels | None
+    pair: Pair, page_size: int, kernels: NativeKernels | None
 ) -> None:
     """Four sequences advance by 1 to 17 tokens a step: chunks after a cached prefix beside decodes."""
-    hf, model = pair
-    prompts = _prompts(4)
-    forward = paged(model, page_size, kernels)
+    prompts = _prompts()
+    forward = paged(pair.model, page_size, kernels)
     parts: list[list[torch.Tensor]] = [[] for _ in prompts]
     rows = [5, 0, 3, 6]
     sizes = [17, 3, 1, 1]
@@ -156,39 +141,94 @@ def test_chunks_and_decodes_in_one_forward_give_the_reference_logits(
             done[active[k]] += part.shape[0]
         sizes = [sizes[-1], *sizes[:-1]]
     for ids, got in zip(prompts, parts, strict=True):
-        expected = _reference(hf, ids)
-        error = (torch.cat(got) - expected).abs().max() / expected.abs().max()
-        assert error < REL_ERR
+        expected = _reference(pair.hf, ids)
+        assert expected.std() > SPREAD / 2
+        assert (torch.cat(got) - expected).abs().max() < TOLERANCE
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
-def test_greedy_tokens_equal_generate(
-    pair: tuple[PreTrainedModel, CausalLM], page_size: int, kernels: NativeKernels | None
+def test_a_prefix_of_another_sequence_gives_the_reference_logits(
+    pair: Pair, kernels: NativeKernels | None
 ) -> None:
-    hf, model = pair
-    prompts = _prompts(3)
-    forward = paged(model, page_size, kernels)
+    """Two sequences continue after pages that a third one computed."""
+    first, _, tail, _ = _prompts()
+    forward = paged(pair.model, PAGE_SIZE, kernels)
+    forward.prefill(0, first, chunk=20)
+    shared = 2 * PAGE_SIZE
+    for row in (1, 2):
+        forward.share_prefix(0, row, shared)
+    got = forward.step([(1, tail[:20]), (2, tail[7:])]).split([20, len(tail) - 7])
+    for part, ids in zip(got, (tail[:20], tail[7:]), strict=True):
+        expected = _reference(pair.hf, first[:shared] + ids)[shared:]
+        assert (part - expected).abs().max() < TOLERANCE
+
+
+def test_greedy_tokens_are_the_references(pair: Pair, kernels: NativeKernels | None) -> None:
+    """Our tokens, given back to the reference: its own choice at every position, or one as good."""
+    prompts = _prompts()[:3]
+    forward = paged(pair.model, PAGE_SIZE, kernels)
     first = [forward.prefill(row, ids, chunk=9) for row, ids in enumerate(prompts)]
-    outputs = forward.decode(range(len(prompts)), first, num_steps=19)
-    assert outputs == [_generate(hf, ids, 20) for ids in prompts]
+    outputs = forward.decode(range(len(prompts)), first, num_steps=NUM_GREEDY - 1)
+    for ids, output in zip(prompts, outputs, strict=True):
+        all_ids = ids + output[:-1]
+        if pair.case.by_token:
+            logits = _reference_by_token(pair.hf, all_ids, len(ids))
+        else:
+            logits = _reference(pair.hf, all_ids)
+        logits = logits[len(ids) - 1 :]
+        ours = logits.gather(1, torch.tensor(output).unsqueeze(1)).squeeze(1)
+        assert len(ours) == NUM_GREEDY
+        assert (logits.max(-1).values - ours).max() < NEAR_TIE
 
 
-def test_logits_are_those_of_the_sample_indices_and_may_be_none(
-    pair: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
+def test_logits_are_those_of_the_output_indices_and_may_be_none(
+    pair: Pair, kernels: NativeKernels | None
 ) -> None:
-    _, model = pair
-    ids = _prompts(1)[0]
-    every = paged(model, 16, kernels).step([(2, ids)])
-    some = paged(model, 16, kernels).step([(2, ids)], sample=[40, 3])
-    assert torch.allclose(some, every[[40, 3]], rtol=0, atol=1e-4 * float(every.abs().max()))
+    ids = _prompts()[0]
+    every = paged(pair.model, PAGE_SIZE, kernels).step([(2, ids)])
+    some = paged(pair.model, PAGE_SIZE, kernels).step([(2, ids)], sample=[40, 3])
+    assert torch.allclose(some, every[[40, 3]], rtol=0, atol=TOLERANCE)
     assert some.dtype is torch.float32
-    assert paged(model, 16, kernels).step([(2, ids)], sample=[]).shape == (0, 97)
+    none = paged(pair.model, PAGE_SIZE, kernels).step([(2, ids)], sample=[])
+    assert none.shape == (0, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_an_absent_key_means_what_the_reference_means_by_it(architecture: str, tmp_path: Path) -> None:
+    """config.json without all that equals its class's default is the same model."""
+    kind = type(next(iter(FAMILIES[architecture].cases.values())).config)
+    raw = kind(**TINY, architectures=[architecture]).to_dict()
+    defaults = kind().to_dict()
+    kept_anyway = {"architectures", "model_type", *TINY}
+    sparse = {
+        key: value
+        for key, value in raw.items()
+        if key in kept_anyway or key not in defaults or value != defaults[key]
+    }
+    assert len(sparse) < len(raw)
+    read = []
+    for content in (raw, sparse):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        read.append(ModelConfig.from_path(tmp_path))
+    assert read[0] == read[1]
 
 
 @pytest.fixture(scope="module")
 def demo(kernels: NativeKernels | None) -> tuple[PreTrainedModel, CausalLM]:
     hf = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32, attn_implementation="eager")
     return hf.eval(), _load(DEMO_MODEL, torch.float32, kernels)
+
+
+def _generate(hf: PreTrainedModel, ids: list[int], num_tokens: int) -> list[int]:
+    out = hf.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
 
 
 def _demo_prompts() -> list[list[int]]:

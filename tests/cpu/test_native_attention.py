@@ -141,7 +141,7 @@ def _attend(
         page_table=page_table,
         page_size=page_size,
         num_decodes=0,
-        sample_indices=torch.zeros(0, dtype=torch.int64),
+        output_indices=torch.zeros(0, dtype=torch.int64),
     )
     backend = variant.backend()
     backend.prepare(batch)
@@ -169,6 +169,8 @@ def _dense(layer: AttentionLayer, seq: Sequence) -> Tensor:
     if layer.sliding_window is not None:
         hidden |= key <= position - layer.sliding_window
     scores = torch.einsum("qhd,khd->hqk", seq.q.double(), k) * layer.scale
+    if layer.softcap is not None:
+        scores = layer.softcap * (scores / layer.softcap).tanh()
     return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, float("-inf")).softmax(-1), v)
 
 
@@ -194,6 +196,20 @@ def test_mixed_batch_equals_dense_attention(
 ) -> None:
     layer = _layer(6, 2, 64, window)
     _check(layer, _sequences(layer, MIXED, dtype), variant, page_size)
+
+
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize("softcap", [2.5, 50.0])
+def test_a_soft_cap_bends_the_scores_before_the_softmax(
+    softcap: float, window: int | None, dtype: torch.dtype, variant: Variant
+) -> None:
+    """In float32 a capped score is good to about softcap times 1e-7: so are the weights."""
+    layer = AttentionLayer(0, 6, 2, 64, 1.0, window, softcap=softcap)
+    sequences = _sequences(layer, MIXED, dtype)
+    tolerance = TOLERANCE[dtype] + 1e-7 * softcap
+    assert max(_errors(layer, sequences, variant, 16)) < tolerance
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

@@ -167,7 +167,7 @@ def test_attention_rotates_as_apply_rope_does(
         page_table=torch.tensor([[1, 2, 3]], dtype=torch.int32),
         page_size=16,
         num_decodes=0,
-        sample_indices=positions,
+        output_indices=positions,
     )
     q, k, v = _normal(40, 8, head_dim, dtype=dtype).split((4, 2, 2), dim=1)
     cos_sin = rope_cos_sin(positions, 1.0 / 100.0 ** (torch.arange(head_dim // 2) / (head_dim // 2)))

@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api_server.metrics import Metrics
 from api_server.server_state import ServerState
 from runtime.errors import RingClosed
 from runtime.messages import GenerateRequest, SequenceOutput
@@ -206,7 +207,7 @@ def test_a_launch_that_is_not_ready_or_is_ending_refuses_at_once(front: Front) -
 def test_a_launch_that_has_failed_is_not_called_not_ready_yet(tmp_path: Path) -> None:
     client: Any = SimpleNamespace(error=None, is_connected=True)
     with fake_ring(tmp_path) as ring:
-        state = ServerState(client, CONFIG, SamplingDefaults(), ring.status)
+        state = ServerState(client, CONFIG, SamplingDefaults(), ring.status, Metrics("m", tmp_path))
         state.check_serving()
         ring.set_state("launcher", "failed")
         with pytest.raises(RingClosed):
@@ -262,6 +263,15 @@ def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front:
         front.ring.send(output(request, text * MIB, token_ids=b""))
     front.ring.wait_for(lambda: request.handle in aborted_handles(front))
     # The server's end of the connection is closed, though not all of its output was taken.
+    front.ring.wait_for(lambda: len(os.listdir("/proc/self/fd")) == num_files + 1)
+    connection.close()
+
+
+def test_a_client_that_does_not_read_the_end_loses_its_connection(front: Front) -> None:
+    num_files = len(os.listdir("/proc/self/fd"))
+    connection = front.open_raw("/v1/completions", prompt="silence to the end", stream=True)
+    (request,) = wait_requests(front, "silence to the end", 1)
+    front.ring.send(output(request, "x" * 8 * MIB, token_ids=b"", finish=finish()))
     front.ring.wait_for(lambda: len(os.listdir("/proc/self/fd")) == num_files + 1)
     connection.close()
 

@@ -77,7 +77,7 @@ def test_the_models_own_defaults_come_before_those_of_openai_and_after_the_calle
 
     def sampling(defaults: SamplingDefaults, **fields: Any) -> tuple[float, int, float]:
         body = CompletionBody(prompt="x", **fields)
-        result = sampling_params(body, defaults, max_tokens=1, logprobs=None)
+        result = sampling_params(body, defaults, max_tokens=1, logprobs=None, prompt_logprobs=None)
         return result.temperature, result.top_k, result.top_p
 
     assert sampling(SamplingDefaults()) == (1.0, -1, 1.0)
@@ -174,10 +174,11 @@ def refused_field(response: Any) -> str:
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("n", 2),
+        ("n", 0),
         ("n", True),
-        ("best_of", 3),
-        ("echo", True),
+        ("n", 129),
+        ("best_of", 129),
+        ("echo", "yes"),
         ("suffix", "x"),
         ("store", True),
         ("metadata", {"a": "b"}),

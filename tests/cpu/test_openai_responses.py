@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from api_server.chat import ChatFormat
-from api_server.completions import CompletionFormat
+from api_server.chat_format import ChatFormat, ChatView
+from api_server.completion_format import CompletionFormat, CompletionView
 from client.result import Delta
 from runtime.messages import GenerateRequest, SequenceOutput
 from runtime.wire import pack_ids
@@ -76,6 +76,7 @@ def test_a_completion_has_the_shape_of_openai(front: Front) -> None:
         "logprobs": None,
         "finish_reason": "stop",
         "matched_stop": None,
+        "stop_reason": None,
     }
 
 
@@ -135,13 +136,13 @@ def test_one_refused_prompt_refuses_them_all(front: Front) -> None:
 
 def test_a_delta_without_text_logprobs_or_end_is_no_event() -> None:
     held = Delta("", [1], [])
-    completion = CompletionFormat("m", None, 1, streams_usage=False)
-    assert completion.events(0, held) == []
-    assert len(completion.events(0, Delta("a", [1], []))) == 1
-    chat = ChatFormat("m", None, streams_usage=False)
-    assert len(chat.events(0, held)) == 1  # the role
-    assert chat.events(0, held) == []
-    assert len(chat.events(0, Delta("a", [1], [], "stop"))) == 2
+    completion = CompletionFormat(CompletionView("m"), 1)
+    assert completion.events(0, held) == b""
+    assert completion.events(0, Delta("a", [1], [])).count(b"data: ") == 1
+    chat = ChatFormat(ChatView("m"))
+    assert chat.events(0, held).count(b"data: ") == 1  # the role
+    assert chat.events(0, held) == b""
+    assert chat.events(0, Delta("a", [1], [], "stop")).count(b"data: ") == 2
 
 
 def test_token_ids_are_prompts_too(front: Front) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -12,54 +11,27 @@ from msgspec import structs
 from torch import Tensor
 
 from model_worker.device.cpu import CpuDevice
-from model_worker.sampling.sampler import Sampled, Sampler, SampleRows
 from model_worker.sampling.truncation import candidates, largest
-from runtime.messages import RowSetup
+from runtime.plan import RowSetup
 from runtime.wire import pack_ids
 from tests.cpu import sampling_reference as reference
-
-VOCAB = 1003  # not a multiple of the four lanes of a Philox word
-MAX_ROWS = 64
-CPU = CpuDevice(threaded=False)
-
-
-class OnePassDevice(CpuDevice):
-    """A CPU that samples the way a GPU does: no look at intermediate results."""
-
-    prefers_one_pass = True
+from tests.cpu.sampler_driver import (
+    CPU,
+    VOCAB,
+    OnePassDevice,
+    bitmask,
+    random_logits,
+    reopen,
+    sample,
+    sampler_with,
+    setup,
+)
 
 
 @pytest.fixture(params=[CpuDevice, OnePassDevice], ids=["looking", "one_pass"])
 def device(request: pytest.FixtureRequest) -> CpuDevice:
     made: CpuDevice = request.param(threaded=False)
     return made
-
-
-def setup(row: int = 0, **fields: object) -> RowSetup:
-    return RowSetup(**{"row": row, "num_prompt": 4, **fields})
-
-
-def who(rows: Sequence[int], positions: Sequence[int]) -> SampleRows:
-    r, p = np.array(rows, np.int64), np.array(positions, np.int64)
-    return SampleRows(torch.from_numpy(r), torch.from_numpy(p), r, p)
-
-
-def sample(
-    sampler: Sampler, logits: Tensor, rows: Sequence[int], positions: Sequence[int], **masks: bytes
-) -> Sampled:
-    with torch.inference_mode():
-        return sampler.sample(logits.clone(), who(rows, positions), {int(k[1:]): v for k, v in masks.items()})
-
-
-def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
-    sampler = Sampler(MAX_ROWS, vocab, device)
-    with torch.inference_mode():
-        sampler.open_rows(setups)
-    return sampler
-
-
-def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> Tensor:
-    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
 
 
 # -- draws -----------------------------------------------------------------------------------------
@@ -152,7 +124,13 @@ def test_a_draw_does_not_depend_on_the_batch(device: CpuDevice) -> None:
             top_p=[1.0, 1.0, 0.9, 0.6, 1.0][row % 5],
             min_p=[0.0, 0.02][row % 2],
             repetition_penalty=[1.0, 1.0, 1.2][row // 4 % 3],
-            penalty_ids=pack_ids([1, 2, 3, 4, 5, 5]),
+            history_ids=pack_ids([1, 2, 3, 4, 5, 5]),
+            no_repeat_ngram=[0, 0, 2, 3][row // 2 % 4],
+            bad_words=[(), (pack_ids([5, 900]), pack_ids([30 + row]))][row // 3 % 2],
+            allowed_ids=[b"", b"", pack_ids(range(row, 700))][row // 5 % 3],
+            min_len=[0, 90][row // 6 % 2],
+            stop_ids=[b"", pack_ids([7])][row // 6 % 2],
+            top_p_decay=[1.0, 0.5][row // 7 % 2],
         )
         for row in range(48)
     ]
@@ -163,6 +141,7 @@ def test_a_draw_does_not_depend_on_the_batch(device: CpuDevice) -> None:
         for i, s in enumerate(setups)
     ]
     assert together == alone
+    assert len(set(together)) > 30
 
 
 def test_seed_and_position_each_change_the_draw(device: CpuDevice) -> None:
@@ -208,7 +187,7 @@ def test_penalties_equal_the_slow_reference_over_a_generation(device: CpuDevice)
         repetition_penalty=1.3,
         presence_penalty=0.4,
         frequency_penalty=0.6,
-        penalty_ids=pack_ids(prompt),
+        history_ids=pack_ids(prompt),
     )
     sampler = sampler_with(device, s, setup(5, temperature=0.0), vocab=vocab)
     output: list[int] = []
@@ -217,7 +196,7 @@ def test_penalties_equal_the_slow_reference_over_a_generation(device: CpuDevice)
             sampler = sampler_with(
                 device,
                 setup(5, temperature=0.0),
-                structs.replace(s, penalty_ids=pack_ids(prompt + output)),
+                structs.replace(s, history_ids=pack_ids(prompt + output)),
                 vocab=vocab,
             )
         logits = random_logits(2, seed=step % 3, vocab=vocab)
@@ -233,7 +212,7 @@ def test_a_new_tenant_of_a_row_inherits_nothing(device: CpuDevice) -> None:
         0,
         temperature=0.0,
         presence_penalty=2.0,
-        penalty_ids=pack_ids([1, 1, 1, 1, 7]),
+        history_ids=pack_ids([1, 1, 1, 1, 7]),
         bias_ids=pack_ids([8]),
         bias_values=np.array([50.0], np.float32).tobytes(),
         min_len=100,
@@ -244,13 +223,11 @@ def test_a_new_tenant_of_a_row_inherits_nothing(device: CpuDevice) -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, [7, 9]] = torch.tensor([1.0, 3.0])
     assert sample(sampler, logits, [0], [5]).tokens.tolist() == [8]
-    with torch.inference_mode():
-        sampler.open_rows([setup(0, temperature=0.0)])
+    reopen(sampler, setup(0, temperature=0.0))
     got = sample(sampler, logits, [0], [5])
     assert got.tokens.tolist() == [9]
     assert got.logprobs is None
-    with torch.inference_mode():
-        sampler.open_rows([setup(0, temperature=0.0, presence_penalty=2.0, penalty_ids=pack_ids([1] * 4))])
+    reopen(sampler, setup(0, temperature=0.0, presence_penalty=2.0, history_ids=pack_ids([1] * 4)))
     logits[0, 9] = 0.0
     assert sample(sampler, logits, [0], [5]).tokens.tolist() == [7]
 
@@ -288,15 +265,13 @@ def test_no_stop_id_is_sampled_below_min_len(device: CpuDevice) -> None:
 
 def test_masked_ids_are_never_sampled_and_other_rows_do_not_see_the_mask(device: CpuDevice) -> None:
     allowed = [3, 64, 1001]
-    words = np.zeros(-(-VOCAB // 32), np.uint32)
-    for token in allowed:
-        words[token // 32] |= np.uint32(1) << np.uint32(token % 32)
+    mask = bitmask(allowed)
     sampler = sampler_with(device, setup(0, seed=1), setup(1, temperature=0.0), setup(2, temperature=0.0))
     logits = random_logits(3)
     seen = set()
     for position in range(60):
         drawn, greedy, free = sample(
-            sampler, logits, [0, 1, 2], [position] * 3, r0=words.tobytes(), r1=words.tobytes()
+            sampler, logits, [0, 1, 2], [position] * 3, {0: mask, 1: mask}
         ).tokens.tolist()
         seen.add(drawn)
         assert greedy == max(allowed, key=lambda t: float(logits[1, t]))
@@ -309,7 +284,7 @@ def test_ids_beyond_a_short_mask_are_forbidden() -> None:
     logits = torch.zeros(1, VOCAB)
     logits[0, 500] = 5.0
     mask = np.array([1 << 9], np.uint32).tobytes()
-    assert sample(sampler, logits, [0], [4], r0=mask).tokens.tolist() == [9]
+    assert sample(sampler, logits, [0], [4], {0: mask}).tokens.tolist() == [9]
 
 
 def test_hostile_numbers_give_a_token_of_the_vocabulary(device: CpuDevice) -> None:
@@ -348,7 +323,7 @@ def test_logprobs_are_those_of_the_raw_logits_of_the_rows_that_asked(device: Cpu
         device,
         setup(0, seed=1, temperature=0.3, top_k=4, num_logprobs=3),
         setup(1, temperature=0.0),
-        setup(2, temperature=0.0, presence_penalty=2.0, penalty_ids=pack_ids([1, 2, 3, 4]), num_logprobs=0),
+        setup(2, temperature=0.0, presence_penalty=2.0, history_ids=pack_ids([1, 2, 3, 4]), num_logprobs=0),
     )
     logits = random_logits(3)
     got = sample(sampler, logits, [0, 1, 2], [9, 9, 9])
@@ -358,7 +333,7 @@ def test_logprobs_are_those_of_the_raw_logits_of_the_rows_that_asked(device: Cpu
     torch.testing.assert_close(got.logprobs.chosen, expected.gather(1, chosen)[:, 0])
     top = expected.topk(3, dim=1)
     torch.testing.assert_close(got.logprobs.top, top.values)
-    assert torch.equal(got.logprobs.top_ids, top.indices)
+    assert torch.equal(got.logprobs.top_ids, top.indices.int())
     assert got.logprobs.chosen.dtype == torch.float32
 
 
@@ -369,6 +344,29 @@ def test_zero_logprobs_asked_for_gives_the_chosen_ones_alone(device: CpuDevice) 
     assert got.logprobs is not None
     torch.testing.assert_close(got.logprobs.chosen, torch.log_softmax(logits, -1).amax(1))
     assert got.logprobs.top.shape == got.logprobs.top_ids.shape == (1, 0)
+
+
+def test_raw_logits_come_back_for_the_rows_that_asked_whatever_is_done_to_them(device: CpuDevice) -> None:
+    edits = {
+        "presence_penalty": 2.0,
+        "bias_ids": pack_ids([4]),
+        "bias_values": np.array([50.0], np.float32).tobytes(),
+        "history_ids": pack_ids([1, 2, 3, 4]),
+        "bad_words": (pack_ids([5]),),
+        "allowed_ids": pack_ids([4, 5, 6]),
+    }
+    sampler = sampler_with(
+        device,
+        setup(0, temperature=0.0, returns_logits=True, **edits),
+        setup(1, **edits),
+        setup(2, seed=3, top_p=0.5, returns_logits=True, num_logprobs=2),
+    )
+    logits = random_logits(3)
+    got = sample(sampler, logits, [2, 1, 0], [5, 5, 5])
+    assert got.logits_of.tolist() == [0, 2]
+    assert got.logits is not None
+    assert torch.equal(got.logits, logits[[0, 2]])
+    assert sample(sampler, logits[:1], [1], [6]).logits is None
 
 
 def test_a_batch_of_none_samples_nothing(device: CpuDevice) -> None:

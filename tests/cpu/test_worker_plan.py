@@ -14,27 +14,20 @@ from transformers import LlamaForCausalLM
 from model_worker.model_runner import MAX_CPU_KV_BYTES, size_kv_pool
 from model_worker.worker import ModelWorker
 from runtime.errors import ConfigError, ExecutorError
-from runtime.messages import SampleMasks
+from runtime.plan import SampleMasks
 from runtime.wire import pack_ids, unpack_floats, unpack_ids
 from tests.cpu.plans import (
     FEEDBACK,
     GREEDY,
-    MAX_ROWS,
-    NUM_PAGES,
+    PROMPTS,
     VOCAB,
     PlanWriter,
     greedy_reference,
     make_worker,
+    pages_of,
     save_tiny_llama,
     tokens_of,
 )
-
-PROMPTS = [
-    [1, 5, 9, 33, 2, 71, 8, 8, 60, 12, 3, 44, 90, 17, 25, 6, 31, 55, 4, 11],
-    [7, 7, 50, 21],
-    [96, 3, 14, 15, 92, 65, 35, 89, 79, 32, 38],
-]
-SCATTERED = np.random.default_rng(3).permutation(np.arange(1, NUM_PAGES + 1)).tolist()
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +50,6 @@ def setting(
     worker = make_worker(checkpoint[0], page_size, threaded=threaded)
     yield worker, PlanWriter(page_size)
     worker.close()
-
-
-def pages_of(row: int) -> list[int]:
-    share = NUM_PAGES // MAX_ROWS
-    # A row of page size 1 has up to 32 tokens here.
-    return SCATTERED[row * share : (row + 1) * share]
 
 
 def open_rows(plans: PlanWriter, **sampling: object) -> None:

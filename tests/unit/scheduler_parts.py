@@ -16,7 +16,7 @@ from scheduler_proc.cache.radix_cache import RadixCache
 from scheduler_proc.request import Request, StopIds
 from scheduler_proc.rows import Rows
 from tests.sim_system import Setting, System
-from tests.simulation import stream_open
+from tests.sim_traffic import stream_open
 
 SETTING = Setting(
     page_size=4,

@@ -12,8 +12,8 @@ import pytest
 
 from carousel import LLM, ConfigError, RingClosed, StartError
 from client.discovery import find_run_dir
-from client.llm import _flags
-from runtime.config import parse_args
+from client.own_runtime import _flags
+from runtime.command_line import parse_args
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from runtime.config import RuntimeConfig, make_parser, parse_args, resolve
+from runtime.command_line import make_parser, parse_args
+from runtime.config import RuntimeConfig, resolve
 from runtime.errors import ConfigError
 
 
@@ -35,6 +36,21 @@ def test_no_arguments_give_the_declared_defaults() -> None:
         (["--disable-overlap-schedule"], "disable_overlap_schedule", True),
         (["--tensor-parallel-size", "1"], "tp_size", 1),
         (["--load-format", "dummy"], "load_format", "dummy"),
+        (["--api-server-count", "4"], "api_workers", 4),
+        (["--tokenizer-worker-num", "3"], "tokenizer_workers", 3),
+        (["--detokenizer-workers", "2"], "detokenizer_workers", 2),
+        (["--max-num-tokens", "64"], "chunked_prefill_size", 64),
+        (["--max-batch-size", "8"], "max_batch_size", 8),
+        (["--model-type", "InflightBatching"], "batching", "inflight"),
+        (["--model-type", "InflightFusedBatching"], "batching", "inflight_fused"),
+        (["--batching-type", "static"], "batching", "static"),
+        (["--model-type", "V1"], "capacity_policy", "static_batch"),
+        ([], "capacity_policy", "max_utilization"),
+        (["--capacity-scheduler-policy", "GUARANTEED_NO_EVICT"], "capacity_policy", "guaranteed_no_evict"),
+        (["--capacity-scheduler", "My.module:Class"], "capacity_policy", "My.module:Class"),
+        (["--preset", "trtllm"], "capacity_policy", "guaranteed_no_evict"),
+        (["--preset", "trtllm"], "disable_radix_cache", True),
+        (["--capacity-scheduler", "static_batch", "--preset", "trtllm"], "capacity_policy", "static_batch"),
     ],
 )
 def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, value: object) -> None:
@@ -50,7 +66,12 @@ def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, 
         (["--mem-fraction-static", "1.0"], "mem_fraction_static"),
         (["--dtype", "int3"], "dtype"),
         (["--no-such-flag"], "--no-such-flag"),
+        (["--api-workers", "0"], "api_workers"),
+        (["--tokenizer-workers", "65"], "tokenizer_workers"),
+        (["--detokenizer-workers", "0"], "detokenizer_workers"),
         (["stray"], "stray"),
+        (["--batching-type", "V2"], "batching-type"),
+        (["--preset", "other"], "preset"),
     ],
 )
 def test_bad_setting_is_an_error_that_names_it(argv: list[str], named: str) -> None:
@@ -80,14 +101,40 @@ def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
         RuntimeConfig(tp_size=2),
         RuntimeConfig(context_length=4096),
         RuntimeConfig(chat_template="/nonexistent"),
+        RuntimeConfig(tokenizer="/nonexistent"),
+        RuntimeConfig(zmq_bind="0.0.0.0:5000"),
+        RuntimeConfig(curve_dir="keys"),
+        RuntimeConfig(batching_type="V1", capacity_scheduler="max_utilization"),
+        RuntimeConfig(batching_type="static", micro_batch_scheduler="a:B"),
+        RuntimeConfig(request_scheduler="a:B", capacity_scheduler="c:D"),
+        RuntimeConfig(capacity_scheduler="guaranteed_no_evict", schedule_policy="priority"),
+        RuntimeConfig(capacity_scheduler="guaranteed_no_evict", schedule_conservativeness=0.5),
     ],
-    ids=["tp_size", "context_length", "chat_template"],
+    ids=[
+        *("tp_size", "context_length", "chat_template", "tokenizer", "zmq_bind", "curve_dir"),
+        *("capacity_scheduler", "batching_type", "request_scheduler", "schedule_policy"),
+        "schedule_conservativeness",
+    ],
 )
 def test_what_cannot_be_honoured_is_refused(
     config: RuntimeConfig, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     with pytest.raises(ConfigError, match=request.node.callspec.id):
         resolved(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:5000", "tcp://*:5000", "tcp://[::]:5000", "tcp://10.0.0.1:1"]
+)
+def test_other_machines_are_let_in_with_keys_only(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="--curve-dir"):
+        resolved(RuntimeConfig(zmq_bind=address), tmp_path)
+    assert resolved(RuntimeConfig(zmq_bind=address, curve_dir="keys"), tmp_path).zmq_bind == address
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5000", "tcp://localhost:5000", "tcp://[::1]:5000"])
+def test_this_machine_needs_no_keys(tmp_path: Path, address: str) -> None:
+    assert resolved(RuntimeConfig(zmq_bind=address), tmp_path).tcp is not None
 
 
 def test_api_key_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import random
 import msgspec
 import pytest
 
+from detokenizer_proc.loop import COMPACT_TOKENS
 from runtime.config import DEMO_MODEL
 from runtime.messages import (
     AbortRequest,
@@ -23,7 +24,6 @@ from runtime.wire import pack_ids, unpack_floats, unpack_ids
 from tests.detokenizer_ring import EOS, RAW, Ring, logprobs
 from tests.hostile_frames import hostile_frames
 from text import tokenizer
-from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer
 
 TEXT = "def f(x): return '😀漢'\n"
@@ -55,6 +55,26 @@ def test_a_stream_sends_what_is_new_at_each_step_and_the_terminal_last(ring: Rin
     assert finish.usage.completion_tokens == len(ring.ids(TEXT))
     assert finish.usage.cached_tokens == 16
     assert ring.loop.num_live == 0
+
+
+def test_a_sequence_whose_time_is_over_keeps_its_text(ring: Ring) -> None:
+    handle = ring.open(ring.handle(), stop=("END of all",))
+    ring.generate(handle, "x END")
+    ring.close(handle, "timeout")
+    assert ring.text(handle) == "x END"
+    assert ring.terminal(handle).reason == "timeout"
+    assert ring.terminal(handle).usage.completion_tokens == len(ring.ids("x END"))
+
+
+def test_a_long_output_without_streaming_is_whole(ring: Ring) -> None:
+    handle = ring.open(ring.handle(), stream=False)
+    ids = [70 + n % 50 for n in range(3 * COMPACT_TOKENS + 5)]
+    for start in range(0, len(ids), 100):
+        ring.step(*((handle, token) for token in ids[start : start + 100]))
+    assert len(ring.loop._live[handle].stream._ids) <= COMPACT_TOKENS
+    ring.close(handle)
+    assert ring.token_ids(handle) == ids
+    assert ring.text(handle) == ring.tokenizer.decode(ids)
 
 
 def test_without_streaming_there_is_one_output_at_the_end(ring: Ring) -> None:
@@ -95,7 +115,7 @@ def test_the_same_token_earlier_in_a_sequence_keeps_its_text(ring: Ring) -> None
     assert ring.token_ids(handle) == [75, 75]
 
 
-@pytest.mark.parametrize("reason", ["abort", "error", "length"])
+@pytest.mark.parametrize("reason", ["abort", "error", "length", "timeout"])
 def test_the_scheduler_s_reason_is_the_terminal_s(ring: Ring, reason: str) -> None:
     handle = ring.open(ring.handle())
     error = ErrorInfo("broke", "worker_failed") if reason == "error" else None
@@ -117,69 +137,6 @@ def test_sequences_of_one_step_share_one_output_batch(ring: Ring) -> None:
     ring.step(*((handle, 70 + n) for n, handle in enumerate(handles)))
     assert ring.num_batches == 1
     assert [output.handle for output in ring.outputs] == handles
-
-
-# -- stop strings --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("include", [False, True])
-def test_a_stop_string_ends_the_text_at_once_and_the_sequence_when_it_is_closed(
-    ring: Ring, include: bool
-) -> None:
-    handle = ring.open(ring.handle(), stop=("END",), include_stop_str_in_output=include)
-    ring.generate(handle, "a = 1 END")
-    num_tokens = len(ring.ids("a = 1 END"))
-    assert ring.text(handle) == ("a = 1 END" if include else "a = 1 ")
-    assert ring.scheduler.drain() == [StopMatched(handle, num_tokens)]
-    ring.generate(handle, " overrun")
-    assert all(output.finish is None for output in ring.outputs)
-    ring.close(handle, "stop_string")
-    finish = ring.terminal(handle)
-    assert (finish.reason, finish.matched) == ("stop", "END")
-    assert finish.usage.completion_tokens == num_tokens
-    assert ring.token_ids(handle) == ring.ids("a = 1 END")
-    assert "overrun" not in ring.text(handle)
-
-
-@pytest.mark.parametrize("reason", ["length", "abort", "stop"])
-def test_a_stop_string_in_the_text_goes_before_the_scheduler_s_reason(ring: Ring, reason: str) -> None:
-    handle = ring.open(ring.handle(), stop=("END",))
-    ring.generate(handle, "END")
-    ring.close(handle, reason)
-    assert (ring.terminal(handle).reason, ring.terminal(handle).matched) == ("stop", "END")
-
-
-def test_text_that_only_began_a_stop_string_comes_with_the_terminal(ring: Ring) -> None:
-    handle = ring.open(ring.handle(), stop=("END of all",))
-    ring.generate(handle, "x END")
-    assert ring.text(handle) == "x "
-    ring.close(handle)
-    assert ring.text(handle) == "x END"
-    assert ring.terminal(handle).reason == "length"
-
-
-def test_stop_strings_are_ignored_before_min_tokens(ring: Ring) -> None:
-    ids = ring.ids("a\nb\nc\n")
-    handle = ring.open(ring.handle(), stop=("\n",), min_tokens=4)
-    for token in ids:
-        ring.step((handle, token))
-    assert len(ids) == 6
-    assert ring.text(handle) == "a\nb\nc"
-    assert ring.scheduler.drain() == [StopMatched(handle, 6)]
-
-
-def test_a_scheduler_without_room_does_not_hold_up_the_text(ring: Ring, demo: Tokenizer) -> None:
-    handle = ring.open(ring.handle(), stop=("END",))
-    ring.scheduler._capacity = 0
-    ring.generate(handle, "END")
-    other = ring.open(ring.handle(1))
-    ring.generate(other, "text")
-    assert ring.text(other) == "text"
-    assert ring.loop.is_busy
-    ring.scheduler._capacity = 10
-    ring.turn()
-    assert ring.scheduler.drain() == [StopMatched(handle, len(ring.ids("END")))]
-    assert not ring.loop.is_busy
 
 
 # -- logprobs ------------------------------------------------------------------------------------------------
@@ -257,6 +214,15 @@ def test_a_stop_string_found_while_resuming_stops_again(ring: Ring) -> None:
     assert ring.terminal(handle).usage.completion_tokens == len(ids)
 
 
+def test_a_resumed_sequence_with_nothing_new_sends_nothing(ring: Ring) -> None:
+    ids = ring.ids("x = 1")
+    handle = ring.open(ring.handle(attempt=1), resume=Resume(pack_ids(ids), len("x = 1")))
+    assert ring.outputs == []
+    ring.close(handle)
+    assert ring.token_ids(handle) == []
+    assert ring.terminal(handle).usage.completion_tokens == len(ids)
+
+
 def test_resumed_logprobs_continue_the_sum(ring: Ring) -> None:
     handle = ring.open(ring.handle(attempt=1), resume=Resume(pack_ids([70, 71]), 2, cumulative_logprob=-2.0))
     ring.step((handle, 72), logprobs=(logprobs(handle, [-0.5]),))
@@ -302,11 +268,12 @@ def test_mutated_frames_raise_nothing_and_are_logged_once_a_second(
     ring: Ring, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("tests.hostile_frames.HANDLE", ring.handle(0))
-    good = ring.open(ring.handle(1))
+    # Far from it, so that no mutated frame means this sequence.
+    good = ring.open(ring.handle(0x5A5A5A5A))
     with caplog.at_level(logging.WARNING):
         for frames in hostile_frames("detokenizer_in", 0, 3000, random.Random(1)):
             if len(frames) == 1:
-                ring.inbox._frames.append(frames[0])
+                ring.inbox._messages.append((frames[0], ()))
                 ring.turn()
         for _ in range(100):
             ring.inbox.send(TensorBatch(()))
@@ -347,49 +314,3 @@ def test_every_sequence_of_random_traffic_has_one_terminal_and_the_whole_text(ri
         assert ring.token_ids(handle) == ids[handle]
         assert ring.text(handle) == ring.tokenizer.decode(ids[handle])
     assert not ring.loop.is_busy
-
-
-def stop_reference(
-    ring: Ring, ids: list[int], stops: tuple[str, ...], min_tokens: int
-) -> tuple[str, str | None, int]:
-    """(text, the stop string that ends it, tokens up to there), by the whole text after each token."""
-    decoder = DecoderFactory(ring.tokenizer).open([5])
-    text = ""
-    for count in range(1, len(ids) + 2):
-        piece = decoder.push(ids[count - 1]) if count <= len(ids) else decoder.flush()
-        begin, text = len(text), text + piece
-        if min(count, len(ids)) <= min_tokens:
-            continue
-        for end in range(begin + 1, len(text) + 1):
-            matches = [stop for stop in stops if text[:end].endswith(stop)]
-            if matches:
-                stop = max(matches, key=len)
-                return text[: end - len(stop)], stop, min(count, len(ids))
-    return text, None, len(ids)
-
-
-def test_stop_strings_cut_the_same_text_streamed_at_once_and_resumed(ring: Ring) -> None:
-    rng = random.Random(0)
-    pool = sorted({token for text in ("ab ba aab\n", "é😀漢") for token in ring.ids(text)})
-    num_matches = 0
-    for number in range(60):
-        ids = rng.choices(pool, k=rng.randrange(1, 14))
-        stops = tuple(
-            {"".join(rng.choices("ab\né漢 ", k=rng.randrange(1, 4))) for _ in range(rng.randrange(1, 4))}
-        )
-        min_tokens = rng.choice([0, 0, rng.randrange(6)])
-        expected = stop_reference(ring, ids, stops, min_tokens)
-        num_matches += expected[1] is not None
-        for seq, split in ((2 * number, 0), (2 * number + 1, rng.randrange(expected[2] + 1))):
-            first = ring.open(ring.handle(seq), stream=bool(split), stop=stops, min_tokens=min_tokens)
-            ring.step(*((first, token) for token in ids[:split]))
-            handle, resume = ring.handle(seq, attempt=1), Resume(pack_ids(ids[:split]), len(ring.text(first)))
-            ring.open(handle, stream=bool(split), stop=stops, min_tokens=min_tokens, resume=resume)
-            # The length limit comes with the last token, and a stop string in the text goes before it.
-            ring.step(*((handle, token) for token in ids[split:]), closed=(Closed(handle, "length"),))
-            finish = ring.terminal(handle)
-            assert ring.text(first) + ring.text(handle) == expected[0], (ids, stops, split)
-            assert (finish.matched, finish.usage.completion_tokens) == expected[1:]
-            assert finish.reason == ("length" if expected[1] is None else "stop")
-            ring.outputs.clear()
-    assert num_matches > 15

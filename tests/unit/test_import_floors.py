@@ -31,15 +31,21 @@ FLOORS: dict[str, set[str]] = {
 
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
-    {"executor", "request", "rows", "waiting_queue"},
+    {"executor", "limits", "request", "rows"},
+    {"deadlines", "phases", "waiting_queue"},
     {"cache"},
     {"batch"},
+    {"results"},
     {"features"},
-    {"prefill_adder", "capacity", "policy"},
+    {"capacity", "policy"},
+    {"prefill_adder"},
     {"output", "queue_times", "step_log"},
     {"lifecycle"},
-    {"intake"},
-    {"scheduler"},
+    {"admission", "intake", "llm_request"},
+    {"preemption", "request_scheduler"},
+    {"chosen_batch"},
+    {"batch_builder"},
+    {"composition", "scheduler"},
     {"loop"},
     {"main"},
 ]

@@ -181,7 +181,7 @@ def test_cached_tokens_are_counted_at_the_first_admission_only() -> None:
     assert req.cached_tokens == 0
     kv.release(req)
     seat(kv, req)
-    assert req.num_shared == 2
+    assert kv.num_shared[req.row] == 2
     assert req.cached_tokens == 0
 
 

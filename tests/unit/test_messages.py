@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime import messages
+from runtime import messages, plan
 from runtime.errors import ProtocolMismatch
 from runtime.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
 from runtime.messages import UNIONS
@@ -46,9 +46,9 @@ SAMPLES: list[Message] = [
     messages.Ping(5),
     messages.OutputBatch((messages.SequenceOutput(HANDLE, "t", pack_ids([1]), finish=FINISH),)),
     messages.RingStatus("ready", 1, 2, 3),
-    messages.BatchPlan(
+    plan.BatchPlan(
         0,
-        (messages.RowSetup(1, 5, bias_ids=pack_ids([3])),),
+        (plan.RowSetup(1, 5, bias_ids=pack_ids([3])),),
         ((1, 2),),
         b"",
         b"",
@@ -57,12 +57,12 @@ SAMPLES: list[Message] = [
         pack_ids([5]),
         b"",
     ),
-    messages.SampleMasks(0, ((1, b"\xff"),)),
-    messages.WorkerCommand("shutdown"),
-    messages.StepResult(0, pack_ids([1]), num_top=2, top_ids=pack_ids([1, 2])),
-    messages.WorkerReady(10, 16, 4, 2048, 4096, "cpu"),
-    messages.WorkerFailed("why"),
-    messages.TensorBatch((messages.TensorEntry(HANDLE, "logits", "float32", (2, 3)),)),
+    plan.SampleMasks(0, ((1, b"\xff"),)),
+    plan.WorkerCommand("shutdown"),
+    plan.StepResult(0, pack_ids([1]), num_top=2, top_ids=pack_ids([1, 2])),
+    plan.WorkerReady(10, 16, 4, 2048, 4096, "cpu"),
+    plan.WorkerFailed("why"),
+    messages.TensorBatch((messages.TensorEntry(HANDLE, "context_logits", "float32", (2, 3), 0),)),
     messages.ProcessReady("worker", 1, {"num_pages": 3}),
     messages.ProcessFailed("worker", "why", 70),
 ]

@@ -6,7 +6,8 @@ import logging
 
 import pytest
 
-from tests.mutants import MUTANTS, Mutant, try_catch
+from tests.mutant_table import Mutant
+from tests.mutants import MUTANTS, try_catch
 
 # Left to the hunt: one depends on what a late thread does, the other is noticed by a run that never ends.
 SLOW = {"tables written when launched, not on the stream", "rejected guesses kept in the KV length"}

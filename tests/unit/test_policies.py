@@ -8,16 +8,29 @@ from collections.abc import Sequence
 import pytest
 
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.policy.base import InvalidOrder, WaitingView, checked_order
+from scheduler_proc.policy.base import (
+    InvalidOrder,
+    RequestView,
+    SchedulePolicy,
+    WaitingView,
+    checked_order,
+    sort_key_of,
+)
+from scheduler_proc.policy.by_length import LongestOutputFirst, ShortestFirst
+from scheduler_proc.policy.by_prefix import MAX_SORTED
+from scheduler_proc.policy.dfs_weight import DfsWeight
 from scheduler_proc.policy.fcfs import Fcfs
-from scheduler_proc.policy.longest_prefix import MAX_SORTED, LongestPrefix
+from scheduler_proc.policy.longest_prefix import LongestPrefix
+from scheduler_proc.policy.random_order import RandomOrder
 from scheduler_proc.request import Request
 from scheduler_proc.waiting_queue import WaitingQueue
 from tests.unit.scheduler_parts import manager, message, request, run_until_idle, running, seat
 
 
-def view_of(kv: KVCacheManager, requests: Sequence[Request]) -> tuple[WaitingView, WaitingQueue]:
-    queue = WaitingQueue()
+def view_of(
+    kv: KVCacheManager, requests: Sequence[Request], policy: SchedulePolicy | None = None
+) -> tuple[WaitingView, WaitingQueue]:
+    queue = WaitingQueue(sort_key_of(policy or Fcfs(), kv))
     for req in requests:
         queue.add(req)
     return WaitingView(queue, kv), queue
@@ -74,7 +87,85 @@ def test_longest_prefix_sorts_the_head_of_a_long_queue_only() -> None:
     reqs = [request(kv, i + 1, [50] * 12) for i in range(MAX_SORTED)]
     reqs += [request(kv, MAX_SORTED + 1, list(range(12)))]
     view, _ = view_of(kv, reqs)
-    assert list(LongestPrefix().order(view)) == list(range(MAX_SORTED + 1))
+    assert list(LongestPrefix().order(view)) == list(range(MAX_SORTED)), "the last one waits for its turn"
+
+
+def test_the_order_of_prefixes_is_kept_until_queue_or_cache_change() -> None:
+    kv = manager()
+    view, queue = view_of(kv, [request(kv, i, [i] * 8) for i in range(3)])
+    policy = LongestPrefix()
+    order = policy.order(view)
+    assert policy.order(view) is order
+    queue.remove(queue[0])
+    assert list(policy.order(view)) == [0, 1]
+
+
+def test_the_branch_that_most_wait_for_goes_first_and_its_deepest_leaf_before_the_rest() -> None:
+    kv = manager(num_pages=32)
+    stem, light, heavy = [1] * 4, [2] * 4, [3] * 4
+    for number, tokens in enumerate((stem + light, stem + heavy, [9] * 4)):
+        cached = request(kv, 90 + number, [*tokens, 5])
+        seat(kv, cached)
+        kv.publish_prefill(cached)
+        kv.release(cached)
+    prompts = [
+        [*stem, *light, 60],
+        [*stem, *heavy, 61],
+        [*[9] * 4, 62],
+        [*stem, *heavy, 63],
+        [*stem, 64, 65],
+        [70] * 5,
+    ]
+    reqs = [request(kv, i, tokens) for i, tokens in enumerate(prompts)]
+    reqs.append(request(kv, 6, [80] * 5, priority=1))
+    view, queue = view_of(kv, reqs)
+    assert seqs(queue, DfsWeight().order(view)) == [6, 1, 3, 0, 4, 2, 5]
+
+
+@pytest.mark.parametrize(
+    ("policy", "order"), [(ShortestFirst(), [5, 4, 2, 3, 1]), (LongestOutputFirst(), [5, 4, 1, 3, 2])]
+)
+def test_a_policy_with_a_key_keeps_the_queue_in_its_order(policy: SchedulePolicy, order: list[int]) -> None:
+    kv = manager()
+    reqs = [
+        request(kv, 1, [1] * 20, max_tokens=8),
+        request(kv, 2, [1] * 4, max_tokens=6),
+        request(kv, 3, [1] * 4, max_tokens=8),
+        request(kv, 4, [1] * 30, max_tokens=1, num_retractions=1),
+        request(kv, 5, [1] * 50, max_tokens=1, priority=1),
+    ]
+    view, queue = view_of(kv, reqs, policy)
+    assert seqs(queue, policy.order(view)) == order, "priority, then those that were retracted, then the key"
+    queue.remove(reqs[2])
+    assert [req.seq for req in queue] == [seq for seq in order if seq != 3]
+
+
+def test_a_random_place_is_kept_while_a_request_waits() -> None:
+    kv = manager()
+    policy = RandomOrder()
+    reqs = [request(kv, i, [1] * 4) for i in range(50)]
+    _, queue = view_of(kv, reqs, policy)
+    assert [req.seq for req in queue] != list(range(50))
+    for req in reqs:
+        queue.remove(req)
+    assert not len(queue)
+
+
+def test_a_key_that_is_no_number_counts_as_none(caplog: pytest.LogCaptureFixture) -> None:
+    class Odd:
+        def __init__(self) -> None:
+            self.answers = iter([float("nan"), "first", None])
+
+        def key(self, request: RequestView) -> object:
+            return next(self.answers)
+
+    kv = manager()
+    queue = WaitingQueue(sort_key_of(Odd(), kv))  # type: ignore[arg-type]
+    with caplog.at_level(logging.ERROR):
+        for i in range(4):
+            queue.add(request(kv, i, [1] * 4))
+    assert [req.seq for req in queue] == [0, 1, 2, 3]
+    assert caplog.text.count("first come, first served") == 4
 
 
 def test_a_view_shows_facts_and_cannot_change_them() -> None:

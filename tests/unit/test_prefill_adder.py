@@ -7,9 +7,10 @@ import pytest
 
 from scheduler_proc.batch import ScheduleBatch
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.capacity import MaxUtilization, SlotPool
+from scheduler_proc.capacity.max_utilization import MaxUtilization
+from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.features.base import Cost, RequestFeature
-from scheduler_proc.prefill_adder import PrefillAdder
+from scheduler_proc.prefill_adder import PrefillAdder, StepLimits
 from scheduler_proc.request import Request
 from tests.unit.scheduler_parts import manager, request, seat
 
@@ -18,8 +19,8 @@ def adder_for(
     kv: KVCacheManager, budget: int, conservativeness: float = 1.0, num_slots: int = 0
 ) -> tuple[PrefillAdder, ScheduleBatch]:
     batch = ScheduleBatch(kv.rows)
-    capacity = MaxUtilization(kv.rows, kv, conservativeness)
-    return PrefillAdder(batch, kv, capacity, SlotPool(num_slots), budget), batch
+    capacity = MaxUtilization(kv, conservativeness)
+    return PrefillAdder(batch, kv, capacity, SlotPool(num_slots), StepLimits(budget, 99)), batch
 
 
 def admit(kv: KVCacheManager, adder: PrefillAdder, req: Request) -> bool:
@@ -119,7 +120,7 @@ def test_features_may_ask_for_rows_pages_and_a_slot(cost: Cost, fits: bool) -> N
     batch = ScheduleBatch(kv.rows)
     slots = SlotPool(1)
     slots.take("a")
-    adder = PrefillAdder(batch, kv, MaxUtilization(kv.rows, kv, 0.01), slots, 64)
+    adder = PrefillAdder(batch, kv, MaxUtilization(kv, 0.01), slots, StepLimits(64, 99))
     req = request(kv, 2, [2] * 4, features=(Demanding(cost),))
     assert admit(kv, adder, req) == fits
     kv.check()

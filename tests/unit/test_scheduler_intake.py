@@ -89,6 +89,30 @@ def test_a_feature_that_needs_more_rows_than_there_are_is_refused() -> None:
         assert error.code == "request_too_large"
 
 
+def test_one_sequence_more_than_may_live_is_refused_with_a_time_to_come_back() -> None:
+    with running(max_live=3, max_rows=2) as system:
+        requests = [message(i, [i + 1] * 5, max_tokens=9) for i in range(5)]
+        for request in requests:
+            system.inbox.send(request)
+        system.step()
+        assert len(system.lifecycle.requests) == 3
+        replacing = message(0, [1] * 5, max_tokens=9, attempt=1)
+        run_until_idle(system, replacing)
+        reasons = [system.detokenizer.closed.get(request.handle) for request in requests]
+        assert reasons[0] is None, "replaced, which needs no room of its own"
+        for closed in reasons[3:]:
+            assert closed is not None
+            assert closed.error is not None
+            assert (closed.error.code, closed.error.status) == ("overloaded", 503)
+            assert closed.error.retry_after_s > 0.0
+        for request in (replacing, *requests[1:3]):
+            assert closed_of(system, request).reason == "length"
+        later = message(9, PROMPT)
+        run_until_idle(system, later)
+        assert closed_of(system, later).reason == "length"
+        system.check_empty()
+
+
 # -- resume and attempts -----------------------------------------------------------------------------------
 
 

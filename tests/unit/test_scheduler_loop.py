@@ -11,7 +11,7 @@ import pytest
 
 from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
-from runtime.messages import WorkerReady
+from runtime.plan import WorkerReady
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.main import Heartbeat, build_scheduler
 from scheduler_proc.policy.longest_prefix import LongestPrefix
@@ -101,8 +101,8 @@ def build(**changes: object) -> tuple[object, object]:
     config = msgspec.structs.replace(RuntimeConfig(context_length=2048, model="m"), **changes)
     executor = FakeExecutor(10, 4, 3, 40)
     executor.close()
-    scheduler = build_scheduler(config, frozenset({2}), executor, LIMITS, RecordingOutbox())
-    return scheduler, scheduler.policy
+    scheduler = build_scheduler(config, frozenset({2}), executor, LIMITS, [RecordingOutbox()])
+    return scheduler, scheduler.builder._admission.policy
 
 
 def test_no_sequence_may_outgrow_the_pool_the_worker_or_the_context() -> None:
@@ -111,7 +111,7 @@ def test_no_sequence_may_outgrow_the_pool_the_worker_or_the_context() -> None:
     for context_length, num_pages, max_len in ((2048, 10, 40), (2048, 100, 100), (30, 100, 30)):
         limits = msgspec.structs.replace(LIMITS, num_pages=num_pages)
         config = RuntimeConfig(context_length=context_length)
-        scheduler = build_scheduler(config, frozenset(), executor, limits, RecordingOutbox())
+        scheduler = build_scheduler(config, frozenset(), executor, limits, [RecordingOutbox()])
         assert scheduler.rows.tokens.shape == (3, max_len)
         assert scheduler.rows.tokens.dtype == np.int32
 
@@ -122,9 +122,17 @@ def test_settings_choose_policy_and_cache() -> None:
     assert not scheduler.kv.cache.shares  # type: ignore[attr-defined]
 
 
+def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> None:
+    scheduler, _ = build(max_running_requests=3, max_queued_requests=5, gather_context_logits=True)
+    limits = scheduler.intake._limits  # type: ignore[attr-defined]
+    assert limits.max_live == LIMITS.max_rows + 5
+    assert (limits.gather_context_logits, limits.gather_generation_logits) == (True, False)
+    assert limits.max_logits_bytes == RuntimeConfig().max_logits_bytes
+
+
 def test_an_unknown_policy_ends_the_start() -> None:
     with pytest.raises(ConfigError, match="schedule policy"):
-        build(schedule_policy="random")
+        build(schedule_policy="fastest")
 
 
 def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat() -> None:

@@ -199,8 +199,7 @@ def test_a_worker_that_fails_fails_every_request_with_a_reason() -> None:
             system.step()
         with pytest.raises(ExecutorError):
             system.step()
-        for item in system.outbox.take():
-            system.detokenizer.receive(item)
+        system.deliver()
         assert len(system.detokenizer.closed) == 4
         for closed in system.detokenizer.closed.values():
             assert closed.error is not None
@@ -212,6 +211,5 @@ def test_shutting_down_closes_what_lives() -> None:
     with running() as system:
         start(system, message(1, [1] * 8), message(2, [2] * 8))
         system.scheduler.fail_all(ErrorInfo("bye", "shutting_down", None, 503))
-        for item in system.outbox.take():
-            system.detokenizer.receive(item)
+        system.deliver()
         system.check_empty()

@@ -60,6 +60,12 @@ def test_special_ids_are_those_that_decoding_skips(demo: Tokenizer) -> None:
     assert demo.vocab_size == 4096
 
 
+def test_token_strings_are_spelled_as_in_the_vocabulary(demo: Tokenizer) -> None:
+    ids = demo.encode_batch(["def f"])[0].tolist()
+    assert demo.token_strings([*ids, 99999]) == [*(demo.vocabulary[token] for token in ids), ""]
+    assert "\u0120" in "".join(demo.token_strings(ids))
+
+
 def test_truncation_and_padding_of_the_file_are_switched_off(copy_of_demo: Path) -> None:
     file = copy_of_demo / "tokenizer.json"
     content = json.loads(file.read_text())
@@ -111,6 +117,89 @@ def test_whatever_a_template_raises_is_an_invalid_request(
     with pytest.raises(InvalidRequest) as caught:
         loaded.apply_chat_template([{"role": "user", "content": "hi"}])
     assert caught.value.param == "messages"
+
+
+VARIABLES = (
+    "{% for message in messages %}{{ message.content }};{% endfor %}"
+    "{% if style is defined %}{{ style.upper() }}{{ 1 // size }}{% endif %}"
+    "{% if add_generation_prompt %}>{% endif %}"
+)
+
+
+@pytest.fixture
+def variables(copy_of_demo: Path, tmp_path: Path) -> Tokenizer:
+    file = tmp_path / "variables.jinja"
+    file.write_text(VARIABLES)
+    return tokenizer.load(copy_of_demo, chat_template=file)
+
+
+HI = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "well "}]
+
+
+def test_a_template_gets_further_variables(variables: Tokenizer) -> None:
+    kwargs = {"style": "loud", "size": 1}
+    assert variables.apply_chat_template(HI, template_kwargs=kwargs) == "hi;well ;LOUD1>"
+
+
+@pytest.mark.parametrize("kwargs", [{"style": 3}, {"style": "a", "size": 0}, {"style": "a", "size": "b"}])
+def test_a_variable_that_the_template_does_not_take_is_at_fault_not_the_messages(
+    variables: Tokenizer, kwargs: dict[str, object]
+) -> None:
+    with pytest.raises(InvalidRequest, match="refuses") as caught:
+        variables.apply_chat_template(HI, template_kwargs=kwargs)
+    assert caught.value.param == "chat_template_kwargs"
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "messages",
+        "tools",
+        "add_generation_prompt",
+        "chat_template",
+        "tokenize",
+        "self",
+        "eos_token",
+        "padding",
+    ],
+)
+def test_the_template_s_own_arguments_cannot_be_set_as_variables(variables: Tokenizer, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=name) as caught:
+        variables.apply_chat_template(HI, template_kwargs={name: 1})
+    assert caught.value.param == "chat_template_kwargs"
+
+
+def test_a_final_message_is_continued_where_it_ends(variables: Tokenizer) -> None:
+    prompt = variables.apply_chat_template(HI, add_generation_prompt=False, continue_final_message=True)
+    assert prompt == "hi;well "
+
+
+def test_a_final_message_cannot_be_continued_and_answered(variables: Tokenizer) -> None:
+    with pytest.raises(InvalidRequest, match="add_generation_prompt") as caught:
+        variables.apply_chat_template(HI, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+
+
+def test_a_template_that_drops_the_final_message_cannot_continue_it(
+    copy_of_demo: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "drops.jinja"
+    file.write_text("{{ messages[0].content }}")
+    loaded = tokenizer.load(copy_of_demo, chat_template=file)
+    with pytest.raises(InvalidRequest) as caught:
+        loaded.apply_chat_template(HI, add_generation_prompt=False, continue_final_message=True)
+    assert caught.value.param == "continue_final_message"
+    assert "well" not in caught.value.message
+
+
+def test_the_prompt_is_what_transformers_renders(demo: Tokenizer) -> None:
+    for options in (
+        {"add_generation_prompt": True},
+        {"add_generation_prompt": False},
+        {"add_generation_prompt": False, "continue_final_message": True},
+    ):
+        expected = demo._wrapper.apply_chat_template(HI, tokenize=False, **options)
+        assert demo.apply_chat_template(HI, **options) == expected
 
 
 def test_messages_without_a_template_are_refused(copy_of_demo: Path) -> None:

@@ -3,76 +3,33 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 import pytest
 
 from runtime.config import DEMO_MODEL
-from runtime.handle import make_handle
 from runtime.messages import (
     AbortRequest,
     ChatMessage,
     ControlRequest,
-    GenerateRequest,
-    RequestFailed,
     Resume,
     StreamOpen,
     TokenizedRequest,
 )
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
-from runtime.transport import MemoryChannel
 from runtime.wire import IntArray, pack_ids, unpack_ids
+from tests.tokenizer_ring import CLIENT, LONG_TEXT, GatedTokenizer, Ring, handle, request
 from text import tokenizer
 from text.tokenizer import Tokenizer
-from tokenizer_proc.loop import MAX_BATCH_CHARS, PROMPT_TAIL_TOKENS, TokenizerLoop, namespace
-from tokenizer_proc.validation import Admission, Validator
-
-CLIENT = 77
-LONG_TEXT = "x = 1\n" * MAX_BATCH_CHARS
+from tokenizer_proc.loop import MAX_BATCH_CHARS
+from tokenizer_proc.sequences import PROMPT_TAIL_TOKENS, namespace
 
 
 @pytest.fixture(scope="module")
 def demo() -> Tokenizer:
     return tokenizer.load(DEMO_MODEL)
-
-
-class Ring:
-    """A tokenizer loop between channels in memory."""
-
-    def __init__(self, loaded: Any, *, scheduler_room: int = 1000, context_length: int = 1 << 20) -> None:
-        self.inbox = MemoryChannel("tokenizer_in")
-        self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
-        self.detokenizer = MemoryChannel("detokenizer_in")
-        self.status = Status()
-        self.loop = TokenizerLoop(
-            inbox=self.inbox,
-            scheduler=self.scheduler,
-            detokenizer=self.detokenizer,
-            tokenizer=loaded,
-            validator=Validator(4096, context_length),
-            admission=Admission(max_waiting=100, max_running=100),
-            scheduler_status=lambda: self.status,
-            secret=b"k" * 32,
-        )
-
-    def send(self, *messages: Any) -> None:
-        for message in messages:
-            assert self.inbox.send(message)
-
-    def refusals(self) -> list[RequestFailed]:
-        return self.detokenizer.drain()
-
-
-def handle(seq: int, client: int = CLIENT) -> bytes:
-    return make_handle(client, seq)
-
-
-def request(seq: int, **fields: Any) -> GenerateRequest:
-    return GenerateRequest(**{"handle": handle(seq), "sampling": SamplingParams(seed=1), **fields})
 
 
 def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:
@@ -140,6 +97,9 @@ def test_a_refusal_reaches_the_detokenizer_and_harms_nobody_else(demo: Tokenizer
 
 def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
     class Unused:
+        def max_token_chars(self) -> None:
+            return None
+
         def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
             raise AssertionError("tokenized a request that was to be refused")
 
@@ -224,19 +184,6 @@ def test_a_turn_encodes_no_more_than_its_share_so_the_heartbeat_goes_on(demo: To
     assert num_sent == [5, 5, 2]
 
 
-class GatedTokenizer:
-    """Encodes long texts only after `gate` is opened."""
-
-    def __init__(self, inner: Tokenizer) -> None:
-        self._inner = inner
-        self.gate = threading.Event()
-
-    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
-        if len(texts[0]) > MAX_BATCH_CHARS:
-            assert self.gate.wait(10)
-        return self._inner.encode_batch(texts, add_special_tokens=add_special_tokens)
-
-
 @pytest.mark.parametrize("abort", [AbortRequest((handle(0),)), AbortRequest(client=CLIENT)])
 def test_a_long_text_holds_up_nobody_and_cannot_escape_its_abort(
     demo: Tokenizer, abort: AbortRequest
@@ -261,6 +208,9 @@ def test_what_one_request_breaks_fails_it_alone_and_is_logged_without_its_text(
     demo: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Breaks:
+        def max_token_chars(self) -> None:
+            return None
+
         def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
             for text in texts:
                 if "secret" in text:

@@ -13,7 +13,7 @@ from runtime.messages import ChatMessage, GenerateRequest, Resume
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
 from runtime.wire import pack_ids
-from tokenizer_proc.validation import Admission, Validator
+from tokenizer_proc.validation import Admission, Validator, error_info
 
 VALIDATOR = Validator(vocab_size=100, context_length=32)
 
@@ -102,6 +102,11 @@ def test_a_full_ring_refuses_with_a_time_to_try_again() -> None:
         admission.check(Status(num_running=2, num_waiting=4), 0)
     assert caught.value.status == 503
     assert caught.value.retry_after_s > 0
+    assert error_info(caught.value).retry_after_s == caught.value.retry_after_s
+
+
+def test_only_a_refusal_that_will_pass_says_when_to_try_again() -> None:
+    assert error_info(InvalidRequest("no", param="n")).retry_after_s == 0.0
 
 
 def test_requests_on_their_way_to_the_scheduler_count() -> None:

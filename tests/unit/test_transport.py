@@ -12,8 +12,8 @@ import pytest
 import zmq
 
 from runtime.handle import make_handle
-from runtime.messages import AbortRequest, StopMatched, TokenBatch
-from runtime.transport import MemoryChannel, Waiter, ZmqInbox, ZmqOutbox
+from runtime.messages import AbortRequest, StopMatched, TensorBatch, TensorEntry, TokenBatch
+from runtime.transport import Framed, JoinedInbox, MemoryChannel, Waiter, ZmqInbox, ZmqOutbox
 
 
 class Ends:
@@ -24,8 +24,8 @@ class Ends:
         self._address = f"ipc://{folder}/in"
         self._opened: list[ZmqInbox | ZmqOutbox] = []
 
-    def inbox(self, epoch: int = 0) -> ZmqInbox:
-        inbox = ZmqInbox(self._context, self._address, "scheduler_in", epoch)
+    def inbox(self, epoch: int = 0, name: str = "scheduler_in") -> ZmqInbox:
+        inbox = ZmqInbox(self._context, self._address, name, epoch)
         self._opened.append(inbox)
         return inbox
 
@@ -124,3 +124,65 @@ def test_memory_twin_behaves_like_the_sockets() -> None:
     assert channel.send(AbortRequest())
     assert channel.drain() == [AbortRequest()]
     assert channel.bad_frames.count == 1
+
+
+def tensors(*sizes: int) -> tuple[TensorBatch, list[bytes]]:
+    """A message with a raw frame of each size behind it."""
+    entries = [
+        TensorEntry(make_handle(1, n), "context_logits", "float32", (1, 1), 0) for n in range(len(sizes))
+    ]
+    return TensorBatch(tuple(entries)), [bytes([n]) * size for n, size in enumerate(sizes, 65)]
+
+
+def drained(batch: Framed) -> tuple[object, list[bytes]]:
+    assert isinstance(batch, Framed)
+    return batch.message, [bytes(frame) for frame in batch.frames]
+
+
+def test_raw_frames_arrive_with_their_message_and_as_they_were(ends: Ends) -> None:
+    inbox = ends.inbox(name="detokenizer_in")
+    outbox = ends.outbox()
+    message, frames = tensors(4, 0, 1 << 20)
+    assert outbox.send(message, frames)
+    assert outbox.send(TokenBatch(1))
+    first, second = drain_all(inbox, 2)
+    assert drained(first) == (message, frames)
+    assert second == TokenBatch(1)
+
+
+@pytest.mark.parametrize("num_frames", [0, 1, 3])
+def test_a_message_with_other_frames_than_it_says_is_dropped(
+    ends: Ends, num_frames: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    inbox = ends.inbox(name="detokenizer_in")
+    outbox = ends.outbox()
+    message, _ = tensors(4, 4)
+    outbox.send(message, [b"xxxx"] * num_frames)
+    outbox.send(TokenBatch(1))
+    assert drain_all(inbox, 1) == [TokenBatch(1)]
+    assert inbox.bad_frames.count == 1
+
+
+def test_memory_twin_carries_raw_frames_too() -> None:
+    channel = MemoryChannel("detokenizer_in")
+    message, frames = tensors(4, 8)
+    assert channel.send(message, frames)
+    assert channel.send(message, frames[:1])
+    (batch,) = channel.drain()
+    assert drained(batch) == (message, frames)
+    assert channel.bad_frames.count == 1
+
+
+def test_joined_inboxes_keep_each_ones_order_and_starve_none() -> None:
+    busy, calm = MemoryChannel("scheduler_in"), MemoryChannel("scheduler_in")
+    joined = JoinedInbox([busy, calm])
+    for n in range(100):
+        busy.send(message(n))
+    calm.send(message(200))
+    calm.send(message(201))
+    received = [each for _ in range(3) for each in joined.drain(limit=10)]
+    assert [each for each in received if each.num_tokens >= 200] == [message(200), message(201)]
+    rest = [each for each in received if each.num_tokens < 200]
+    assert rest == [message(n) for n in range(len(rest))]
+    assert len(joined.drain()) == 100 - len(rest)

@@ -52,6 +52,7 @@ class AttentionCall(ctypes.Structure):
         ("num_threads", ctypes.c_int32),
         ("force_float_math", ctypes.c_int32),
         ("scale", ctypes.c_float),
+        ("softcap", ctypes.c_float),
     )
 
 

@@ -110,7 +110,7 @@ void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit],
 
 // Turns a row's raw scores into weights, of keys [first, end) of the block, and rescales what it has so far.
 template <class Math>
-void weigh(const float* scores, int first, int end, int num_padded, float scale, int head_dim,
+void weigh(const float* scores, int first, int end, int num_padded, float scale, float softcap, int head_dim,
            float* max_so_far, float* lane_sums, float* row, typename Math::Unit* weights) {
   vfloat x[kBlock / kLanes];
   vfloat highest = splat(kNone);
@@ -118,7 +118,9 @@ void weigh(const float* scores, int first, int end, int num_padded, float scale,
   for (int i = 0; i < kLanes; ++i) lane[i] = i;
   for (int t = 0; t < num_padded; t += kLanes) {
     const vint key = lane + t;
-    x[t / kLanes] = (key >= first) & (key < end) ? load(scores + t) * scale : splat(kNone);
+    vfloat score = load(scores + t) * scale;
+    if (softcap > 0) score = tanh(score / softcap) * softcap;
+    x[t / kLanes] = (key >= first) & (key < end) ? score : splat(kNone);
     highest = max(highest, x[t / kLanes]);
   }
   const float new_max = std::max(*max_so_far, max_of(highest));
@@ -163,7 +165,7 @@ struct BlockStep {
       const int first = (int)std::max<int64_t>(0, tile.first_key(row, group, call.window) - begin);
       const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group) - begin);
       if (first < end) {
-        weigh<Math>(work.scores[g], first, end, num_padded, call.scale, head_dim, out.max + row,
+        weigh<Math>(work.scores[g], first, end, num_padded, call.scale, call.softcap, head_dim, out.max + row,
                     work.lane_sums[row], out.rows + row * head_dim, work.weights[g]);
       } else {
         std::memset(work.weights[g], 0, sizeof work.weights[g]);

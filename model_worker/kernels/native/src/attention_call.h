@@ -49,6 +49,7 @@ struct AttentionCall {
   int32_t num_threads;
   int32_t force_float_math;  // even where the CPU multiplies bf16 itself
   float scale;
+  float softcap;  // a scaled score s counts as softcap * tanh(s / softcap); 0: as s
 };
 
 // Rows [first_row, first_row + num_rows) of one sequence and KV head.

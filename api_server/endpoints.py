@@ -1,0 +1,111 @@
+"""ENDPOINTS: every path of the HTTP server, what it takes and what it answers. Routes and the description of
+the API are made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from api_server import control, probes
+from api_server.chat import create_chat_completion
+from api_server.completions import create_completion
+from api_server.generate import generate
+from api_server.generate_types import GenerateBody, GenerateResponse
+from api_server.models import list_models, retrieve_model
+from api_server.openai_responses import (
+    ChatResponse,
+    CompletionResponse,
+    ModelCard,
+    ModelList,
+)
+from api_server.openai_types import ChatBody, CompletionBody
+from api_server.tokenize import detokenize, tokenize
+from api_server.tokenize_types import (
+    DetokenizeBody,
+    DetokenizeResponse,
+    TokenizeBody,
+    TokenizeResponse,
+)
+
+WITH_BODY = (400, 408, 413, 415, 500)
+RUNTIME = (500, 503)
+"""Of what asks the runtime: it may be gone, not ready, or have no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    path: str
+    """As Starlette spells it."""
+    handler: Callable[[Request], Awaitable[Response]]
+    summary: str
+    response: Any
+    """Type of the body of a 200; None for plain text."""
+    methods: tuple[str, ...] = ("GET",)
+    body: type | None = None
+    streams: bool = False
+    """Answers `stream: true` with events."""
+    statuses: tuple[int, ...] = ()
+    """Of its errors, beside those that every path has. Each has the shape of OpenAI's."""
+    answers_503: Any = None
+    """Type of the body of a 503 that is no error."""
+
+
+def _generating(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
+    statuses = (404, *WITH_BODY, 503)
+    return Endpoint(path, handler, summary, response, ("POST",), body, streams=True, statuses=statuses)
+
+
+def _tokenizing(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
+    return Endpoint(path, handler, summary, response, ("POST",), body, statuses=(404, *WITH_BODY, 503))
+
+
+ENDPOINTS = (
+    _generating(
+        "/v1/completions", create_completion, "OpenAI completions", CompletionBody, CompletionResponse
+    ),
+    _generating("/v1/chat/completions", create_chat_completion, "OpenAI chat", ChatBody, ChatResponse),
+    _generating(
+        "/generate", generate, "SGLang's own request", GenerateBody, GenerateResponse | list[GenerateResponse]
+    ),
+    *(
+        endpoint
+        for prefix in ("", "/v1")
+        for endpoint in (
+            _tokenizing(
+                f"{prefix}/tokenize", tokenize, "The ids of a prompt", TokenizeBody, TokenizeResponse
+            ),
+            _tokenizing(
+                f"{prefix}/detokenize", detokenize, "The text of ids", DetokenizeBody, DetokenizeResponse
+            ),
+        )
+    ),
+    Endpoint("/v1/models", list_models, "The one model that is served", ModelList),
+    Endpoint("/v1/models/{name:path}", retrieve_model, "A model by its name", ModelCard, statuses=(404,)),
+    Endpoint("/live", probes.live, "Whether the HTTP process answers", probes.ProbeAnswer),
+    *(
+        Endpoint(
+            path,
+            probes.ready,
+            "Whether a request would be served",
+            probes.ProbeAnswer,
+            answers_503=probes.ProbeAnswer,
+        )
+        for path in ("/ready", "/health")
+    ),
+    Endpoint("/metrics", control.metrics, "Prometheus' text", None, statuses=RUNTIME),
+    Endpoint("/stats", control.stats, "State and load, from memory", dict[str, Any]),
+    Endpoint("/server_info", control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME),
+    Endpoint(
+        "/flush_cache",
+        control.flush_cache,
+        "Forget cached prefixes that nothing uses",
+        dict[str, Any],
+        ("GET", "POST"),
+        statuses=RUNTIME,
+    ),
+)

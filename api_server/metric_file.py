@@ -1,0 +1,104 @@
+"""MetricFile: counters and histograms of one HTTP process, in a small file that the others can read.
+
+Each process adds to its own file only, so there are no locks; whoever is scraped adds up all files of the
+launch. A cell is a float64 that is written at once; a reader may see a histogram's sum a moment behind its
+buckets.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from bisect import bisect_left
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+CELL_BYTES = 8
+
+
+class CounterSpec(NamedTuple):
+    name: str
+    text: str
+
+
+class HistogramSpec(NamedTuple):
+    name: str
+    text: str
+    bounds: tuple[float, ...]
+    """Upper bounds of the buckets but for the last, which has none."""
+
+
+class Counter:
+    __slots__ = ("_at", "_cells")
+
+    def __init__(self, cells: memoryview[float], at: int) -> None:
+        self._cells = cells
+        self._at = at
+
+    def inc(self, amount: float = 1.0) -> None:
+        self._cells[self._at] += amount
+
+
+class Histogram:
+    __slots__ = ("_at", "_bounds", "_cells", "_sum_at")
+
+    def __init__(self, cells: memoryview[float], at: int, bounds: tuple[float, ...]) -> None:
+        self._cells = cells
+        self._at = at
+        self._bounds = bounds
+        self._sum_at = at + len(bounds) + 1
+
+    def observe(self, value: float, times: int = 1) -> None:
+        self._cells[self._at + bisect_left(self._bounds, value)] += times
+        self._cells[self._sum_at] += value * times
+
+
+class HistogramTotal(NamedTuple):
+    counts: list[float]
+    """Of each bucket by itself."""
+    sum: float
+
+
+class MetricFile:
+    """The layout: every counter, then of every histogram its buckets and its sum."""
+
+    def __init__(
+        self, folder: Path, index: int, counters: Sequence[CounterSpec], histograms: Sequence[HistogramSpec]
+    ) -> None:
+        """Make or go on with the file of process `index`. Raises OSError."""
+        self._folder = folder
+        self._num_counters = len(counters)
+        self._histograms = histograms
+        self._num_cells = len(counters) + sum(len(each.bounds) + 2 for each in histograms)
+        fd = os.open(folder / f"metrics{index}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+            os.posix_fallocate(fd, 0, self._num_cells * CELL_BYTES)
+            self._map = mmap.mmap(fd, self._num_cells * CELL_BYTES)
+        finally:
+            os.close(fd)
+        cells = memoryview(self._map).cast("d")
+        self.counters = [Counter(cells, at) for at in range(len(counters))]
+        self.histograms: list[Histogram] = []
+        at = len(counters)
+        for each in histograms:
+            self.histograms.append(Histogram(cells, at, each.bounds))
+            at += len(each.bounds) + 2
+
+    def totals(self) -> tuple[list[float], list[HistogramTotal]]:
+        """Counters and histograms, over all processes of the launch."""
+        size = self._num_cells * CELL_BYTES
+        files = [path.read_bytes() for path in self._folder.glob("metrics*")]
+        # One that has just been made is still empty.
+        whole = [np.frombuffer(data, np.float64) for data in files if len(data) == size]
+        cells: list[float] = np.sum(whole, axis=0).tolist()
+        histograms = []
+        at = self._num_counters
+        for each in self._histograms:
+            end = at + len(each.bounds) + 1
+            histograms.append(HistogramTotal(cells[at:end], cells[end]))
+            at = end + 1
+        return cells[: self._num_counters], histograms

@@ -1,0 +1,96 @@
+"""Prompts of a body as the client library takes them, and what an answer has to know of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from api_server.openai_types import MAX_PROMPTS, MessageBody
+from api_server.tokenizer import ServerTokenizer
+from api_server.unsupported import refuse_unsupported
+from client.request_builder import Prompt, RequestOptions, pack_template_kwargs
+from runtime.errors import InvalidRequest
+
+# Chat templates know "system"; "developer" is what OpenAI calls the same thing for its newer models.
+ROLES = {"developer": "system"}
+
+
+def prompts_of(prompt: str | list[Any]) -> list[Prompt]:
+    """The prompts of the four forms that OpenAI has. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest("prompt is empty", param="prompt")
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [prompt]
+    if len(kinds) > 1:
+        raise InvalidRequest(
+            "prompt must be all text, all token ids or all lists of token ids", param="prompt"
+        )
+    if len(prompt) > MAX_PROMPTS:
+        raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+    return prompt
+
+
+def conversation(messages: Sequence[MessageBody], neutral: Any) -> list[dict[str, str]]:
+    """The messages as the chat template takes them; text parts become lines. Raises InvalidRequest."""
+    if not messages:
+        raise InvalidRequest("messages is empty", param="messages")
+    turns = []
+    for index, message in enumerate(messages):
+        refuse_unsupported(message, neutral, f"messages[{index}].")
+        content = message.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        turn = {"role": ROLES.get(message.role, message.role), "content": content}
+        if message.name is not None:
+            turn["name"] = message.name
+        turns.append(turn)
+    return turns
+
+
+def template_options(
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> RequestOptions:
+    """A message that is continued is followed by no new turn. Raises InvalidRequest for both, and for
+    variables that are too large.
+    """
+    options = RequestOptions()
+    if add_generation_prompt is not None:
+        options["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message:
+        if add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins a new "
+                "one: set only one of them",
+                param="continue_final_message",
+            )
+        options["continue_final_message"] = True
+        options["add_generation_prompt"] = False
+    if chat_template_kwargs is not None:
+        # Where the prompt is encoded here, nothing packs them: the same are refused.
+        pack_template_kwargs(chat_template_kwargs)
+        options["chat_template_kwargs"] = chat_template_kwargs
+    return options
+
+
+async def encode_prompts(
+    tokenizer: ServerTokenizer,
+    prompts: Sequence[Prompt],
+    options: RequestOptions,
+    *,
+    may_be_empty: bool = False,
+) -> list[list[int]]:
+    """Raises InvalidRequest by the names of the client library, also for a prompt without tokens unless it
+    `may_be_empty`; Overloaded.
+    """
+    encoded = []
+    for prompt in prompts:
+        ids = await tokenizer.encode(prompt, options)
+        if not ids and not may_be_empty:
+            raise InvalidRequest("prompt is empty", param="prompt")
+        encoded.append(ids)
+    return encoded

@@ -1,0 +1,133 @@
+"""ServerTokenizer: the model's tokenizer in the API process, for answers that show tokens.
+
+The runtime encodes every prompt by itself. Here it is done for what the wire does not carry back: the ids and
+the text of a prompt's tokens, and single tokens of logprobs. It is loaded when the first request needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from client.request_builder import Prompt, RequestOptions
+from runtime.errors import Overloaded
+from text.no_tokenizer import needs_tokenizer
+from text.selection import open_decoders, open_tokenizer
+
+if TYPE_CHECKING:
+    from text.codec import Codec
+
+T = TypeVar("T")
+TokenText: TypeAlias = Callable[[int], str]
+
+NUM_THREADS = 2
+# Each may hold a body of megabytes; what waits behind so many is told to come again.
+MAX_WAITING = 64
+
+
+class Vocabulary:
+    """Single tokens, and prompts as the runtime's own tokenizer process reads them."""
+
+    def __init__(self, tokenizer: Codec) -> None:
+        self._tokenizer = tokenizer
+        self._decoders = open_decoders(tokenizer)
+        self._texts: dict[int, str] = {}
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.vocab_size
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token by itself; a part of a character reads as replacement characters."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._decoders.text_of((token_id,))
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """None where they depend on the tokens beside it."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them."""
+        return self._tokenizer.token_strings(ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def encode(self, prompt: Any, options: RequestOptions) -> list[int]:
+        """The ids of a prompt in any of its forms. Raises InvalidRequest."""
+        if isinstance(prompt, str):
+            text, add_special_tokens = prompt, options.get("add_special_tokens", True)
+        elif prompt and not isinstance(prompt[0], int):
+            text, add_special_tokens = self._render(prompt, options), False
+        else:
+            return list(prompt)
+        (ids,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        encoded: list[int] = ids.tolist()
+        return encoded
+
+    def _render(self, messages: Sequence[dict[str, str]], options: RequestOptions) -> str:
+        continues = options.get("continue_final_message", False)
+        add_generation_prompt = options.get("add_generation_prompt")
+        return self._tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=continues,
+            template_kwargs=options.get("chat_template_kwargs"),
+        )
+
+
+class ServerTokenizer:
+    """Belongs to the event loop; what takes time is done in threads of its own."""
+
+    def __init__(self, tokenizer_dir: str, chat_template: str) -> None:
+        """As in a resolved configuration; both may be empty."""
+        self._tokenizer_dir = tokenizer_dir
+        self._chat_template = chat_template
+        self._threads = ThreadPoolExecutor(NUM_THREADS, "tokenizer")
+        self._lock = asyncio.Lock()
+        self._vocabulary: Vocabulary | None = None
+        self._num_waiting = 0
+
+    @property
+    def is_there(self) -> bool:
+        """False where the server runs without a tokenizer."""
+        return bool(self._tokenizer_dir)
+
+    def require(self, field: str) -> None:
+        """Raises InvalidRequest naming `field`, which needs a tokenizer, where there is none."""
+        if not self.is_there:
+            raise needs_tokenizer(field)
+
+    async def vocabulary(self) -> Vocabulary:
+        """Loaded by the first who asks."""
+        if self._vocabulary is None:
+            async with self._lock:
+                if self._vocabulary is None:
+                    self._vocabulary = await self._run(self._load)
+        return self._vocabulary
+
+    async def encode(self, prompt: Prompt, options: RequestOptions) -> list[int]:
+        """Raises InvalidRequest by the names of the client library, Overloaded."""
+        vocabulary = await self.vocabulary()
+        return await self._run(lambda: vocabulary.encode(prompt, options))
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Raises Overloaded."""
+        vocabulary = await self.vocabulary()
+        return await self._run(lambda: vocabulary.decode(ids, skip_special_tokens=skip_special_tokens))
+
+    async def _run(self, work: Callable[[], T]) -> T:
+        if self._num_waiting >= MAX_WAITING:
+            raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
+        self._num_waiting += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_waiting -= 1
+
+    def _load(self) -> Vocabulary:
+        return Vocabulary(open_tokenizer(self._tokenizer_dir, self._chat_template))

@@ -1,0 +1,106 @@
+"""What a server's own /metrics say of a run, beside what the client saw. Knows the names of SGLang, which are
+also this server's, and of vLLM.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import NamedTuple
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from bench_serving.http_client import HttpClient
+from bench_serving.metrics import Metrics
+from bench_serving.records import RequestFailure
+
+MAX_DIFFERENCE = 0.03
+"""Of the means, relative."""
+MAX_OUTSIDE_MS = 2.0
+"""Of the means: connecting and the way there and back, which the server's clock does not see. Measured on
+two cores that run both sides: 1 to 2 ms (2026-11-20).
+"""
+PREFIXES = ("sglang:", "vllm:")
+
+
+class ServerFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Of all requests finished since the server's begin; or, subtracted, during a run. Times in seconds."""
+
+    finished: float
+    prompt_tokens: float
+    output_tokens: float
+    ttft_count: float
+    ttft_sum: float
+    e2e_sum: float
+
+    def since(self, before: ServerFigures) -> ServerFigures:
+        return ServerFigures(**{name: getattr(self, name) - getattr(before, name) for name in SAMPLES})
+
+
+# Sums and counts, never buckets: those are as coarse as their bounds.
+SAMPLES = {
+    "finished": "e2e_request_latency_seconds_count",
+    "prompt_tokens": "prompt_tokens_total",
+    "output_tokens": "generation_tokens_total",
+    "ttft_count": "time_to_first_token_seconds_count",
+    "ttft_sum": "time_to_first_token_seconds_sum",
+    "e2e_sum": "e2e_request_latency_seconds_sum",
+}
+
+
+class Comparison(NamedTuple):
+    name: str
+    client: float
+    server: float
+    is_exact: bool
+
+    @property
+    def difference(self) -> float:
+        """Of the client from the server, relative to the server."""
+        if self.client == self.server:
+            return 0.0
+        return self.client / self.server - 1.0 if self.server else math.inf
+
+    @property
+    def agrees(self) -> bool:
+        if self.is_exact:
+            return self.client == self.server
+        return abs(self.difference) <= MAX_DIFFERENCE or abs(self.client - self.server) <= MAX_OUTSIDE_MS
+
+
+async def scrape(http: HttpClient) -> ServerFigures:
+    """Raises RequestFailure when the server has no /metrics, or none of a kind that is known."""
+    return parse(await http.get("/metrics"))
+
+
+def parse(body: bytes) -> ServerFigures:
+    """The figures of a Prometheus text, over all its label sets. Raises RequestFailure when it has none."""
+    sums: defaultdict[str, float] = defaultdict(float)
+    try:
+        for family in text_string_to_metric_families(body.decode()):
+            for sample in family.samples:
+                if sample.name.startswith(PREFIXES):
+                    sums[sample.name.partition(":")[2]] += sample.value
+    except ValueError as error:
+        raise RequestFailure(f"/metrics is not what Prometheus reads: {error}") from None
+    # A figure may be absent as long as no request was counted, but not all of them.
+    if not sums:
+        raise RequestFailure("/metrics has nothing that begins with " + " or ".join(PREFIXES))
+    return ServerFigures(**{name: sums[sample] for name, sample in SAMPLES.items()})
+
+
+def compare(metrics: Metrics, server: ServerFigures) -> list[Comparison]:
+    """The client's figures of a run, each beside the server's. Means in ms, where both sides have them."""
+    found = [
+        Comparison("Finished requests", metrics.completed, server.finished, True),
+        Comparison("Input tokens", metrics.total_input_tokens, server.prompt_tokens, True),
+        Comparison("Generated tokens", metrics.total_output_tokens, server.output_tokens, True),
+    ]
+    if metrics.ttft.mean is not None and server.ttft_count:
+        server_ms = 1e3 * server.ttft_sum / server.ttft_count
+        found.append(Comparison("Mean TTFT (ms)", metrics.ttft.mean, server_ms, False))
+    if metrics.e2e_latency.mean is not None and server.finished:
+        server_ms = 1e3 * server.e2e_sum / server.finished
+        found.append(Comparison("Mean E2E Latency (ms)", metrics.e2e_latency.mean, server_ms, False))
+    return found

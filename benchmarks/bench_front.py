@@ -1,0 +1,214 @@
+"""The three ways to one model, in turns: over HTTP, over the client library, and offline (LLM).
+
+For each way the tokens per second of all streams together, prompts included; what a token costs each process
+in CPU time; and what other processes used of the machine meanwhile, in cores. HTTP and the client library ask
+the same launch, LLM has a runtime of its own, and who is not asked idles. The client of all three is this
+process: bench_serving's for the first two, which stream.
+Run: python -m benchmarks.bench_front, while nothing else runs on the machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import math
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import DEVNULL, Popen
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+import uvloop
+
+from bench_serving.backends.base import Backend, GenerationOptions
+from bench_serving.backends.openai import OpenAIBackend
+from bench_serving.backends.sdk import SdkBackend
+from bench_serving.datasets.base import Conversation, TokenizerSource
+from bench_serving.datasets.random_prompts import random_ids
+from bench_serving.http_client import HttpClient
+from bench_serving.load import Traffic, as_text, run_load
+from benchmarks.process_cpu import children_of, cpu_by_role, cpu_of, machine_busy
+from carousel import LLM, AsyncClient, SamplingParams
+from runtime.config import DEMO_MODEL
+from text.tokenizer import load
+
+LAUNCHER = Path(__file__).resolve().parent.parent / "launch.py"
+DEMO_MODEL_NAME = "carousel-demo"
+TIMEOUT_S = 120.0
+START_TIMEOUT_S = 120.0
+WAYS = ("http", "sdk", "offline")
+ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
+
+
+class Sample(NamedTuple):
+    """One way, once."""
+
+    num_tokens: int
+    duration_s: float
+    cpu_s: dict[str, float]
+    """By role."""
+    others_cores: float
+    """What other processes used of the machine meanwhile: much of it, and the figures are of no use."""
+
+
+Way: TypeAlias = Callable[[list[Conversation]], int]
+"""Send the prompts, wait for all answers, return their number of tokens."""
+
+
+class Server(NamedTuple):
+    url: str
+    run_dir: Path
+    launcher_pid: int
+
+
+@contextmanager
+def launched(cpu_threads: int, max_rows: int) -> Iterator[Server]:
+    """A launch of the demo model that is ready; it ends with the block."""
+    with tempfile.TemporaryDirectory(prefix="bench-front-") as folder:
+        run_dir = Path(folder) / "run"
+        command = [
+            *(sys.executable, str(LAUNCHER), "--port", "0", "--run-dir", str(run_dir)),
+            *("--cpu-threads", str(cpu_threads), "--max-running-requests", str(max_rows)),
+            *("--log-level", "warning"),
+        ]
+        with Popen(command, stdin=DEVNULL, stdout=DEVNULL) as process:
+            try:
+                state = _wait_ready(process, run_dir / "state.json")
+                yield Server(f"http://127.0.0.1:{state['port']}", run_dir, process.pid)
+            finally:
+                process.terminate()
+
+
+def _wait_ready(process: Popen[bytes], state_file: Path) -> dict[str, Any]:
+    deadline = time.monotonic() + START_TIMEOUT_S
+    while process.poll() is None and time.monotonic() < deadline:
+        if state_file.exists():
+            state: dict[str, Any] = msgspec.json.decode(state_file.read_bytes())
+            if state["state"] == "ready":
+                return state
+        time.sleep(0.05)
+    raise RuntimeError("the launch did not get ready")
+
+
+def streams_over(runner: asyncio.Runner, backend: Backend) -> Way:
+    """All at once over a back end of bench_serving."""
+
+    async def load_all(conversations: list[Conversation]) -> int:
+        traffic = Traffic(math.inf, None, seed=1)
+        result = await run_load(backend, as_text, conversations, traffic, on_record=lambda _: None)
+        for record in result.records:
+            if record.error is not None or not record.has_token_counts:
+                raise RuntimeError(record.error or "the server did not count the tokens of its chunks")
+        return sum(record.output_len for record in result.records)
+
+    return lambda conversations: runner.run(load_all(conversations))
+
+
+def offline(llm: LLM) -> Way:
+    def generate_all(conversations: list[Conversation]) -> int:
+        turns = [conversation.turns[0] for conversation in conversations]
+        params = [
+            SamplingParams(max_tokens=turn.output_len, temperature=0.0, ignore_eos=True) for turn in turns
+        ]
+        completions = llm.generate([turn.prompt for turn in turns], params, use_tqdm=False)
+        assert isinstance(completions, list)
+        return sum(len(completion.token_ids) for completion in completions)
+
+    return generate_all
+
+
+def measure(way: Way, conversations: list[Conversation], launcher_pid: int) -> Sample:
+    own_before_s, before, busy_before_s = cpu_of(os.getpid()), cpu_by_role(launcher_pid), machine_busy()
+    began_s = time.perf_counter()
+    num_tokens = way(conversations)
+    duration_s = time.perf_counter() - began_s
+    cpu_s = {role: used - before.get(role, 0.0) for role, used in cpu_by_role(launcher_pid).items()}
+    cpu_s["client"] = cpu_of(os.getpid()) - own_before_s
+    others_s = machine_busy() - busy_before_s - sum(cpu_s.values())
+    return Sample(num_tokens, duration_s, cpu_s, max(0.0, others_s) / duration_s)
+
+
+@contextmanager
+def all_ways(args: argparse.Namespace) -> Iterator[dict[str, tuple[Way, int]]]:
+    """Name -> the way, and the pid of the launcher whose processes serve it."""
+    options = GenerationOptions(
+        stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
+    )
+    with (
+        launched(args.cpu_threads, args.streams) as server,
+        asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
+    ):
+        others = set(children_of(os.getpid()))
+        with LLM(cpu_threads=args.cpu_threads, max_running_requests=args.streams) as llm:
+            (llm_pid,) = set(children_of(os.getpid())) - others
+            http = HttpClient(server.url, {}, timeout_s=TIMEOUT_S, clock=time.perf_counter)
+            client = AsyncClient(server.run_dir)
+            over_http = OpenAIBackend(http, "completions", DEMO_MODEL_NAME, options, time.perf_counter)
+            over_zmq = SdkBackend(client, options, timeout_s=TIMEOUT_S, clock=time.perf_counter)
+            yield {
+                "http": (streams_over(runner, over_http), server.launcher_pid),
+                "sdk": (streams_over(runner, over_zmq), server.launcher_pid),
+                "offline": (offline(llm), llm_pid),
+            }
+            runner.run(client.aclose())
+
+
+def run(args: argparse.Namespace) -> dict[str, list[Sample]]:
+    source = TokenizerSource(load(DEMO_MODEL))
+    samples: dict[str, list[Sample]] = {}
+    with all_ways(args) as ways:
+        for number in range(args.rounds + 1):
+            for order, (name, (way, launcher_pid)) in enumerate(ways.items()):
+                # Prompts of their own, so that no way finds another one's in the prefix cache.
+                rng = np.random.default_rng([number, order])
+                lengths = {"input_len": args.input_len, "output_len": args.output_len}
+                prompts = random_ids(source, rng, args.streams, **lengths, range_ratio=1.0)
+                sample = measure(way, prompts, launcher_pid)
+                if number:  # the first round is the warm-up
+                    samples.setdefault(name, []).append(sample)
+    return samples
+
+
+def summarize(samples: list[Sample]) -> dict[str, Any]:
+    rates = [sample.num_tokens / sample.duration_s for sample in samples]
+    num_tokens = sum(sample.num_tokens for sample in samples)
+    roles = sorted({role for sample in samples for role in sample.cpu_s})
+    cpu_s = {role: sum(sample.cpu_s.get(role, 0.0) for sample in samples) for role in roles}
+    return {
+        "tokens_per_s": round(statistics.median(rates)),
+        "tokens_per_s_range": [round(min(rates)), round(max(rates))],
+        "others_cores": round(statistics.mean(sample.others_cores for sample in samples), 2),
+        "cpu_us_per_token": {role: round(1e6 * used / num_tokens, 2) for role, used in cpu_s.items()},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--input-len", type=int, default=32)
+    parser.add_argument("--output-len", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cpu-threads", type=int, default=0, help="of each worker; 0: one per core")
+    args = parser.parse_args()
+    report: dict[str, Any] = vars(args) | {name: summarize(found) for name, found in run(args).items()}
+    roles = "".join(f"{role:>12}" for role in ROLES)
+    print(f"{'':>8} {'tok/s':>8} {'from':>8} {'to':>8} {'others':>8}   CPU us per token:{roles}")
+    for name in WAYS:
+        found = report[name]
+        low, high = found["tokens_per_s_range"]
+        rates = f"{found['tokens_per_s']:8,} {low:8,} {high:8,} {found['others_cores']:8.2f}"
+        cells = "".join(f"{found['cpu_us_per_token'].get(role, 0.0):12.2f}" for role in ROLES)
+        print(f"{name:>8} {rates}   {'':17}{cells}")
+    print(json.dumps(report))
+
+
+if __name__ == "__main__":
+    main()

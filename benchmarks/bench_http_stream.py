@@ -1,0 +1,117 @@
+"""CPU time that the HTTP server spends on each streamed token: `python -m benchmarks.bench_http_stream`.
+
+The ring is a fake that sends one token of every stream in one batch, step by step; the readers are raw
+sockets of another process. Measured is the time on the CPU of the server's event loop and of the client
+library's I/O thread, so nobody else's counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import selectors
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from runtime.messages import SequenceOutput
+from runtime.wire import pack_ids
+from tests.http_front import Front, http_front
+from tests.launched import wait_until
+
+CHAT = {"messages": [{"role": "user", "content": "x"}]}
+BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "completions": ("/v1/completions", {"prompt": "x"}),
+    "chat": ("/v1/chat/completions", CHAT),
+    "generate": ("/generate", {"text": "x"}),
+}
+STEP_S = 0.01
+TIMEOUT_S = 60.0
+
+
+def read_streams(commands: Connection) -> None:
+    """The reading process: for each command asks for streams and throws away what comes, until the next."""
+    for port, path, body, num_streams in iter(commands.recv, None):
+        data = json.dumps({**body, "stream": True}).encode()
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        head += f"Content-Length: {len(data)}\r\n\r\n"
+        with selectors.DefaultSelector() as selector, ExitStack() as sockets:
+            for _ in range(num_streams):
+                connection = sockets.enter_context(socket.create_connection(("127.0.0.1", port)))
+                connection.sendall(head.encode() + data)
+                selector.register(connection, selectors.EVENT_READ)
+            while not commands.poll():
+                for key, _ in selector.select(0.05):
+                    assert isinstance(key.fileobj, socket.socket)
+                    key.fileobj.recv(1 << 16)
+            commands.recv()
+
+
+@contextmanager
+def reader() -> Iterator[Connection]:
+    """Start it before any thread: it is a fork, which is there at once."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=read_streams, args=(theirs,))
+    process.start()
+    try:
+        yield ours
+    finally:
+        ours.send(None)
+        process.join()
+
+
+def cpu_s(name: str) -> float:
+    """Time on the CPU of the threads whose names begin so."""
+    threads = [each for each in threading.enumerate() if each.name.startswith(name)]
+    clocks = [time.pthread_getcpuclockid(each.ident) for each in threads if each.ident is not None]
+    return sum(map(time.clock_gettime, clocks))
+
+
+def measure(
+    front: Front, reader: Connection, path: str, body: dict[str, Any], num_streams: int, num_steps: int
+) -> list[float]:
+    """Microseconds of each token, in the event loop and in the client's I/O thread."""
+    seen = len(front.ring.requests)
+    reader.send((front.port, path, body, num_streams))
+    ring = front.ring
+    wait_until(lambda: len(ring.requests) == seen + num_streams, TIMEOUT_S, "the streams are asked for")
+    requests = ring.requests[seen:]
+    outputs = [SequenceOutput(request.handle, " word", pack_ids([42])) for request in requests]
+    ring.send(*outputs)
+    time.sleep(0.2)
+    before = [cpu_s("http-front"), cpu_s("carousel-client")]
+    for _ in range(num_steps):
+        ring.send(*outputs)
+        time.sleep(STEP_S)
+    time.sleep(0.1)
+    after = [cpu_s("http-front"), cpu_s("carousel-client")]
+    reader.send("close")
+    wait_until(lambda: len(ring.aborts) == len(ring.requests), TIMEOUT_S, "the streams are aborted")
+    num_tokens = num_streams * num_steps
+    return [(new - old) / num_tokens * 1e6 for new, old in zip(after, before, strict=True)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--steps", type=int, default=100)
+    parser.add_argument("--rounds", type=int, default=3)
+    args = parser.parse_args()
+    with reader() as readers, tempfile.TemporaryDirectory() as folder, http_front(Path(folder)) as front:
+        for name, (path, body) in BODIES.items():
+            rounds = [
+                measure(front, readers, path, body, args.streams, args.steps) for _ in range(args.rounds)
+            ]
+            loop, io = (min(column) for column in zip(*rounds, strict=True))
+            print(f"{name:12} {args.streams} streams: {loop:6.1f} us a token in the loop, {io:5.1f} in I/O")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,178 @@
+"""Compile every Triton kernel for Hopper (sm_90) without a GPU, and say what the code needs.
+
+    python -m benchmarks.gpu.compile_kernels            # a table
+    python -m benchmarks.gpu.compile_kernels --json     # for the test that compares
+
+A spill (local memory) in an inner loop costs more than any other mistake in these kernels, and the registers
+bound how many programs a multiprocessor runs; neither needs a GPU to be seen.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from model_worker.kernels.triton import (
+    decode_attention,
+    draw,
+    extend_attention,
+    rms_norm,
+    rope_kv_store,
+    silu_and_mul,
+)
+
+TARGET = GPUTarget("cuda", 90, 32)
+POINTER_KINDS = {"rows": "*i64", "kv_lens": "*i64", "slots": "*i64", "page_table": "*i32", "tiles": "*i32"}
+FLOAT32 = {"partial", "lse", "cos_sin"}
+SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel with its constants, as a launch would specialise it."""
+
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int = 3
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+def variants() -> Iterator[Variant]:
+    """What Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch."""
+    decode = {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_N": 64, "HAS_WINDOW": False, "HAS_SOFTCAP": False}
+    for page_size in (1, 16):
+        for splits in (1, 8):
+            constants = {
+                **decode,
+                "NUM_SPLITS": splits,
+                "GROUP": 4,
+                "BLOCK_G": 16,
+                "PAGE_SIZE": page_size,
+            }
+            name = f"decode page {page_size} splits {splits}"
+            yield Variant(name, decode_attention._attend_split, constants, 4)
+    window = {**decode, "HAS_WINDOW": True, "HAS_SOFTCAP": True, "HEAD_DIM": 256, "BLOCK_D": 256}
+    yield Variant(
+        "decode window softcap head 256",
+        decode_attention._attend_split,
+        {**window, "NUM_SPLITS": 8, "GROUP": 2, "BLOCK_G": 16, "PAGE_SIZE": 16},
+        4,
+    )
+    yield Variant(
+        "merge",
+        decode_attention._merge_splits,
+        {"NUM_SPLITS": 8, "BLOCK_S": 8, "HEAD_DIM": 128, "BLOCK_D": 128},
+        1,
+    )
+    for page_size in (1, 16):
+        constants = {**decode, "GROUP": 4, "PAGE_SIZE": page_size, "BLOCK_M": extend_attention.BLOCK_M}
+        constants["BLOCK_N"] = extend_attention.BLOCK_N
+        kinds = {"kv_lens": "*i32", "query_start": "*i32"}
+        yield Variant(f"extend page {page_size}", extend_attention._attend_tile, constants, 4, 2, kinds)
+    yield Variant(
+        "rope and store",
+        rope_kv_store._rotate_and_store,
+        {
+            "NUM_HEADS": 32,
+            "NUM_KV_HEADS": 8,
+            "BLOCK_H": 32,
+            "BLOCK_KV": 8,
+            "HALF": 64,
+            "BLOCK_HALF": 64,
+            "ROTATES": True,
+        },
+        4,
+    )
+    for adds in (False, True):
+        constants = {"SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
+        yield Variant("add and norm" if adds else "norm", rms_norm._norm_row, constants, 8)
+    kinds = dict.fromkeys(("logits", "temperatures", "top_ps", "min_logit_gaps", "lowest", "scores"), "*fp32")
+    kinds |= dict.fromkeys(("seeds", "positions", "top_ks", "tokens"), "*i64")
+    kinds |= {"cut": "*i32", "ids": "*i32", "greedy": "*i1", "vocab_size": "i32", "num_blocks": "i32"}
+    block = {"BLOCK": draw.BLOCK}
+    yield Variant("draw: cut", draw._cut, block, 16, 3, kinds)
+    for truncates in (False, True):
+        name = "draw: best in block" + (", truncated" if truncates else "")
+        yield Variant(name, draw._best_in_block, {**block, "TRUNCATES": truncates}, 4, 3, kinds)
+    yield Variant("draw: best of blocks", draw._best_of_blocks, {"BLOCK": 128}, 1, 3, kinds)
+    yield Variant("silu and mul", silu_and_mul._gate, {"WIDTH": 14336, "BLOCK": 1024}, 4)
+
+
+def compiled(variant: Variant) -> dict[str, int]:
+    """Registers a thread, bytes of stack (spills) and of shared memory."""
+    kernel = variant.kernel
+    signature: dict[str, str] = {}
+    aligned: dict[tuple[int], list[list[Any]]] = {}
+    for position, name in enumerate(kernel.arg_names):
+        if name in variant.constants:
+            signature[name] = "constexpr"
+            continue
+        kind = variant.kinds.get(name) or _kind_of(name)
+        signature[name] = kind
+        if kind.startswith("*") or name.endswith("stride"):
+            aligned[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(k),): value for k, value in variant.constants.items()},
+        attrs=aligned,
+    )
+    binary = triton.compile(
+        source, target=TARGET, options={"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    )
+    return {**_usage_of(binary.asm["cubin"]), "shared": binary.metadata.shared}
+
+
+def _kind_of(name: str) -> str:
+    if name in POINTER_KINDS:
+        return POINTER_KINDS[name]
+    if name in SCALARS:
+        return SCALARS[name]
+    if name.endswith("stride") or name == "window":
+        return "i32"
+    return "*fp32" if name in FLOAT32 else "*bf16"
+
+
+def _usage_of(cubin: bytes) -> dict[str, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+    numbers = re.search(r"REG:(\d+).*?STACK:(\d+)", listing.stdout + listing.stderr)
+    assert numbers is not None, listing.stdout
+    return {"registers": int(numbers[1]), "stack": int(numbers[2])}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    arguments = parser.parse_args()
+    table = {variant.name: compiled(variant) for variant in variants()}
+    if arguments.json:
+        print(json.dumps({"triton": triton.__version__, "kernels": table}, indent=1))
+        return 0
+    print(f"triton {triton.__version__}, sm_90{'registers':>22}{'stack':>8}{'shared':>9}")
+    for name, use in table.items():
+        print(f"{name:<36}{use['registers']:>9}{use['stack']:>8}{use['shared']:>9}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

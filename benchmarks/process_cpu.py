@@ -1,0 +1,64 @@
+"""CPU time of processes by their titles, from /proc. In steps of a scheduler tick, usually 10 ms."""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from pathlib import Path
+from typing import NamedTuple
+
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+TITLE_PREFIX = "carousel:"
+
+
+class _Stat(NamedTuple):
+    parent: int
+    cpu_s: float
+    """User and system, of all threads that it has or had."""
+
+
+def children_of(pid: int) -> list[int]:
+    return [child for child, stat in _all_processes().items() if stat.parent == pid]
+
+
+def cpu_by_role(root: int) -> dict[str, float]:
+    """Seconds that each role of a runtime has used so far; `root` is its launcher."""
+    processes = _all_processes()
+    found: defaultdict[str, float] = defaultdict(float)
+    for pid, stat in processes.items():
+        if root in (pid, stat.parent):
+            found[_role(pid)] += stat.cpu_s
+    return found
+
+
+def cpu_of(pid: int) -> float:
+    """Seconds, without those of its children."""
+    return _all_processes()[pid].cpu_s
+
+
+def machine_busy() -> float:
+    """Seconds that all CPUs together have worked since the machine's start."""
+    with Path("/proc/stat").open() as file:
+        user, nice, system, _, _, irq, soft_irq = map(int, file.readline().split()[1:8])
+    return (user + nice + system + irq + soft_irq) / TICKS_PER_S
+
+
+def _all_processes() -> dict[int, _Stat]:
+    found = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            try:
+                # After the name, which is in parentheses and may hold anything.
+                fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            found[int(folder.name)] = _Stat(int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
+    return found
+
+
+def _role(pid: int) -> str:
+    try:
+        title = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode().strip()
+    except (FileNotFoundError, ProcessLookupError):
+        return "gone"
+    return title.removeprefix(TITLE_PREFIX) if title.startswith(TITLE_PREFIX) else "other"

@@ -1,0 +1,124 @@
+"""Target: where a runtime's sockets are, and how a client sees that it lives. Two kinds: the run directory of
+a launch on this machine, and a TCP address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Protocol
+
+import zmq
+
+from client.ring_watch import PageWatch, RemoteWatch, RingWatch
+from runtime.endpoints import MAX_PORT, TCP_SCHEME, Endpoints, TcpEndpoints
+from runtime.errors import ConfigError
+from runtime.keys import ClientKeys
+
+
+class Target(Protocol):
+    name: str
+    """For messages to users."""
+    wants_status: bool
+    """Ask the server for RingStatus messages."""
+    no_answer_hint: str
+    """What the reason may be when nobody answers."""
+
+    def client_out(self, index: int) -> str:
+        """Address of a detokenizer."""
+
+    def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
+        """Address of a tokenizer."""
+
+    def prepare(self, socket: zmq.Socket[Any]) -> None:
+        """Set what a socket needs before it connects."""
+
+    def open_watch(self) -> RingWatch:
+        """Raises RingClosed when it is known at once that there is no runtime."""
+
+
+class RunDirTarget:
+    wants_status = False
+    no_answer_hint = "it may still be loading its model"
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.name = str(run_dir)
+        self._endpoints = Endpoints(run_dir)
+
+    def client_out(self, index: int) -> str:
+        return self._endpoints.client_out(index)
+
+    def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
+        return self._endpoints.tokenizer_in(index)
+
+    def prepare(self, socket: zmq.Socket[Any]) -> None:
+        """Only this user can connect at all: nothing to set."""
+
+    def open_watch(self) -> RingWatch:
+        return PageWatch(self._endpoints)
+
+
+class TcpTarget:
+    """A ring elsewhere, or on this machine by its ports."""
+
+    wants_status = True
+    no_answer_hint = "it may not be there, may still be loading its model, or may not know the client's key"
+
+    def __init__(self, address: str, curve_dir: Path | None) -> None:
+        """Read the keys, `client.key_secret` and `server.key`.
+
+        Raises: ConfigError for an address or a key file that is wrong or missing, and without `curve_dir` for
+        any address but loopback: what is sent could be read on the way.
+        """
+        self.name = address
+        self._host, self._port = _split_address(address)
+        if curve_dir is None and not _is_loopback(self._host):
+            raise ConfigError(
+                f"curve_dir: needed for {address}; without keys only loopback addresses are allowed"
+            )
+        self._keys = None if curve_dir is None else ClientKeys.read(curve_dir)
+
+    def client_out(self, index: int) -> str:
+        return self._endpoints(index + 1).client_out(index)
+
+    def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
+        return self._endpoints(num_detokenizers).tokenizer_in(index)
+
+    def _endpoints(self, num_detokenizers: int) -> TcpEndpoints:
+        return TcpEndpoints(self._host, self._port, 1, num_detokenizers)
+
+    def prepare(self, socket: zmq.Socket[Any]) -> None:
+        socket.setsockopt(zmq.IPV6, 1 if self._host.startswith("[") else 0)
+        if self._keys is not None:
+            socket.curve_publickey = self._keys.public
+            socket.curve_secretkey = self._keys.secret
+            socket.curve_serverkey = self._keys.server
+
+    def open_watch(self) -> RingWatch:
+        return RemoteWatch()
+
+
+def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Target:
+    """The target that a user names: a run directory, or tcp://HOST:PORT. Raises ConfigError."""
+    if isinstance(where, str) and where.startswith(TCP_SCHEME):
+        return TcpTarget(where, None if curve_dir is None else Path(curve_dir))
+    if curve_dir is not None:
+        raise ConfigError("curve_dir: keys are for an address tcp://HOST:PORT; a run directory needs none")
+    return RunDirTarget(Path(where).absolute())
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    host, colon, port = address.removeprefix(TCP_SCHEME).rpartition(":")
+    if not host or not colon or "/" in host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:
+        raise ConfigError(f"run_dir: {address} is no address; write tcp://HOST:PORT")
+    return host, int(port)
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False

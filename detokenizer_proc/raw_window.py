@@ -1,0 +1,41 @@
+"""RawWindow: how much of the raw frames sent to each peer the socket has not passed on yet.
+
+The socket's high-water mark counts messages, and one with raw frames may have megabytes.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+
+class Tracker(Protocol):
+    @property
+    def done(self) -> bool:
+        """Whether the socket has let go of what it tracks."""
+
+
+class RawWindow:
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._sent: dict[bytes, deque[tuple[Tracker, int]]] = {}
+
+    def is_open(self, peer: bytes) -> bool:
+        """Whether more may be sent; one message may always be under way."""
+        self._forget_done(peer)
+        return sum(num_bytes for _, num_bytes in self._sent.get(peer, ())) < self._max_bytes
+
+    def add(self, peer: bytes, tracker: Tracker, num_bytes: int) -> None:
+        if peer not in self._sent:
+            # Of a peer that has gone nobody asks again.
+            for other in list(self._sent):
+                self._forget_done(other)
+            self._sent[peer] = deque()
+        self._sent[peer].append((tracker, num_bytes))
+
+    def _forget_done(self, peer: bytes) -> None:
+        sent = self._sent.get(peer)
+        while sent and sent[0][0].done:
+            sent.popleft()
+        if not sent:
+            self._sent.pop(peer, None)

@@ -1,0 +1,169 @@
+"""Stop words: finds the first sequence of token ids that ends a text, and holds back the text of what may
+become one.
+
+    text so far   ... out ... | held by words ... | held by strings |
+                              ^ where the first token of the longest pending word begins
+
+The word that is complete first wins, and of those that are complete with the same token the longest. A stop
+string that is complete within the text of that token was complete before the word. The ids go out at once, as
+they do with stop strings. A character that began before a word and is completed in it goes with the word.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+
+from detokenizer_proc.stop_strings import StopStringMatcher
+from runtime.wire import unpack_ids
+
+
+class WordAutomaton:
+    """What every end of an output means to a set of words: a state is the longest end that begins a word.
+
+    Aho-Corasick: one look-up per token, more only where a beginning breaks off.
+    """
+
+    __slots__ = ("_failures", "_next", "match_lens", "max_len", "pending_lens")
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        assert all(words), "an empty word would match everywhere"
+        self.max_len = max(map(len, words))
+        self._next: list[dict[int, int]] = [{}]
+        """Of each state, where an id leads; state 0 is that of no beginning."""
+        self._failures = [0]
+        """Of each state, that of its own longest end."""
+        self.match_lens = [0]
+        """Tokens of the longest word that ends in a state; 0: none does."""
+        self.pending_lens = [0]
+        """Tokens of the longest end of a state that more tokens can make a word of."""
+        for word in words:
+            self._add(word)
+        self._connect()
+
+    def step(self, state: int, token: int) -> int:
+        """The state after one more token."""
+        while True:
+            following = self._next[state].get(token)
+            if following is not None:
+                return following
+            if not state:
+                return 0
+            state = self._failures[state]
+
+    def _add(self, word: Sequence[int]) -> None:
+        state = 0
+        for token in word:
+            following = self._next[state].get(token)
+            if following is None:
+                following = self._next[state][token] = len(self._next)
+                self._next.append({})
+                self._failures.append(0)
+                self.match_lens.append(0)
+                self.pending_lens.append(0)
+            state = following
+        self.match_lens[state] = len(word)
+
+    def _connect(self) -> None:
+        """Fill in what a state has of its own ends, which are shorter, so breadth first."""
+        queue = deque((0, token, state, 1) for token, state in self._next[0].items())
+        while queue:
+            parent, token, state, depth = queue.popleft()
+            failure = self.step(self._failures[parent], token) if parent else 0
+            self._failures[state] = failure
+            self.match_lens[state] = self.match_lens[state] or self.match_lens[failure]
+            self.pending_lens[state] = depth if self._next[state] else self.pending_lens[failure]
+            queue.extend((state, key, child, depth + 1) for key, child in self._next[state].items())
+
+
+@lru_cache(maxsize=64)
+def automaton_of(words: tuple[bytes, ...]) -> WordAutomaton:
+    """Of words in packed ids. Shared: the sequences of one request, and often of many, have the same."""
+    return WordAutomaton([unpack_ids(word).tolist() for word in words])
+
+
+class StopWordMatcher:
+    """Watches the ids and the text of one sequence, for words and, where it has some, for strings too."""
+
+    __slots__ = (
+        "_automaton",
+        "_held",
+        "_include",
+        "_num_chars",
+        "_num_out",
+        "_starts",
+        "_state",
+        "_strings",
+        "_tokens",
+        "_word_text",
+    )
+
+    def __init__(
+        self,
+        words: tuple[bytes, ...],
+        *,
+        include_match: bool,
+        strings: StopStringMatcher | None,
+        word_text: Callable[[Sequence[int]], str],
+    ) -> None:
+        """`words`: each packed ids. `include_match`: the matched word stays in the text. `word_text` gives
+        the text of a word, by which a match is told.
+        """
+        self._automaton = automaton_of(words)
+        self._include = include_match
+        self._strings = strings
+        self._word_text = word_text
+        self._state = 0
+        # Of the last tokens, as many as a word can have: where the text of each begins, and their ids.
+        self._starts: deque[int] = deque(maxlen=self._automaton.max_len)
+        self._tokens: deque[int] = deque(maxlen=self._automaton.max_len)
+        self._num_chars = 0
+        self._num_out = 0
+        self._held = ""
+
+    def push(self, token: int, piece: str, *, may_match: bool) -> tuple[str, str | None]:
+        """Take one token and its text: (text that may go out, the string or the text of the word that it
+        completed, or None).
+
+        With `may_match` False nothing ends here, though it may begin. After a match nothing may be pushed.
+        """
+        self._starts.append(self._num_chars)
+        self._tokens.append(token)
+        self._num_chars += len(piece)
+        matched = self._push_text(piece, may_match)
+        if matched is not None:
+            return self.flush(), matched
+        automaton = self._automaton
+        self._state = state = automaton.step(self._state, token)
+        match_len = automaton.match_lens[state]
+        if match_len and may_match:
+            text = self.flush()
+            start = self._starts[-match_len] - self._num_out
+            return text if self._include else text[:start], self._word_text(list(self._tokens)[-match_len:])
+        pending_len = automaton.pending_lens[state]
+        return self._take(self._starts[-pending_len] if pending_len else self._num_chars), None
+
+    def push_end(self, piece: str, *, may_match: bool) -> tuple[str, str | None]:
+        """Take the text after the last token, which may complete a stop string: nothing is held after it."""
+        matched = self._push_text(piece, may_match)
+        return self.flush(), matched
+
+    def flush(self) -> str:
+        """What was held back, at the end of the sequence."""
+        text, self._held = self._held, ""
+        return text if self._strings is None else text + self._strings.flush()
+
+    def _push_text(self, piece: str, may_match: bool) -> str | None:
+        matched = None
+        if self._strings is not None:
+            piece, matched = self._strings.push(piece, may_match=may_match)
+        self._held += piece
+        return matched
+
+    def _take(self, end: int) -> str:
+        """The held text up to character `end` of the sequence, as far as the strings let it go."""
+        count = end - self._num_out
+        text, self._held = self._held[:count], self._held[count:]
+        self._num_out += len(text)
+        return text

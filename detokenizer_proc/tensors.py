@@ -1,0 +1,102 @@
+"""Raw logits on their way to the clients, by client. Passes frames on as they are."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection
+
+from detokenizer_proc.clients import Client, Clients
+from runtime.messages import TensorBatch, TensorEntry
+from runtime.transport import Frame
+
+# One message is sent as a whole or not at all, so it is short of what a client may leave unread.
+MAX_MESSAGE_BYTES = 16 << 20
+MAX_MESSAGE_FRAMES = 1024
+
+
+class TensorQueue:
+    """What waits for one client."""
+
+    __slots__ = ("_waiting", "num_bytes")
+
+    def __init__(self) -> None:
+        self._waiting: deque[tuple[TensorEntry, Frame]] = deque()
+        self.num_bytes = 0
+
+    def handles(self) -> frozenset[bytes]:
+        """The sequences of what waits."""
+        return frozenset(entry.handle for entry, _ in self._waiting)
+
+    def add(self, entry: TensorEntry, frame: Frame) -> None:
+        self._waiting.append((entry, frame))
+        self.num_bytes += _size(frame)
+
+    def drop(self, handles: Collection[bytes]) -> None:
+        """Forget what waits of these sequences."""
+        self._waiting = deque(item for item in self._waiting if item[0].handle not in handles)
+        self.num_bytes = sum(_size(frame) for _, frame in self._waiting)
+
+    def deliver(self, clients: Clients, client: Client, now: float) -> bool:
+        """Send what waits, in order. False: not all of it could go; what is left stays as it is."""
+        while self._waiting:
+            entries, frames = self._next_message()
+            if not clients.send_framed(client, TensorBatch(tuple(entries)), frames, now):
+                return False
+            for frame in frames:
+                self._waiting.popleft()
+                self.num_bytes -= _size(frame)
+        return True
+
+    def _next_message(self) -> tuple[list[TensorEntry], list[Frame]]:
+        entries: list[TensorEntry] = []
+        frames: list[Frame] = []
+        num_bytes = 0
+        for entry, frame in self._waiting:
+            num_bytes += _size(frame)
+            if entries and (num_bytes > MAX_MESSAGE_BYTES or len(entries) == MAX_MESSAGE_FRAMES):
+                break
+            entries.append(entry)
+            frames.append(frame)
+        return entries, frames
+
+
+class Tensors:
+    """The queues of all clients for whom something waits."""
+
+    def __init__(self) -> None:
+        self._queues: dict[Client, TensorQueue] = {}
+
+    def add(self, client: Client, entry: TensorEntry, frame: Frame) -> None:
+        self._queues.setdefault(client, TensorQueue()).add(entry, frame)
+
+    def num_bytes(self, client: Client) -> int:
+        queue = self._queues.get(client)
+        return 0 if queue is None else queue.num_bytes
+
+    def handles(self, client: Client) -> frozenset[bytes]:
+        """The sequences of what waits for a client."""
+        queue = self._queues.get(client)
+        return frozenset() if queue is None else queue.handles()
+
+    def drop(self, client: Client, handles: Collection[bytes]) -> None:
+        """Forget what waits of these sequences."""
+        queue = self._queues.get(client)
+        if queue is not None:
+            queue.drop(handles)
+
+    def forget(self, client: Client) -> None:
+        self._queues.pop(client, None)
+
+    def deliver(self, clients: Clients, client: Client, now: float) -> bool:
+        """Send what waits for a client, in order. False: not all of it could go."""
+        queue = self._queues.get(client)
+        if queue is None:
+            return True
+        if not queue.deliver(clients, client, now):
+            return False
+        self.forget(client)
+        return True
+
+
+def _size(frame: Frame) -> int:
+    return len(frame) if isinstance(frame, bytes) else frame.nbytes

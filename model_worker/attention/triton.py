@@ -1,0 +1,125 @@
+"""Attention by the Triton kernels, straight from the pages: the CUDA path.
+
+    rotate q and k, store k and v      one launch
+    decodes                            split over the keys, then merged
+    chunks of prompts                  tiles of new tokens
+
+A step of decodes alone needs nothing from the host that the forward does not have on the device already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionLayer
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
+from model_worker.kernels.triton.extend_attention import BLOCK_M, extend_attention
+from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
+from model_worker.kv_pool import MHATokenToKVPool
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """What all layers share."""
+
+    decode_lens: Tensor  # [num_decodes] int64
+    max_decode_len: int
+    query_start: Tensor | None = None  # [B + 1] int32, when there is more than decodes
+    kv_lens: Tensor | None = None  # [B] int32
+    tiles: Tensor | None = None  # [N, 2] int32: sequence, its first new token of the tile
+
+
+class TritonAttention:
+    """AttentionBackend for any float dtype and head size, on one NVIDIA GPU."""
+
+    def __init__(self) -> None:
+        if torch.cuda.is_available():
+            self._num_multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+        else:
+            self._num_multiprocessors = 1  # Triton's interpreter, in tests
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Lay out lengths and tiles, once for all layers; at most one copy to the device."""
+        num_decodes = batch.num_decodes
+        # A decode is the last token of its sequence.
+        decode_lens = batch.positions[:num_decodes] + 1
+        max_decode_len = max(batch.kv_lens[:num_decodes], default=0)
+        if num_decodes == batch.batch_size:
+            batch.attn_metadata = _Step(decode_lens, max_decode_len)
+            return
+        tiles = [
+            (b, start)
+            for b in range(num_decodes, batch.batch_size)
+            for start in range(0, batch.query_start[b + 1] - batch.query_start[b], BLOCK_M)
+        ]
+        host = np.array([*batch.query_start, *batch.kv_lens, *np.array(tiles).ravel()], np.int32)
+        num_starts, num_seqs = len(batch.query_start), batch.batch_size
+        query_start, kv_lens, flat = _upload(host, batch.positions.device).split(
+            [num_starts, num_seqs, 2 * len(tiles)]
+        )
+        batch.attn_metadata = _Step(decode_lens, max_decode_len, query_start, kv_lens, flat.view(-1, 2))
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: ForwardBatch,
+        kv_pool: MHATokenToKVPool,
+        cos_sin: Tensor | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward. Rotates q in place."""
+        step = batch.attn_metadata
+        assert isinstance(step, _Step), "prepare(batch) runs before the forward"
+        k_pool, v_pool = kv_pool.layer(layer.layer_id)
+        rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots)
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+        num_decodes = batch.num_decodes
+        decode_attention(
+            q[:num_decodes],
+            k_pool,
+            v_pool,
+            batch.page_table,
+            batch.rows[:num_decodes],
+            step.decode_lens,
+            page_size=batch.page_size,
+            scale=layer.scale,
+            num_splits=choose_num_splits(
+                num_decodes, layer.num_kv_heads, step.max_decode_len, self._num_multiprocessors
+            ),
+            sliding_window=layer.sliding_window,
+            softcap=layer.softcap or 0.0,
+            out=out[:num_decodes],
+        )
+        if step.tiles is not None:
+            assert step.kv_lens is not None
+            assert step.query_start is not None
+            extend_attention(
+                q,
+                k_pool,
+                v_pool,
+                batch.page_table,
+                batch.rows,
+                step.kv_lens,
+                step.query_start,
+                step.tiles,
+                page_size=batch.page_size,
+                scale=layer.scale,
+                sliding_window=layer.sliding_window,
+                softcap=layer.softcap or 0.0,
+                out=out,
+            )
+        return out
+
+
+def _upload(host: np.ndarray, device: torch.device) -> Tensor:
+    tensor = torch.from_numpy(host)
+    if device.type == "cpu":
+        return tensor
+    return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,0 +1,5 @@
+"""The CUDA kernels, in Triton: each beside the torch function of the same name, which defines its result.
+
+Importing a module of this package needs triton; nothing else in the project imports it before a GPU is used.
+Pointers address rows, pages and slots as the torch code does, so a kernel changes nothing but the speed.
+"""

@@ -1,0 +1,185 @@
+"""Attention of one new token a sequence over the paged pool, split over the keys (flash decoding).
+
+    grid   sequence × key head × split      partial results, one a split
+    grid   sequence × query head            their sum, weighted by what each split has seen
+
+All query heads of a key head are rows of one matrix product, so keys and values are read once. Splitting the
+keys keeps all multiprocessors busy when there are few sequences (Dao et al., 2023, "Flash-Decoding").
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK_N = 64
+MIN_DOT_ROWS = 16
+"""The smallest side that the matrix units take."""
+KEYS_PER_SPLIT = 256
+"""A split shorter than this costs more in the merge than it gains."""
+MAX_SPLITS = 32
+LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+def decode_attention(
+    q: Tensor,
+    k_pool: Tensor,
+    v_pool: Tensor,
+    page_table: Tensor,
+    rows: Tensor,
+    kv_lens: Tensor,
+    *,
+    page_size: int,
+    scale: float,
+    num_splits: int,
+    sliding_window: int | None = None,
+    softcap: float = 0.0,
+    out: Tensor,
+) -> None:
+    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b].
+
+    q, out [B, num_heads, D], the last two dimensions contiguous; k_pool, v_pool [slots, num_kv_heads, D]
+    contiguous; page_table [max_rows, max_pages] int32; rows, kv_lens [B] of any integer dtype. softcap 0.0
+    means none. num_splits: see `choose_num_splits`.
+    """
+    batch, num_heads, head_dim = q.shape
+    num_kv_heads = k_pool.shape[1]
+    if batch == 0:
+        return
+    group = num_heads // num_kv_heads
+    if num_splits == 1:
+        partial, lse = out, out  # never touched
+    else:
+        partial = torch.empty((batch, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty((batch, num_heads, num_splits), dtype=torch.float32, device=q.device)
+    _attend_split[(batch, num_kv_heads, num_splits)](
+        q, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q.stride(0), out.stride(0),
+        page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap,
+        NUM_SPLITS=num_splits, GROUP=group, BLOCK_G=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), PAGE_SIZE=page_size,
+        BLOCK_N=BLOCK_N, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=4,
+        num_stages=3,
+    )  # fmt: skip
+    if num_splits > 1:
+        _merge_splits[(batch, num_heads)](
+            partial, lse, out, out.stride(0), NUM_SPLITS=num_splits,
+            BLOCK_S=triton.next_power_of_2(num_splits), HEAD_DIM=head_dim,
+            BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1,
+        )  # fmt: skip
+
+
+def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multiprocessors: int) -> int:
+    """As many splits as fill the device twice, none of them short."""
+    wanted = -(-2 * num_multiprocessors // max(1, batch * num_kv_heads))
+    useful = -(-max_kv_len // KEYS_PER_SPLIT)
+    return max(1, min(wanted, useful, MAX_SPLITS))
+
+
+@triton.jit
+def _attend_split(
+    q, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q_stride, out_stride, table_stride,
+    slot_stride, scale, window, softcap, NUM_SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
+    BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+):  # fmt: skip
+    b = tl.program_id(0)
+    kv_head = tl.program_id(1)
+    split = tl.program_id(2)
+    row = tl.load(rows + b).to(tl.int64)
+    kv_len = tl.load(kv_lens + b).to(tl.int32)
+    first = 0
+    if HAS_WINDOW:
+        first = tl.maximum(kv_len - window, 0)
+    per_split = tl.cdiv(tl.cdiv(kv_len - first, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    start = first + split * per_split
+    end = tl.minimum(start + per_split, kv_len)
+
+    g = tl.arange(0, BLOCK_G)
+    d = tl.arange(0, BLOCK_D)
+    head = kv_head * GROUP + g
+    at = head[:, None] * HEAD_DIM + d[None, :]
+    inside = (g[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
+    queries = tl.load(q + b.to(tl.int64) * q_stride + at, mask=inside, other=0.0)
+
+    best = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    for n in range(start, end, BLOCK_N):
+        position = n + tl.arange(0, BLOCK_N)
+        seen = position < end
+        page = tl.load(page_table + row * table_stride + position // PAGE_SIZE, mask=seen, other=0)
+        slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+        keys = tl.load(
+            k_pool + slot[None, :] * slot_stride + kv_head * HEAD_DIM + d[:, None],
+            mask=seen[None, :] & (d[:, None] < HEAD_DIM),
+            other=0.0,
+        )
+        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        if HAS_SOFTCAP:
+            scores = softcap * _tanh(scores / softcap)
+        scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(
+            v_pool + slot[:, None] * slot_stride + kv_head * HEAD_DIM + d[None, :],
+            mask=seen[:, None] & (d[None, :] < HEAD_DIM),
+            other=0.0,
+        )
+        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        best = new_best
+
+    if NUM_SPLITS == 1:
+        at_token = out + b.to(tl.int64) * out_stride + at
+        tl.store(at_token, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+    else:
+        place = (b.to(tl.int64) * (tl.num_programs(1) * GROUP) + head) * NUM_SPLITS + split
+        _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)
+
+
+@triton.jit
+def _store_part(
+    partial, lse, place, acc, best, total, is_head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
+):  # fmt: skip
+    """What one split has seen. One with no key gets weight 0 in the merge, and divides by nothing here."""
+    d = tl.arange(0, BLOCK_D)
+    divisor = tl.where(total > 0.0, total, 1.0)
+    inside = is_head[:, None] & (d[None, :] < HEAD_DIM)
+    tl.store(partial + place[:, None] * HEAD_DIM + d[None, :], acc / divisor[:, None], mask=inside)
+    tl.store(lse + place, tl.where(total > 0.0, best + tl.log2(divisor), float("-inf")), mask=is_head)
+
+
+@triton.jit
+def _merge_splits(
+    partial,
+    lse,
+    out,
+    out_stride,
+    NUM_SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+):
+    b = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1)
+    place = (b * tl.num_programs(1) + head) * NUM_SPLITS
+    s = tl.arange(0, BLOCK_S)
+    d = tl.arange(0, BLOCK_D)
+    scores = tl.load(lse + place + s, mask=s < NUM_SPLITS, other=float("-inf"))
+    weights = tl.exp2(scores - tl.max(scores, 0))
+    parts = tl.load(
+        partial + (place + s[:, None]) * HEAD_DIM + d[None, :],
+        mask=(s[:, None] < NUM_SPLITS) & (d[None, :] < HEAD_DIM),
+        other=0.0,
+    )
+    merged = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)
+    tl.store(out + b * out_stride + head * HEAD_DIM + d, merged.to(out.dtype.element_ty), mask=d < HEAD_DIM)
+
+
+@triton.jit
+def _tanh(x):
+    """By exp2, which every Triton has: 1 - 2 / (e^2x + 1)."""
+    return 1.0 - 2.0 / (tl.exp2(x * (2.0 * LOG2_E)) + 1.0)

@@ -1,0 +1,88 @@
+"""SelfAttention: projections, the norms of queries and keys, and what a backend must know of the layer."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from model_worker.attention.base import AttentionBackend, AttentionLayer
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.layers.norm import LayerNorm, RMSNorm
+from model_worker.layers.rotary import reorder_rows, reorder_scales, rotary_order
+from model_worker.models.parts import Parts
+from model_worker.models.spec import has_bias
+
+
+class SelfAttention(nn.Module):
+    """Grouped-query attention of one layer."""
+
+    def __init__(self, parts: Parts, layer_id: int) -> None:
+        super().__init__()
+        config, spec = parts.config, parts.spec
+        head_dim = config.head_dim
+        self.layer = AttentionLayer(
+            layer_id=layer_id,
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_kv_heads,
+            head_dim=head_dim,
+            scale=config.attention_scale,
+            sliding_window=config.sliding_windows[layer_id],
+            softcap=config.attention_softcap,
+        )
+        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
+        self.split = (q_size, kv_size, kv_size)
+        adjacent = spec.rotary_pairs == "adjacent"
+        self._order = rotary_order(head_dim, config.rope.rotary_dim, adjacent=adjacent)
+        num_turned = config.num_heads + config.num_kv_heads
+        self.qkv_proj = parts.linear(
+            config.hidden_size,
+            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            bias=has_bias(spec.qkv_bias, config.attention_bias),
+            changes=() if self._order is None else (reorder_rows(self._order, num_turned),),
+        )
+        self.o_proj = parts.linear(
+            q_size, config.hidden_size, bias=has_bias(spec.o_bias, config.attention_bias)
+        )
+        self.q_norm = self._head_norm(parts, config.num_heads)
+        self.k_norm = self._head_norm(parts, config.num_kv_heads)
+        self._norms_projections = spec.qk_norm == "projection"
+
+    def _head_norm(self, parts: Parts, num_heads: int) -> RMSNorm | LayerNorm | None:
+        if not parts.config.qk_norm:
+            return None
+        changes = () if self._order is None else (reorder_scales(self._order),)
+        head_dim = parts.config.head_dim
+        match parts.spec.qk_norm:
+            case "none":
+                return None
+            case "head":
+                return parts.norm(head_dim, changes)
+            case "each_head":
+                return parts.norm((num_heads, head_dim), changes)
+            case "projection":
+                return parts.norm(num_heads * head_dim, changes)
+
+    def forward(
+        self,
+        hidden: Tensor,
+        cos_sin: Tensor,
+        batch: ForwardBatch,
+        kv_pool: MHATokenToKVPool,
+        backend: AttentionBackend,
+    ) -> Tensor:
+        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        q, k, v = self.qkv_proj(hidden).split(self.split, dim=-1)
+        if self._norms_projections:
+            q, k = self._normed(q, k)
+        heads = (-1, self.layer.head_dim)
+        q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
+        if not self._norms_projections:
+            q, k = self._normed(q, k)
+        attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin)
+        projected: Tensor = self.o_proj(attended.flatten(1))
+        return projected
+
+    def _normed(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)

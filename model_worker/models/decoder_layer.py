@@ -1,0 +1,102 @@
+"""One layer of the decoder, in each layout: where it has norms, and what they are called in checkpoints.
+
+A layer adds the update of the one before it to the residual stream, in place, and returns its own: so the
+addition and the norm that follows are one pass over memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor, nn
+
+from model_worker.layers.norm import LayerNorm, RMSNorm
+from model_worker.models.attention import SelfAttention
+from model_worker.models.feed_forward import make_feed_forward
+from model_worker.models.parts import Parts
+from model_worker.models.spec import LayerLayout
+
+Attend = Callable[[SelfAttention, Tensor], Tensor]
+"""Runs a layer's attention on hidden [T, hidden_size], with what the step has for it."""
+
+
+class DecoderLayer(nn.Module):
+    """Attention and feed-forward. Subclasses say in which order they meet the norms."""
+
+    def __init__(self, parts: Parts, layer_id: int) -> None:
+        super().__init__()
+        self.self_attn = SelfAttention(parts, layer_id)
+        self.mlp = make_feed_forward(parts, layer_id)
+        self._multiplier = parts.config.residual_multiplier
+
+    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+        """residual, update and the result [T, hidden_size]; the first layer has no update to add."""
+        raise NotImplementedError
+
+    def scaled(self, update: Tensor) -> Tensor:
+        return update if self._multiplier == 1.0 else update * self._multiplier
+
+
+class PreNormLayer(DecoderLayer):
+    def __init__(self, parts: Parts, layer_id: int) -> None:
+        super().__init__(parts, layer_id)
+        self.input_layernorm = parts.norm(parts.config.hidden_size)
+        self.post_attention_layernorm = parts.norm(parts.config.hidden_size)
+
+    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+        hidden = _add_and_norm(self.input_layernorm, residual, update)
+        attended = self.scaled(attend(self.self_attn, hidden))
+        hidden = self.post_attention_layernorm.add_and_norm(residual, attended)
+        return self.scaled(self.mlp(hidden))
+
+
+class PostNormLayer(DecoderLayer):
+    def __init__(self, parts: Parts, layer_id: int) -> None:
+        super().__init__(parts, layer_id)
+        self.post_attention_layernorm = parts.norm(parts.config.hidden_size)
+        self.post_feedforward_layernorm = parts.norm(parts.config.hidden_size)
+
+    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+        if update is not None:
+            residual.add_(update)
+        attended = self.post_attention_layernorm(attend(self.self_attn, residual))
+        residual.add_(self.scaled(attended))
+        return self.scaled(self.post_feedforward_layernorm(self.mlp(residual)))
+
+
+class SandwichLayer(DecoderLayer):
+    def __init__(self, parts: Parts, layer_id: int) -> None:
+        super().__init__(parts, layer_id)
+        self.input_layernorm = parts.norm(parts.config.hidden_size)
+        self.post_attention_layernorm = parts.norm(parts.config.hidden_size)
+        self.pre_feedforward_layernorm = parts.norm(parts.config.hidden_size)
+        self.post_feedforward_layernorm = parts.norm(parts.config.hidden_size)
+
+    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+        hidden = _add_and_norm(self.input_layernorm, residual, update)
+        attended = self.post_attention_layernorm(attend(self.self_attn, hidden))
+        hidden = self.pre_feedforward_layernorm.add_and_norm(residual, self.scaled(attended))
+        return self.scaled(self.post_feedforward_layernorm(self.mlp(hidden)))
+
+
+class ParallelLayer(DecoderLayer):
+    def __init__(self, parts: Parts, layer_id: int) -> None:
+        super().__init__(parts, layer_id)
+        self.input_layernorm = parts.norm(parts.config.hidden_size)
+
+    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+        hidden = _add_and_norm(self.input_layernorm, residual, update)
+        return self.scaled(attend(self.self_attn, hidden) + self.mlp(hidden))
+
+
+LAYOUTS: dict[LayerLayout, type[DecoderLayer]] = {
+    "pre_norm": PreNormLayer,
+    "post_norm": PostNormLayer,
+    "sandwich": SandwichLayer,
+    "parallel": ParallelLayer,
+}
+
+
+def _add_and_norm(norm: RMSNorm | LayerNorm, residual: Tensor, update: Tensor | None) -> Tensor:
+    normed: Tensor = norm(residual) if update is None else norm.add_and_norm(residual, update)
+    return normed

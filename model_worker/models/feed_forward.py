@@ -1,0 +1,146 @@
+"""The feed-forward half of a layer: gated, plain, or a mixture of gated experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import LANES, SiluAndMul
+from model_worker.kernels.silu_and_mul import silu_and_mul
+from model_worker.layers.weight import ExpertWeight
+from model_worker.models.parts import Parts
+from model_worker.models.spec import has_bias
+from runtime.model_config import Activation, ExpertsConfig
+
+
+def make_feed_forward(parts: Parts, layer_id: int) -> nn.Module:
+    """What the layer has, by the config and the spec: hidden [T, hidden_size] -> [T, hidden_size]."""
+    config = parts.config
+    if config.experts is not None and config.expert_layers[layer_id]:
+        return SparseMLP(parts, config.experts)
+    return GatedMLP(parts) if parts.spec.gated_mlp else PlainMLP(parts)
+
+
+class GatedMLP(nn.Module):
+    """down(act(gate(x)) * up(x))."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        config = parts.config
+        bias = has_bias(parts.spec.mlp_bias, config.mlp_bias)
+        width = config.intermediate_size
+        self.gate_up_proj = parts.linear(
+            config.hidden_size, {"gate_proj": width, "up_proj": width}, bias=bias
+        )
+        self.down_proj = parts.linear(width, config.hidden_size, bias=bias)
+        self._activation = config.hidden_act
+        self._activate = _gate(config.hidden_act)
+        self._width = width
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute the gate with the C++ kernel from now on, where it has one for this gate and width."""
+        if self._activation == "silu" and self._width % LANES == 0:
+            self._activate = SiluAndMul(kernels)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        projected: Tensor = self.down_proj(self._activate(self.gate_up_proj(hidden)))
+        return projected
+
+
+class PlainMLP(nn.Module):
+    """down(act(up(x)))."""
+
+    def __init__(self, parts: Parts) -> None:
+        super().__init__()
+        config = parts.config
+        bias = has_bias(parts.spec.mlp_bias, config.mlp_bias)
+        self.up_proj = parts.linear(config.hidden_size, config.intermediate_size, bias=bias)
+        self.down_proj = parts.linear(config.intermediate_size, config.hidden_size, bias=bias)
+        self._activate = ACTIVATIONS[config.hidden_act]
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [T, hidden_size] -> [T, hidden_size]."""
+        projected: Tensor = self.down_proj(self._activate(self.up_proj(hidden)))
+        return projected
+
+
+class Experts(nn.Module):
+    """The experts' weights, stacked."""
+
+    def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
+        super().__init__()
+        hidden, width = parts.config.hidden_size, experts.intermediate_size
+        self.gate_up_proj = ExpertWeight(
+            experts.num_experts,
+            2 * width,
+            hidden,
+            dtype=parts.dtype,
+            device=parts.device,
+            parts={"gate_proj": width, "up_proj": width},
+        )
+        self.down_proj = ExpertWeight(
+            experts.num_experts,
+            hidden,
+            width,
+            dtype=parts.dtype,
+            device=parts.device,
+            parts={"down_proj": hidden},
+        )
+        self._activate = _gate(parts.config.hidden_act)
+
+    def forward(self, expert: int, hidden: Tensor) -> Tensor:
+        """One expert's output for the tokens that it was given: [n, hidden_size], both ways."""
+        gated = self._activate(F.linear(hidden, self.gate_up_proj[expert]))
+        return F.linear(gated, self.down_proj[expert])
+
+
+class SparseMLP(nn.Module):
+    """Each token through the experts that the router likes best, weighted by how much."""
+
+    def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
+        super().__init__()
+        self.router = parts.linear(parts.config.hidden_size, experts.num_experts, bias=False)
+        self.experts = Experts(parts, experts)
+        self._num_per_token = experts.num_per_token
+        self._renormalize = experts.renormalize
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [T, hidden_size] -> [T, hidden_size].
+
+        Tokens are sorted by expert, so that each expert is one matrix product. How many each has is read on
+        the host: on a GPU this waits for the layers before it.
+        """
+        weights, ids = self._route(hidden)
+        by_expert = ids.flatten().argsort(stable=True)
+        counts = ids.flatten().bincount(minlength=self.experts.gate_up_proj.shape[0]).tolist()
+        tokens = by_expert // self._num_per_token
+        outputs = hidden.new_empty(len(tokens), hidden.shape[1])
+        start = 0
+        for expert, count in enumerate(counts):
+            if count:
+                own = slice(start, start + count)
+                outputs[own] = self.experts(expert, hidden[tokens[own]])
+                start += count
+        outputs *= weights.flatten()[by_expert].unsqueeze(1)
+        # Each token's outputs side by side again: summed in the order of its experts, whatever the batch is.
+        places = by_expert.argsort()
+        return outputs[places].view(-1, self._num_per_token, hidden.shape[1]).sum(1)
+
+    def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """The chosen experts' weights, in hidden's dtype, and numbers, both [T, num_per_token]."""
+        scores = self.router(hidden).softmax(-1, dtype=torch.float32)
+        weights, ids = scores.topk(self._num_per_token, dim=-1)
+        if self._renormalize:
+            weights /= weights.sum(-1, keepdim=True)
+        return weights.to(hidden.dtype), ids
+
+
+def _gate(activation: Activation) -> Callable[[Tensor], Tensor]:
+    return silu_and_mul if activation == "silu" else partial(activate_and_mul, activation)

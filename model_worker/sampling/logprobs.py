@@ -1,0 +1,26 @@
+"""Logprobs: log-softmax of raw logits at some ids. Knows no row and no position."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from model_worker.sampling.truncation import largest
+
+
+@dataclass(slots=True)
+class Logprobs:
+    """Of m positions, in order."""
+
+    chosen: Tensor  # [m] float32
+    top_ids: Tensor  # [m, num_top] int32, most likely first
+    top: Tensor  # [m, num_top] float32
+
+
+def logprobs_of(logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
+    """Log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids."""
+    logprobs = torch.log_softmax(logits, dim=1)
+    _, top_ids = largest(logits, min(num_top, logits.shape[1]))
+    return Logprobs(logprobs.gather(1, tokens.unsqueeze(1))[:, 0], top_ids.int(), logprobs.gather(1, top_ids))

@@ -1,0 +1,65 @@
+"""The command line of the launcher: an option for every setting of RuntimeConfig, under all its spellings."""
+
+from __future__ import annotations
+
+import argparse
+import typing
+from collections.abc import Sequence
+from typing import Any, Literal, get_args, get_origin
+
+import msgspec
+from msgspec import Meta
+
+from runtime.config import RuntimeConfig, from_values
+from runtime.errors import ConfigError
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "trtllm": {
+        "capacity_scheduler": "guaranteed_no_evict",
+        "disable_radix_cache": True,
+        "mem_fraction_static": 0.9,
+    },
+}
+"""Settings by preset: what the server of that name does when nothing is said."""
+
+
+def parse_args(argv: Sequence[str] | None = None, *, prog: str = "launch.py") -> RuntimeConfig:
+    """The settings a command line asks for. Prints help or a
+    usage error and exits like argparse, with code 64 for errors.
+    """
+    parser = make_parser(prog)
+    preset = parser.parse_args(argv).preset
+    if preset:
+        parser.set_defaults(**PRESETS[preset])  # so that what is said on the command line wins
+    values = vars(parser.parse_args(argv))
+    del values["preset"]
+    return from_values(values)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> typing.NoReturn:
+        raise ConfigError(message)
+
+
+def make_parser(prog: str) -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog=prog,
+        description="Serve a language model over HTTP (OpenAI compatible) and over ZMQ.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    parser.add_argument("--preset", choices=PRESETS, help="defaults of another server; docs/batching.md")
+    hints = typing.get_type_hints(RuntimeConfig, include_extras=True)
+    for field in msgspec.structs.fields(RuntimeConfig):
+        kind, meta = get_args(hints[field.name])
+        assert isinstance(meta, Meta)
+        assert meta.extra is not None
+        options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": meta.description}
+        if kind is bool:
+            options["action"] = "store_true"
+        elif get_origin(kind) is Literal:
+            options["choices"] = get_args(kind)
+        else:
+            options["type"] = kind
+            options["metavar"] = kind.__name__.upper()
+        parser.add_argument("--" + field.name.replace("_", "-"), *meta.extra["flags"], **options)
+    return parser

@@ -1,0 +1,145 @@
+"""Keys: who may connect over TCP. Makes and reads the CURVE keys of a server and of its clients.
+
+    python -m runtime.keys DIR [CLIENT ...]        makes what is not there yet
+
+    DIR/server.key_secret        stays with the server
+    DIR/clients/CLIENT.key       which clients may connect; a file that is taken away locks one out
+    DIR/CLIENT/                  to be handed over to the client: its own key and the server's public one
+
+The server reads them when it starts: `launch.py --zmq-bind tcp://ADDRESS:PORT --curve-dir DIR`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zmq.utils import z85
+
+from runtime.errors import EXIT_OK, ConfigError
+
+SERVER = "server"
+CLIENT = "client"
+CLIENTS = "clients"
+KEY_CHARS = 40
+"""32 bytes in Z85."""
+KEY_ALPHABET = frozenset(z85.Z85CHARS)
+NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    public: bytes
+    secret: bytes
+    clients: Path
+    """Directory with the public keys that may connect."""
+
+    @staticmethod
+    def read(directory: Path) -> ServerKeys:
+        """Raises ConfigError that names what is missing, unreadable, or open to other users."""
+        secret_file = directory / f"{SERVER}.key_secret"
+        public, secret = _read(secret_file)
+        if secret is None:
+            raise ConfigError(f"curve_dir: {secret_file} has no secret key")
+        if secret_file.stat().st_mode & 0o077:
+            raise ConfigError(f"curve_dir: {secret_file} must be readable by this user alone (chmod 600)")
+        clients = (directory / CLIENTS).absolute()
+        allowed = sorted(clients.glob("*.key"))
+        if not allowed:
+            raise ConfigError(
+                f"curve_dir: {clients} holds no client's key, so nobody could connect; "
+                f"python -m runtime.keys {directory} makes one"
+            )
+        for path in allowed:
+            _read(path)
+        return ServerKeys(public, secret, clients)
+
+
+@dataclass(frozen=True, slots=True)
+class ClientKeys:
+    public: bytes
+    secret: bytes
+    server: bytes
+    """The public key of the server that is talked to."""
+
+    @staticmethod
+    def read(directory: Path) -> ClientKeys:
+        """From what the server's owner has handed over. Raises ConfigError that names what is missing."""
+        secret_file = directory / f"{CLIENT}.key_secret"
+        public, secret = _read(secret_file)
+        if secret is None:
+            raise ConfigError(f"curve_dir: {secret_file} has no secret key")
+        server, _ = _read(directory / f"{SERVER}.key")
+        return ClientKeys(public, secret, server)
+
+
+def make_keys(directory: Path, names: Sequence[str] = (CLIENT,)) -> None:
+    """Make the server's keys, unless they are there, and those of the clients `names`.
+
+    Raises: ConfigError for a name that is taken or is no file name; OSError. Nothing that exists is changed.
+    """
+    for name in names:
+        if not NAME.fullmatch(name) or name in (SERVER, CLIENTS):
+            raise ConfigError(f"{name!r} cannot be the name of a client")
+        if (directory / name).exists() or (directory / CLIENTS / f"{name}.key").exists():
+            raise ConfigError(f"there is a client {name!r} in {directory} already")
+    # zmq.auth writes with the process's own mask, and a secret key is for its owner alone.
+    mask = os.umask(0o077)
+    try:
+        (directory / CLIENTS).mkdir(parents=True, exist_ok=True)
+        if not (directory / f"{SERVER}.key_secret").exists():
+            _create(directory, SERVER)
+        for name in names:
+            folder = directory / name
+            folder.mkdir()
+            _create(folder, CLIENT)
+            (folder / f"{CLIENT}.key").replace(directory / CLIENTS / f"{name}.key")
+            shutil.copyfile(directory / f"{SERVER}.key", folder / f"{SERVER}.key")
+    finally:
+        os.umask(mask)
+
+
+def _create(folder: Path, name: str) -> None:
+    from zmq.auth import create_certificates
+
+    create_certificates(folder, name)
+
+
+def _read(path: Path) -> tuple[bytes, bytes | None]:
+    """(public, secret) of a key file as zmq.auth writes it. Raises ConfigError."""
+    # Imported here, because it brings asyncio and most launches have no keys.
+    from zmq.auth import load_certificate
+
+    try:
+        public, secret = load_certificate(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"curve_dir: {path} cannot be read as a key: {error}") from None
+    for key in (public, secret):
+        if key is not None and (len(key) != KEY_CHARS or not KEY_ALPHABET.issuperset(key)):
+            raise ConfigError(f"curve_dir: {path} holds a key that is not {KEY_CHARS} characters of Z85")
+    return public, secret
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser("runtime.keys", description="Make the keys of clients over TCP.")
+    parser.add_argument("directory", type=Path, help="the launch's --curve-dir; made when it is not there")
+    parser.add_argument("clients", nargs="*", default=[CLIENT], help="a name for each client")
+    arguments = parser.parse_args(argv)
+    try:
+        make_keys(arguments.directory, arguments.clients)
+    except (ConfigError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return ConfigError.exit_code
+    for name in arguments.clients:
+        print(f"{arguments.directory / name}: the curve_dir of client {name}; hand it over and keep no copy")
+    return EXIT_OK
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""TcpGate: the way in over TCP. Owns the sockets that other machines reach, apart from those of the ring.
+
+They have a ZMQ context of their own, so what strangers do keeps no thread of the ring's own sockets busy.
+With keys, a peer that has none of those that may connect gets no further than the handshake: nothing it sends
+reaches a socket. Knows no message.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from runtime.config import RuntimeConfig
+from runtime.endpoints import TcpEndpoints
+from runtime.errors import AddressInUse, ConfigError
+from runtime.keys import ServerKeys
+
+DOMAIN = "carousel"
+BACKLOG = 1024
+# A peer that connects and then says nothing is dropped after this time.
+HANDSHAKE_MS = 5000
+# One that has vanished without a word is noticed by these, as the silence of a client is.
+HEARTBEAT_MS = 5000
+HEARTBEAT_TIMEOUT_MS = 15000
+LINGER_MS = 100
+
+
+class TcpGate:
+    def __init__(self, endpoints: TcpEndpoints, curve_dir: Path | None) -> None:
+        """Read the keys. Raises ConfigError."""
+        self.endpoints = endpoints
+        self.context: zmq.Context[Any] = zmq.Context()
+        self._keys = None if curve_dir is None else ServerKeys.read(curve_dir)
+        self._authenticator = None
+        if self._keys is not None:
+            # Imported here, because it brings asyncio and most launches have no keys.
+            from zmq.auth.thread import ThreadAuthenticator
+
+            self._authenticator = ThreadAuthenticator(self.context)
+            self._authenticator.start()
+            self._authenticator.configure_curve(domain=DOMAIN, location=str(self._keys.clients))
+
+    @staticmethod
+    def open(config: RuntimeConfig) -> TcpGate | None:
+        """The gate that the settings ask for. Raises ConfigError."""
+        if config.tcp is None:
+            return None
+        return TcpGate(config.tcp, Path(config.curve_dir) if config.curve_dir else None)
+
+    def bind(self, socket: zmq.Socket[Any], address: str) -> None:
+        """Set what a socket of `context` needs before strangers may reach it, then bind it.
+
+        Raises: AddressInUse that names the address.
+        """
+        socket.setsockopt(zmq.IPV6, 1 if "[" in address else 0)
+        socket.setsockopt(zmq.BACKLOG, BACKLOG)
+        socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
+        socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        if self._keys is not None:
+            socket.curve_server = True
+            socket.curve_publickey = self._keys.public
+            socket.curve_secretkey = self._keys.secret
+            socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+            # Without it, a context in which nobody authenticates lets everybody in.
+            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            number = error.errno or 0
+            if number in (errno.ENODEV, errno.EADDRNOTAVAIL):
+                raise ConfigError(f"zmq_bind: {address} is no address of this machine") from None
+            raise AddressInUse(
+                f"zmq_bind: cannot listen on {address}: {os.strerror(number)}; choose other ports"
+            ) from None
+
+    def close(self) -> None:
+        """Close the sockets; what they still hold has a moment to go out."""
+        if self._authenticator is not None:
+            self._authenticator.stop()
+        self.context.destroy(linger=LINGER_MS)

@@ -1,0 +1,54 @@
+"""CapacityPolicy: the seam for who fits and who gives way. Estimates only; the KV cache manager has the last
+word on every page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from runtime.wire import IntArray
+from scheduler_proc.cache.kv_cache_manager import Prefix
+from scheduler_proc.request import Request
+from scheduler_proc.rows import RowArray
+
+
+class CapacityPolicy(Protocol):
+    """Changes nothing but its own estimates: it answers, the batch builder and the prefill adder act."""
+
+    closes_batches: bool
+    """A batch is chosen at once and then closed: whoever fits gets a row in the step that opens it, even if
+    the budget of that step is spent.
+    """
+    guards_growth: bool
+    """Whether `may_grow` is to be asked before a running row takes pages."""
+
+    def admits(self) -> bool:
+        """Whether anybody may get a row in this step. Asked at most once a step, before `try_promise`."""
+
+    def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
+        """Whether a waiting request, whose cached prefix is locked, fits beside what running ones and earlier
+        newcomers of this step were promised; if so, its pages are promised to it. extra_pages: what its
+        features want besides.
+        """
+
+    def note_seated(self, num_taken: int) -> None:
+        """The request promised last got its row, and so many pages."""
+
+    def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
+        """Whether all of these running rows may take pages for their first `upto` tokens now."""
+
+    def rank(self, req: Request) -> tuple[int, int]:
+        """Which running request gets pages first when they are short: the one of the lowest rank."""
+
+    def victim(self, candidates: Sequence[Request]) -> Request | None:
+        """Who gives up its row when pages are short. None: nobody; who lacks pages waits for them."""
+
+    def note_step(self) -> None:
+        """A step was planned."""
+
+    def note_idle(self) -> None:
+        """Nothing runs and nothing waits."""
+
+    def note_retraction(self) -> None:
+        """A request lost its row."""

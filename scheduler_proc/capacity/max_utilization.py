@@ -1,0 +1,113 @@
+"""MAX_UTILIZATION: admit on an estimate of what running requests will still produce, and retract one when it
+was too optimistic.
+
+The estimate is a share (the new-token ratio) of the output that they may still ask for. It sinks slowly while
+all goes well and jumps up with a retraction, so that retractions do not come in storms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.wire import IntArray
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
+from scheduler_proc.request import Request
+from scheduler_proc.rows import RowArray
+
+# The figures of SGLang's scheduler (new_token_ratio and its decay), which years of use have tuned.
+INITIAL_RATIO = 0.7
+FLOOR_OF_INITIAL = 0.14
+DECAY_STEPS = 600
+MAX_ESTIMATED_TOKENS = 4096
+RETRACTION_HEADROOM = 20
+"""Tokens each running request is expected to produce at
+least, after a retraction showed that pages are short.
+"""
+
+
+class MaxUtilization:
+    """Satisfies CapacityPolicy. `conservativeness` above 1 admits later and retracts less."""
+
+    closes_batches = False
+    guards_growth = False
+
+    def __init__(self, kv: KVCacheManager, conservativeness: float) -> None:
+        self._rows = kv.rows
+        self._kv = kv
+        self._initial = min(1.0, INITIAL_RATIO * conservativeness)
+        self._floor = self._initial * FLOOR_OF_INITIAL
+        self._decay = (self._initial - self._floor) / DECAY_STEPS
+        self._promised_pages = -1  # to those that run, beyond what they hold; -1: not counted in this step
+        self.new_token_ratio = self._initial
+
+    def admits(self) -> bool:
+        self._promised_pages = -1
+        return True
+
+    def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
+        num_missing = self.pages_for(req) - prefix.num_pages + extra_pages
+        if not self._rows.num_running:
+            # Alone, it may use everything: intake has seen to it that it can never need more.
+            self._promised_pages = num_missing
+            return True
+        if self._promised_pages < 0:
+            self._promised_pages = self.pages_wanted()
+        if num_missing > self._kv.num_available - self._promised_pages:
+            return False
+        self._promised_pages += num_missing
+        return True
+
+    def has_room_for(self, num_pages: int) -> bool:
+        """Whether newcomers could be promised so many pages together."""
+        return not self._rows.num_running or num_pages <= self._kv.num_available - self.pages_wanted()
+
+    def note_seated(self, num_taken: int) -> None:
+        self._promised_pages -= num_taken
+
+    def pages_wanted(self) -> int:
+        """Pages that the running requests are expected to take, beyond those they hold."""
+        rows, held = self._rows, self._rows.running
+        num_tokens = rows.num_tokens[held]
+        left = np.minimum(rows.max_len[held] - num_tokens, MAX_ESTIMATED_TOKENS)
+        final_len = num_tokens + np.ceil(left * self.new_token_ratio).astype(np.int64)
+        missing = -(-final_len // self._kv.page_size) - self._kv.num_pages[held]
+        return int(np.maximum(missing, 0).sum())
+
+    def pages_for(self, req: Request) -> int:
+        """For all tokens that a waiting request has, and for a share of what it
+        may still produce; for more of it after it was retracted.
+        """
+        num_tokens = req.num_tokens
+        left = min(req.max_len - num_tokens, MAX_ESTIMATED_TOKENS)
+        headroom = int(left * self.new_token_ratio) or 1
+        if req.num_retractions:
+            headroom = max(headroom, min(left, req.num_retractions * RETRACTION_HEADROOM))
+        return self._kv.num_pages_for(num_tokens + headroom)
+
+    def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
+        return True
+
+    def victim(self, candidates: Sequence[Request]) -> Request | None:
+        """The lowest priority, then the latest started: whoever started first always gets through."""
+        return max(candidates, key=self.rank)
+
+    def rank(self, req: Request) -> tuple[int, int]:
+        return (-req.priority, self._rows.tenancy.item(req.row))
+
+    def note_step(self) -> None:
+        self.new_token_ratio = max(self._floor, self.new_token_ratio - self._decay)
+
+    def note_idle(self) -> None:
+        self.new_token_ratio = self._initial
+
+    def note_retraction(self) -> None:
+        """Expect of the running requests what they have produced
+        so far and a little more, as a share of what they may.
+        """
+        rows, held = self._rows, self._rows.running
+        running = self._rows.running_requests()
+        produced = sum(req.num_output + RETRACTION_HEADROOM for req in running)
+        allowed = int(rows.max_len[held].sum()) - sum(req.num_prompt for req in running)
+        self.new_token_ratio = min(1.0, max(self.new_token_ratio, produced / (allowed + 1)))

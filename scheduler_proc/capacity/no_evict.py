@@ -1,0 +1,171 @@
+"""GUARANTEED_NO_EVICT and STATIC_BATCH: whoever has a row keeps it until its end.
+
+Admission asks for the peak of what the running requests and the newcomer can ever hold together (`Outlook`).
+That peak holds while all of them go at one pace. A long prefill, a budget or rejected guesses let some fall
+behind; then pages could become so short that none can go on. So growth is guarded as well: pages are taken
+only if afterwards the requests could still end one after the other. Who has to wait for pages keeps its row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from runtime.wire import IntArray
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
+from scheduler_proc.request import Request
+from scheduler_proc.rows import RowArray
+
+PageCounts: TypeAlias = npt.NDArray[np.int64]
+
+
+class Outlook:
+    """What some requests hold now and can come to hold: one entry each.
+
+        pages    | shared: the cache's | private |   still to come   |
+                 |------------- final: at its last token ------------|
+
+    A page that several of them share is there until the last of these has ended: it counts for that one only.
+    """
+
+    def __init__(
+        self, kv: KVCacheManager, newcomer: Request | None = None, prefix: Prefix | None = None
+    ) -> None:
+        """Of all that run, and of a newcomer whose prefix is locked, as if all its tokens were computed."""
+        rows, held, page_size = kv.rows, kv.rows.running, kv.page_size
+        self._kv = kv
+        self._leases = [req.lease for req in rows.running_requests()]
+        self.shared: PageCounts = kv.num_shared[held].astype(np.int64)
+        self.private: PageCounts = kv.num_pages[held] - self.shared
+        num_tokens, max_len = rows.num_tokens[held], rows.max_len[held]
+        if newcomer is not None and prefix is not None:
+            num_pages = kv.num_pages_for(newcomer.num_tokens)
+            self._leases.append(prefix.node)
+            self.shared = np.append(self.shared, prefix.num_pages)
+            self.private = np.append(self.private, num_pages - prefix.num_pages)
+            num_tokens = np.append(num_tokens, newcomer.num_tokens)
+            max_len = np.append(max_len, newcomer.max_len)
+        self.own_tokens: PageCounts = num_tokens - self.shared * page_size
+        self.tokens_left: PageCounts = (max_len - num_tokens).astype(np.int64)
+        self.final: PageCounts = (-(-max_len // page_size)).astype(np.int64)
+
+    def _cumulated_shared(self, order: RowArray) -> PageCounts:
+        """Of the first requests in this order: 1, 2, ... of them."""
+        return np.cumsum(self._kv.cache.num_pages_held([self._leases[i] for i in order.tolist()]))
+
+    def final_pages(self) -> int:
+        """That they hold if all reach their last token at the same time."""
+        num_shared = sum(self._kv.cache.num_pages_held(self._leases))
+        return int((self.final - self.shared).sum()) + num_shared
+
+    def peak_pages(self) -> int:
+        """That they hold at most while each takes a token a step, and gives everything back at its end.
+
+        With the most tokens left first, when the i-th ends the first i of them hold the tokens that they have
+        now and i times the tokens that the i-th has left; the peak is the largest of these sums.
+        """
+        order = np.argsort(-self.tokens_left)
+        count = np.arange(1, len(order) + 1)
+        # The last page of each is full but for one token at the worst.
+        until = self.tokens_left[order] + self._kv.page_size - 1
+        pages = (np.cumsum(self.own_tokens[order]) + count * until) // self._kv.page_size
+        return int((pages + self._cumulated_shared(order)).max())
+
+    def pages_in_turn(self) -> int:
+        """That they hold at most if they end one after the other, while those whose turn comes later stand
+        still: the one that needs the fewest pages first, since it gives back what the next may need.
+        """
+        missing = self.final - self.shared - self.private
+        order = np.argsort(-missing)  # the last to end first: when one ends, those before it here are alive
+        pages = np.cumsum(self.private[order]) + self._cumulated_shared(order) + missing[order]
+        return int(pages.max())
+
+
+class GuaranteedNoEvict:
+    """Satisfies CapacityPolicy."""
+
+    closes_batches = False
+    guards_growth = True
+
+    def __init__(self, kv: KVCacheManager) -> None:
+        self._rows = kv.rows
+        self._kv = kv
+        self._final_pages = -1  # of all that run, shared pages once for each; -1: not counted in this step
+        self._is_roomy = True  # all that run could reach their last token at the same time
+        self._slack = 0  # pages that may be taken before the running requests are looked at again
+
+    def admits(self) -> bool:
+        self._final_pages = -1
+        return True
+
+    def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
+        kv, rows = self._kv, self._rows
+        if self._final_pages < 0:
+            self._final_pages = int((-(-rows.max_len[rows.running] // kv.page_size)).sum())
+        final_pages = self._final_pages + kv.num_pages_for(req.max_len)
+        num_pages = kv.pages.num_pages - extra_pages
+        # Alone, it may use everything: intake has seen to it that it can never need more.
+        is_roomy = final_pages <= num_pages or not rows.num_running
+        if not is_roomy:
+            outlook = Outlook(kv, req, prefix)
+            is_roomy = outlook.final_pages() <= num_pages
+            if not is_roomy and max(outlook.peak_pages(), outlook.pages_in_turn()) > num_pages:
+                return False
+            self._slack = 0
+        self._is_roomy = is_roomy
+        self._final_pages = final_pages
+        return True
+
+    def note_seated(self, num_taken: int) -> None:
+        """The rows show it."""
+
+    def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
+        if self._is_roomy:
+            return True
+        kv = self._kv
+        growth = np.maximum(-(-upto // kv.page_size) - kv.num_pages[rows], 0)
+        num_grown = int(growth.sum())
+        if num_grown <= self._slack:
+            self._slack -= num_grown
+            return True
+        outlook = Outlook(kv)
+        if outlook.final_pages() <= kv.pages.num_pages:
+            self._is_roomy = True
+            return True
+        grown = np.zeros(self._rows.max_rows, np.int64)
+        grown[rows] = growth
+        outlook.private += grown[self._rows.running]
+        slack = kv.pages.num_pages - outlook.pages_in_turn()
+        if slack < 0:
+            return False
+        self._slack = slack
+        return True
+
+    def victim(self, candidates: Sequence[Request]) -> Request | None:
+        return None
+
+    def rank(self, req: Request) -> tuple[int, int]:
+        """First come, first served, within a priority."""
+        return (-req.priority, self._rows.tenancy.item(req.row))
+
+    def note_step(self) -> None:
+        """It learns nothing."""
+
+    def note_idle(self) -> None:
+        """It has learnt nothing."""
+
+    def note_retraction(self) -> None:
+        """It takes none back."""
+
+
+class StaticBatch(GuaranteedNoEvict):
+    """As its base, but a batch is closed once it runs: the next one starts when the last of it has ended."""
+
+    closes_batches = True
+
+    def admits(self) -> bool:
+        self._final_pages = -1
+        return not self._rows.num_running

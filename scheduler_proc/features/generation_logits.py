@@ -1,0 +1,44 @@
+"""Generation logits: passes the raw logits of a sequence's output on, without those of tokens that were cut
+off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from runtime.messages import TensorEntry
+from runtime.transport import Frame
+from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.request import Request
+from scheduler_proc.results import Sampled
+
+EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
+
+
+class GenerationLogits(RequestFeature):
+    """Must come after every feature that shortens what was sampled: what it reports is what counts."""
+
+    def __init__(self, req: Request, emit: EmitTensor) -> None:
+        self._req = req
+        self._emit = emit
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        req = self._req
+        end = req.num_tokens + len(sampled.ids)
+        for logits in sampled.logits:
+            kept = logits.upto(end)
+            if kept is not None:
+                shape = (kept.num_positions, kept.vocab_size)
+                start = kept.start - req.num_prompt
+                self._emit(TensorEntry(req.handle, "generation_logits", "float32", shape, start), kept.frame)
+        return sampled.ids
+
+
+def attach_generation_logits(emit: EmitTensor) -> Callable[[Request], RequestFeature | None]:
+    """A factory for the intake: gives GenerationLogits to each request that asked."""
+
+    def attach(req: Request) -> RequestFeature | None:
+        return GenerationLogits(req, emit) if req.sampling.return_generation_logits else None
+
+    return attach

@@ -1,0 +1,88 @@
+"""Prompt outputs: the logprobs and the raw logits of a sequence's prompt, each position of it once.
+
+A position is done when its step is committed; a retracted request goes on with the first that is not. Until
+all are done the request takes nothing from the prefix cache that would spare it such a position:
+`Request.wanted_from` says so to the cache. What it computes is published like any other prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from runtime.messages import TensorEntry, TokenLogprobs
+from runtime.transport import Frame
+from runtime.wire import pack_ids
+from scheduler_proc.batch import ScheduledRow, WantedPositions
+from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.request import NOTHING_WANTED, Request
+from scheduler_proc.results import PromptResult, RowLogprobs
+
+EmitLogprobs: TypeAlias = Callable[[TokenLogprobs], None]
+EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
+
+
+class PromptOutputs(RequestFeature):
+    """Of a request that wants logprobs of its prompt, raw logits of it, or both."""
+
+    def __init__(self, req: Request, emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor) -> None:
+        self._req = req
+        self._emit_logprobs = emit_logprobs
+        self._emit_tensor = emit_tensor
+        # Output is delivered after all logits of the prompt: who resumes with some has those too.
+        self._wants_logits = req.sampling.return_context_logits and not req.num_output
+        self._num_logprobs = -1 if req.sampling.prompt_logprobs is None else req.sampling.prompt_logprobs
+        # The last position has logits, but no next token in the prompt whose logprob they would tell.
+        self._end = req.num_prompt if self._wants_logits else req.num_prompt - 1
+        self._done_upto(0 if self._wants_logits else req.num_prompt_logprobs)
+
+    def _done_upto(self, position: int) -> None:
+        self._req.wanted_from = position if position < self._end else NOTHING_WANTED
+
+    def plan_chunk(self, row: ScheduledRow) -> None:
+        req, end = self._req, row.start + row.num_known
+        first = max(row.start, req.wanted_from)
+        if first >= min(end, self._end):
+            return
+        targets = req.tokens[first + 1 : min(end + 1, req.num_prompt)].tobytes()
+        if end == req.num_prompt:
+            targets += pack_ids([0])
+        row.wanted = WantedPositions(first - row.start, targets, self._num_logprobs, self._wants_logits)
+
+    def accept_prompt(self, result: PromptResult) -> None:
+        if result.logprobs is not None:
+            self._deliver(result.start, result.logprobs)
+        for start, num_positions, vocab_size, frame in result.logits:
+            shape = (num_positions, vocab_size)
+            entry = TensorEntry(self._req.handle, "context_logits", "float32", shape, start)
+            self._emit_tensor(entry, frame)
+        self._done_upto(result.start + result.num_positions)
+
+    def _deliver(self, start: int, got: RowLogprobs) -> None:
+        """All but what an earlier attempt delivered, and but that of the last position."""
+        req = self._req
+        first = max(0, req.num_prompt_logprobs - start)
+        end = min(len(got.chosen), req.num_prompt - 1 - start)
+        if first < end:
+            self._emit_logprobs(
+                TokenLogprobs(
+                    req.handle,
+                    got.chosen[first:end].tobytes(),
+                    got.top_ids[first:end].tobytes(),
+                    got.top[first:end].tobytes(),
+                )
+            )
+
+
+def attach_prompt_outputs(
+    emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor
+) -> Callable[[Request], RequestFeature | None]:
+    """A factory for the intake: gives PromptOutputs to each request that is still to get some."""
+
+    def attach(req: Request) -> RequestFeature | None:
+        if req.sampling.prompt_logprobs is None and not req.sampling.return_context_logits:
+            return None
+        feature = PromptOutputs(req, emit_logprobs, emit_tensor)
+        return None if req.wanted_from == NOTHING_WANTED else feature
+
+    return attach

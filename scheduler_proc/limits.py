@@ -1,0 +1,96 @@
+"""Limits: what one request must fit to be taken in. Reads a request, changes nothing; knows no queue and no
+page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.errors import InvalidRequest
+from runtime.messages import TokenizedRequest
+from runtime.wire import TOKEN_BYTES
+
+LOGIT_BYTES = 4
+"""Raw logits are float32."""
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Of the model, and of what the server was told to allow."""
+
+    vocab_size: int
+    max_len: int
+    """Tokens of one sequence, prompt and output: the context length or the whole pool, whichever is less."""
+    eos_ids: frozenset[int]
+    max_live: int
+    """Sequences that run or wait at the same time; one more is refused until one has ended."""
+    gather_context_logits: bool = False
+    gather_generation_logits: bool = False
+    max_logits_bytes: int = 0
+    """Raw logits of one sequence, prompt and output together."""
+
+    def check(self, message: TokenizedRequest) -> int:
+        """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
+        check_ids("input_ids", message.input_ids, self.vocab_size)
+        num_prompt = len(message.input_ids) // TOKEN_BYTES
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty", param="input_ids")
+        if num_prompt >= self.max_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens; with at least one token of output, at most"
+                f" {self.max_len} fit",
+                param="input_ids",
+                code="context_length_exceeded",
+            )
+        sampling = message.sampling
+        if sampling.seed is None:
+            raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
+        if message.output_ids:
+            check_ids("output_ids", message.output_ids, self.vocab_size)
+        if sampling.return_context_logits or sampling.return_generation_logits:
+            self._check_logits(message, num_prompt)
+        return num_prompt
+
+    def last_len(self, num_prompt: int, max_tokens: int) -> int:
+        """Number of tokens, prompt and output, at which a sequence ends."""
+        return min(num_prompt + max_tokens, self.max_len)
+
+    def _check_logits(self, message: TokenizedRequest, num_prompt: int) -> None:
+        sampling, num_positions = message.sampling, 0
+        if sampling.return_context_logits:
+            self._check_allowed("context", self.gather_context_logits)
+            num_positions = num_prompt
+            self._check_logits_bytes("return_context_logits", num_positions)
+        if sampling.return_generation_logits:
+            self._check_allowed("generation", self.gather_generation_logits)
+            num_positions += self.last_len(num_prompt, sampling.max_tokens) - num_prompt
+            self._check_logits_bytes("return_generation_logits", num_positions)
+
+    def _check_allowed(self, which: str, is_allowed: bool) -> None:
+        if not is_allowed:
+            raise InvalidRequest(
+                f"return_{which}_logits: the server was started without --gather-{which}-logits",
+                param=f"return_{which}_logits",
+            )
+
+    def _check_logits_bytes(self, field: str, num_positions: int) -> None:
+        num_bytes = num_positions * self.vocab_size * LOGIT_BYTES
+        if num_bytes > self.max_logits_bytes:
+            raise InvalidRequest(
+                f"{field}: the raw logits of {num_positions} positions are {num_bytes} bytes; the server"
+                f" allows {self.max_logits_bytes} a sequence (--max-logits-bytes)",
+                param=field,
+            )
+
+
+def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
+    """Raises InvalidRequest unless these are packed token ids of the vocabulary."""
+    if len(packed) % TOKEN_BYTES:
+        raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
+    if not packed:
+        return
+    # Unsigned, so that a negative id is a large one.
+    if np.maximum.reduce(np.frombuffer(packed, np.uint32)) >= vocab_size:
+        raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)

@@ -1,0 +1,67 @@
+"""Drives a Sampler by hand: rows, positions and random logits, without a model and without plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.device.cpu import CpuDevice
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import Sampled, Sampler
+from runtime.plan import RowSetup
+
+VOCAB = 1003  # not a multiple of the four lanes of a Philox word
+MAX_ROWS = 64
+MAX_LEN = 128
+CPU = CpuDevice(threaded=False)
+
+
+class OnePassDevice(CpuDevice):
+    """A CPU that samples the way a GPU does: no look at intermediate results."""
+
+    prefers_one_pass = True
+
+
+def setup(row: int = 0, **fields: object) -> RowSetup:
+    return RowSetup(**{"row": row, "num_prompt": 4, **fields})
+
+
+def who(rows: Sequence[int], positions: Sequence[int]) -> SampleRows:
+    r, p = np.array(rows, np.int64), np.array(positions, np.int64)
+    return SampleRows(torch.from_numpy(r), torch.from_numpy(p), r, p)
+
+
+def sample(
+    sampler: Sampler,
+    logits: Tensor,
+    rows: Sequence[int],
+    positions: Sequence[int],
+    masks: Mapping[int, bytes] | None = None,
+) -> Sampled:
+    with torch.inference_mode():
+        return sampler.sample(logits.clone(), who(rows, positions), masks or {})
+
+
+def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
+    sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab)
+    reopen(sampler, *setups)
+    return sampler
+
+
+def reopen(sampler: Sampler, *setups: RowSetup) -> None:
+    with torch.inference_mode():
+        sampler.open_rows(setups)
+
+
+def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def bitmask(allowed: Sequence[int], vocab: int = VOCAB) -> bytes:
+    words = np.zeros(-(-vocab // 32), np.uint32)
+    for token in allowed:
+        words[token // 32] |= np.uint32(1) << np.uint32(token % 32)
+    return words.tobytes()

@@ -1,0 +1,89 @@
+"""The examples of the executor and the batch manager run as scripts, as a user starts them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.cpu.tiny_llama import save_llama_32k
+from tests.launched import ROOT, Launched, launched
+
+TIMEOUT_S = 90.0
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("llama")
+    save_llama_32k(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launched]:
+    with launched("--dtype", "float32", "--cpu-threads", "1", "--no-http") as launch:
+        yield launch
+
+
+def run(name: str, *arguments: str | Path) -> list[str]:
+    """The lines that an example prints; it must end well and complain of nothing."""
+    finished = subprocess.run(
+        [sys.executable, str(ROOT / "examples" / name), *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+        cwd=ROOT,
+    )
+    assert finished.returncode == 0, finished.stderr
+    assert "Traceback" not in finished.stderr
+    return finished.stdout.splitlines()
+
+
+def test_one_prompt_a_stream_a_batch_and_a_time_limit(llama: Path) -> None:
+    lines = run("executor_generate.py", "--engine-dir", llama, "--tokenizer-dir", llama, "--timeout", "0.05")
+    names = [
+        "Generated",
+        "Streaming",
+        "Result 0",
+        "Result 1",
+        "Result 2",
+        "Timed out",
+        "Active requests",
+        "Queued requests",
+    ]
+    # What a random model says may have line ends in it.
+    words = {line.split(":")[0]: line.partition(": ")[2] for line in lines if line.split(":")[0] in names}
+    assert list(words) == names
+    assert all(words[name] for name in ("Generated", "Streaming", "Result 0", "Result 1", "Result 2"))
+    assert int(words["Timed out"].split()[0]) < 2000
+    assert words["Queued requests"] == "0"
+
+
+def test_enqueued_requests_are_responses_of_each_sequence(launch: Launched) -> None:
+    lines = run("executor_responses.py", "--run-dir", launch.run_dir)
+    finals = [line for line in lines if line.endswith(" final")]
+    assert sorted(re.findall(r"client (\d) request (\d) sequence (\d)", "\n".join(finals))) == [
+        ("7", "1", "0"),
+        ("7", "1", "1"),
+        ("7", "1", "2"),
+        ("8", "2", "0"),
+    ]
+    assert sum(line.endswith("sequence final final") for line in lines) == 2
+
+
+def test_callbacks_alone_serve(launch: Launched) -> None:
+    lines = run("batch_manager_callbacks.py", "--run-dir", launch.run_dir)
+    largest = (1 << 64) - 1
+    assert (
+        sum(line.startswith("request 1: 11 tokens by now") and line.endswith(" final") for line in lines) == 1
+    )
+    streamed = [line for line in lines if line.startswith(f"request {largest}: ")]
+    assert len(streamed) > 1
+    assert [line.endswith(" final") for line in streamed] == [False] * (len(streamed) - 1) + [True]
+    assert "request 3 failed: input_ids: shape [1, n], got [1, 0]" in lines
+    assert int(lines[-1].split()[0]) > 0

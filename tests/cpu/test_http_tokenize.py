@@ -1,0 +1,127 @@
+"""/tokenize and /detokenize over a fake ring that is never asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.config import DEMO_MODEL
+from tests.http_front import Front, http_front
+from text.tokenizer import Tokenizer, load
+
+TEXT = "def f(x):  # 中文 😀\n"
+USER = {"role": "user", "content": "x"}
+MESSAGES = [USER, {"role": "assistant", "content": "y"}]
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    with http_front(tmp_path_factory.mktemp("run")) as front:
+        yield front
+        assert not front.ring.requests
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return load(Path(DEMO_MODEL))
+
+
+def ids_of(tokenizer: Tokenizer, text: str, *, special: bool = True) -> list[int]:
+    ids: list[int] = tokenizer.encode_batch([text], add_special_tokens=special)[0].tolist()
+    return ids
+
+
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+def test_a_text_becomes_the_ids_that_the_runtime_would_see(
+    front: Front, tokenizer: Tokenizer, path: str
+) -> None:
+    body = front.post(path, prompt=TEXT).json()
+    ids = ids_of(tokenizer, TEXT)
+    assert body == {"count": len(ids), "max_model_len": 64, "tokens": ids, "token_strs": None}
+    bare = front.post(path, prompt=TEXT, add_special_tokens=False, return_token_strs=True).json()
+    assert bare["tokens"] == ids_of(tokenizer, TEXT, special=False)
+    assert bare["token_strs"] == [tokenizer.vocabulary[each] for each in bare["tokens"]]
+
+
+@pytest.mark.parametrize("path", ["/detokenize", "/v1/detokenize"])
+def test_ids_become_the_text_they_came_from(front: Front, path: str) -> None:
+    ids = front.post("/tokenize", prompt=TEXT, add_special_tokens=False).json()["tokens"]
+    assert front.post(path, tokens=ids).json() == {"prompt": TEXT, "text": TEXT}
+    assert front.post(path, tokens=[ids, []]).json()["text"] == [TEXT, ""]
+    assert front.post(path, tokens=[]).json()["text"] == ""
+
+
+def test_special_tokens_are_shown_unless_they_are_skipped(front: Front, tokenizer: Tokenizer) -> None:
+    special = min(tokenizer.special_ids)
+    shown = front.post("/detokenize", tokens=[special]).json()["text"]
+    assert shown == tokenizer.vocabulary[special]
+    assert front.post("/detokenize", tokens=[special], skip_special_tokens=True).json()["text"] == ""
+
+
+def test_a_list_of_texts_is_answered_by_lists(front: Front, tokenizer: Tokenizer) -> None:
+    body = front.post("/tokenize", prompt=["a b", ""], return_token_strs=True).json()
+    assert body["tokens"] == [ids_of(tokenizer, "a b"), ids_of(tokenizer, "")]
+    assert body["count"] == [len(each) for each in body["tokens"]]
+    assert [len(each) for each in body["token_strs"]] == body["count"]
+
+
+def test_a_conversation_is_written_by_the_template(front: Front, tokenizer: Tokenizer) -> None:
+    def tokens(**body: Any) -> list[int]:
+        response = front.post("/tokenize", **body)
+        assert response.status_code == 200, response.text
+        ids: list[int] = response.json()["tokens"]
+        return ids
+
+    def rendered(**options: Any) -> list[int]:
+        return ids_of(tokenizer, tokenizer.apply_chat_template(MESSAGES, **options), special=False)
+
+    assert tokens(messages=MESSAGES) == rendered()
+    assert tokens(messages=MESSAGES, add_generation_prompt=False) == rendered(add_generation_prompt=False)
+    continued = rendered(add_generation_prompt=False, continue_final_message=True)
+    assert tokens(messages=MESSAGES, continue_final_message=True) == continued
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
+        ("/tokenize", {"prompt": [1, 2]}, "prompt[0]"),
+        ("/tokenize", {"prompt": []}, "prompt"),
+        ("/tokenize", {"prompt": ["x"] * 65}, "prompt"),
+        ("/tokenize", {"messages": []}, "messages"),
+        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
+        ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
+        ("/tokenize", {"prompt": "x", "unheard_of": 1}, "unheard_of"),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}},
+            "chat_template_kwargs",
+        ),
+        (
+            "/tokenize",
+            {"messages": MESSAGES, "chat_template_kwargs": {"a": "x" * 70000}},
+            "chat_template_kwargs",
+        ),
+        ("/detokenize", {}, "tokens"),
+        ("/detokenize", {"tokens": [1 << 30]}, "tokens"),
+        ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
+        ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
+        ("/detokenize", {"tokens": [[1]] * 65}, "tokens"),
+        ("/detokenize", {"tokens": "x"}, "tokens"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(front: Front, path: str, body: dict[str, Any], param: str) -> None:
+    response: httpx.Response = front.post(path, **body)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["param"] == param
+
+
+def test_another_model_is_not_found(front: Front) -> None:
+    for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
+        assert front.post(path, model="other", **body).status_code == 404

@@ -1,0 +1,159 @@
+"""The Triton attention kernels against dense attention in float64, over scattered pages."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
+from model_worker.kernels.triton.extend_attention import BLOCK_M, extend_attention
+
+TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
+
+
+@dataclass
+class Paged:
+    """Sequences whose keys and values lie on scattered pages."""
+
+    k: list[Tensor]  # [len, kv_heads, D]
+    v: list[Tensor]
+    k_pool: Tensor
+    v_pool: Tensor
+    page_table: Tensor
+    rows: Tensor
+    kv_lens: Tensor
+
+
+def paged(lens: list[int], kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> Paged:
+    generator = torch.Generator().manual_seed(len(lens) + page_size)
+    max_pages = -(-max(lens) // page_size)
+    num_pages = len(lens) * max_pages
+    order = torch.randperm(num_pages, generator=generator) + 1
+    page_table = torch.zeros(len(lens) + 3, max_pages + 1, dtype=torch.int32)
+    rows = torch.arange(len(lens)).flip(0) + 2
+    page_table[rows, :max_pages] = order.view(len(lens), max_pages).int()
+    pools = torch.full((2, (num_pages + 1) * page_size, kv_heads, head_dim), 1e4).to(dtype)
+    k = [torch.randn(n, kv_heads, head_dim, generator=generator).to(dtype) for n in lens]
+    v = [torch.randn(n, kv_heads, head_dim, generator=generator).to(dtype) for n in lens]
+    for row, keys, values in zip(rows.tolist(), k, v, strict=True):
+        at = torch.arange(len(keys))
+        slots = page_table[row, at // page_size].long() * page_size + at % page_size
+        pools[0, slots], pools[1, slots] = keys, values
+    return Paged(k, v, pools[0], pools[1], page_table, rows, torch.tensor(lens))
+
+
+def dense(q: Tensor, k: Tensor, v: Tensor, scale: float, window: int | None, softcap: float) -> Tensor:
+    """q [new, heads, D] of the last tokens of a sequence with k, v [len, kv_heads, D]."""
+    group = q.shape[1] // k.shape[1]
+    k, v = k.double().repeat_interleave(group, 1), v.double().repeat_interleave(group, 1)
+    scores = torch.einsum("qhd,khd->hqk", q.double(), k) * scale
+    if softcap:
+        scores = softcap * torch.tanh(scores / softcap)
+    distance = torch.arange(len(k) - len(q), len(k)).unsqueeze(1) - torch.arange(len(k))
+    hidden = distance < 0
+    if window is not None:
+        hidden |= distance >= window
+    return torch.einsum("hqk,khd->qhd", scores.masked_fill(hidden, -torch.inf).softmax(-1), v)
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[got.dtype]
+    torch.testing.assert_close(got.double(), expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size", "window", "softcap", "dtype"),
+    [
+        (4, 2, 16, 16, None, 0.0, torch.float32),
+        (3, 1, 24, 1, None, 0.0, torch.float32),
+        (32, 1, 16, 5, None, 0.0, torch.float16),
+        (4, 4, 16, 16, 20, 0.0, torch.float32),
+        (4, 2, 16, 16, None, 3.0, torch.float32),
+        (2, 1, 16, 32, 1, 5.0, torch.float16),
+    ],
+)
+def test_decode_attention(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    softcap: float,
+    dtype: torch.dtype,
+    num_splits: int,
+) -> None:
+    cache = paged([1, 70, 64, 131], kv_heads, head_dim, page_size, dtype)
+    q = torch.randn(4, heads + 1, head_dim, generator=torch.Generator().manual_seed(3)).to(dtype)[:, :heads]
+    out = torch.empty(4, heads, head_dim, dtype=dtype)
+    decode_attention(
+        q,
+        cache.k_pool,
+        cache.v_pool,
+        cache.page_table,
+        cache.rows,
+        cache.kv_lens,
+        page_size=page_size,
+        scale=head_dim**-0.5,
+        num_splits=num_splits,
+        sliding_window=window,
+        softcap=softcap,
+        out=out,
+    )
+    for b in range(4):
+        expected = dense(q[b : b + 1], cache.k[b], cache.v[b], head_dim**-0.5, window, softcap)
+        assert_close(out[b : b + 1], expected)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size", "window", "softcap", "dtype"),
+    [
+        (4, 2, 16, 16, None, 0.0, torch.float32),
+        (3, 1, 24, 1, None, 0.0, torch.float32),
+        (2, 1, 16, 5, 40, 0.0, torch.float16),
+        (2, 2, 16, 16, 7, 4.0, torch.float32),
+    ],
+)
+def test_extend_attention_of_chunks_behind_cached_prefixes(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    softcap: float,
+    dtype: torch.dtype,
+) -> None:
+    num_new, lens = [1, 100, 3, 65], [1, 150, 130, 65]
+    cache = paged(lens, kv_heads, head_dim, page_size, dtype)
+    starts = [0, 1, 101, 104, 169]
+    q = torch.randn(169, heads, head_dim, generator=torch.Generator().manual_seed(4)).to(dtype)
+    out = torch.empty_like(q)
+    tiles = [(b, start) for b, n in enumerate(num_new) for start in range(0, n, BLOCK_M)]
+    extend_attention(
+        q,
+        cache.k_pool,
+        cache.v_pool,
+        cache.page_table,
+        cache.rows,
+        cache.kv_lens,
+        torch.tensor(starts),
+        torch.tensor(tiles, dtype=torch.int32),
+        page_size=page_size,
+        scale=head_dim**-0.5,
+        sliding_window=window,
+        softcap=softcap,
+        out=out,
+    )
+    for b in range(4):
+        new = slice(starts[b], starts[b + 1])
+        assert_close(out[new], dense(q[new], cache.k[b], cache.v[b], head_dim**-0.5, window, softcap))
+
+
+def test_splits_fill_the_device_and_none_is_short() -> None:
+    assert choose_num_splits(1, 8, 8192, 132) == 32
+    assert choose_num_splits(1, 8, 300, 132) == 2
+    assert choose_num_splits(64, 8, 8192, 132) == 1
+    assert choose_num_splits(1, 1, 1, 132) == 1

@@ -1,0 +1,75 @@
+"""Every Triton kernel against the torch function that defines it, on odd sizes, strided and empty input."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_worker.kernels import rms_norm as norm_reference
+from model_worker.kernels.rope import apply_rope, rope_cos_sin
+from model_worker.kernels.silu_and_mul import silu_and_mul as silu_and_mul_reference
+from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
+from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
+from model_worker.kernels.triton.silu_and_mul import silu_and_mul
+
+DTYPES = [torch.float32, torch.float16]
+TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def assert_close(got: Tensor, expected: Tensor) -> None:
+    tolerance = TOLERANCE[expected.dtype]
+    torch.testing.assert_close(got, expected, atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 96), (5, 33), (2, 3, 20), (0, 8)])
+def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = normal(*shape, dtype=dtype), normal(shape[-1], dtype=dtype, seed=1)
+    assert_close(rms_norm(x, weight, 1e-5), norm_reference.rms_norm(x, weight, 1e-5))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(1, 8), (3, 96), (5, 33), (0, 8)])
+def test_fused_add_rms_norm_changes_the_residual_and_returns_its_norm(
+    shape: tuple[int, int], dtype: torch.dtype
+) -> None:
+    residual, update = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
+    weight = normal(shape[-1], dtype=dtype, seed=2)
+    expected_residual = residual.clone()
+    expected = norm_reference.fused_add_rms_norm(expected_residual, update, weight, 1e-6)
+    assert_close(fused_add_rms_norm(residual, update, weight, 1e-6), expected)
+    assert_close(residual, expected_residual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (3, 1030), (4, 37), (0, 8)])
+def test_silu_and_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
+    gate_up = normal(tokens, 2 * width, dtype=dtype)
+    assert_close(silu_and_mul(gate_up), silu_and_mul_reference(gate_up))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 24), (6, 6, 8)])
+@pytest.mark.parametrize("rotates", [True, False])
+def test_rope_and_store_kv_reads_strided_heads_and_writes_scattered_slots(
+    heads: int, kv_heads: int, head_dim: int, rotates: bool, dtype: torch.dtype
+) -> None:
+    tokens = 5
+    qkv = normal(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    inverse = 1.0 / 100 ** (torch.arange(0, head_dim, 2) / head_dim)
+    cos_sin = rope_cos_sin(torch.tensor([7, 0, 3, 100, 1]), inverse) if rotates else None
+    slots = torch.tensor([9, 2, 11, 3, 0])
+    pools = torch.zeros(2, 12, kv_heads, head_dim, dtype=dtype)
+    expected_q, expected_k = (q.clone(), k.clone()) if cos_sin is None else apply_rope(q, k, cos_sin)
+    rope_and_store_kv(q, k, v, cos_sin, pools[0], pools[1], slots)
+    assert_close(q, expected_q)
+    assert_close(pools[0][slots], expected_k)
+    assert torch.equal(pools[1][slots], v)
+    untouched = [slot for slot in range(12) if slot not in slots.tolist()]
+    assert not pools[:, untouched].any()

@@ -1,0 +1,129 @@
+"""Bodies as a broken or hostile HTTP client sends them: good ones of every endpoint, mutated."""
+
+from __future__ import annotations
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from typing import Any
+
+GOOD: tuple[tuple[str, dict[str, Any]], ...] = (
+    (
+        "/v1/completions",
+        {"prompt": ["def f(x):", "y"], "max_tokens": 2, "n": 2, "logprobs": 2, "echo": True, "stop": ["END"]},
+    ),
+    (
+        "/v1/completions",
+        {
+            "prompt": [1, 2, 3],
+            "max_tokens": 2,
+            "temperature": 0.5,
+            "logit_bias": {"5": 1.5},
+            "stream": True,
+            "stream_options": {"include_usage": True},
+            "bad_words": ["x"],
+        },
+    ),
+    (
+        "/v1/chat/completions",
+        {
+            "messages": [
+                {"role": "system", "content": "be brief"},
+                {"role": "user", "content": [{"type": "text", "text": "x"}]},
+            ],
+            "max_tokens": 2,
+            "logprobs": True,
+            "top_logprobs": 2,
+            "seed": 1,
+            "tools": [],
+            "chat_template_kwargs": {"a": True},
+        },
+    ),
+    (
+        "/generate",
+        {
+            "text": "x",
+            "sampling_params": {"max_new_tokens": 2, "temperature": 0, "top_k": 5},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+            "stream": False,
+        },
+    ),
+    ("/tokenize", {"prompt": "x", "return_token_strs": True}),
+    ("/detokenize", {"tokens": [5, 6]}),
+)
+VALUES: tuple[Any, ...] = (
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    1.5,
+    1e308,
+    -1e-320,
+    1 << 31,
+    1 << 63,
+    10**30,
+    "",
+    "x",
+    "\u0000",
+    "\U0001f600\u202e",
+    "x" * 10_000,
+    [],
+    {},
+    [[]],
+    [None],
+    [1, "a"],
+    ["x"] * 100,
+    {"": None},
+    {"x": {"x": []}},
+)
+
+
+def mutated_bodies(count: int, rng: random.Random) -> Iterator[tuple[str, bytes]]:
+    """(path, body): half of them other JSON, half of them damaged bytes."""
+    for _ in range(count):
+        path, body = rng.choice(GOOD)
+        data = json.dumps(_other(body, rng) if rng.random() < 0.7 else body).encode()
+        yield path, _damaged(data, rng) if rng.random() < 0.5 else data
+
+
+def _other(body: dict[str, Any], rng: random.Random) -> Any:
+    """The body with one to three values changed, fields added or left out, at any depth."""
+    changed = copy.deepcopy(body)
+    for _ in range(rng.randrange(1, 4)):
+        place: Any = changed
+        key: Any = rng.choice(list(place))
+        while isinstance(place[key], dict | list) and place[key] and rng.random() < 0.6:
+            place = place[key]
+            key = rng.choice(list(place)) if isinstance(place, dict) else rng.randrange(len(place))
+        kind = rng.randrange(4)
+        if kind == 0 and isinstance(place, dict) and len(place) > 1:
+            del place[key]
+        elif kind == 1 and isinstance(place, dict):
+            place[rng.choice(["n", "best_of", "x", "prompt", "stream", "rid"])] = copy.deepcopy(
+                rng.choice(VALUES)
+            )
+        else:
+            place[key] = copy.deepcopy(rng.choice(VALUES))
+    return changed
+
+
+def _damaged(data: bytes, rng: random.Random) -> bytes:
+    damaged = bytearray(data)
+    for _ in range(rng.randrange(1, 4)):
+        at = rng.randrange(len(damaged) + 1)
+        kind = rng.randrange(4)
+        if kind == 0 and at < len(damaged):
+            damaged[at] ^= 1 << rng.randrange(8)
+        elif kind == 1:
+            del damaged[at:]
+        elif kind == 2:
+            damaged[at:at] = rng.choice([b"[", b"{", b"\\u", b"\xff", b"1e999", b'"', b","]) * rng.randrange(
+                1, 50
+            )
+        else:
+            damaged[at : at + rng.randrange(8)] = rng.randbytes(rng.randrange(8))
+    return bytes(damaged)

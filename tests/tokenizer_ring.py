@@ -1,0 +1,95 @@
+"""A tokenizer loop between channels in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.handle import make_handle
+from runtime.messages import GenerateRequest, RequestFailed
+from runtime.sampling_params import SamplingParams
+from runtime.status_page import Status
+from runtime.transport import MemoryChannel
+from runtime.wire import IntArray
+from text.tokenizer import Tokenizer
+from tokenizer_proc.loop import MAX_BATCH_CHARS, TokenizerLoop
+from tokenizer_proc.receipt import Receipt
+from tokenizer_proc.validation import Admission, Validator
+
+CLIENT = 77
+LONG_TEXT = "x = 1\n" * MAX_BATCH_CHARS
+
+
+class Ring:
+    """A tokenizer loop between channels in memory."""
+
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        scheduler_room: int = 1000,
+        context_length: int = 1 << 20,
+        num_detokenizers: int = 1,
+        validator: Validator | None = None,
+    ) -> None:
+        self.inbox = MemoryChannel("tokenizer_in")
+        self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
+        self.detokenizers = [MemoryChannel("detokenizer_in") for _ in range(num_detokenizers)]
+        self.status = Status()
+        self.num_sent_elsewhere = 0
+        self.now = Receipt(1000.0, 2_000_000_000.0)
+        self.loop = TokenizerLoop(
+            inbox=self.inbox,
+            scheduler=self.scheduler,
+            detokenizers=self.detokenizers,
+            tokenizer=loaded,
+            validator=validator or Validator(4096, context_length),
+            admission=Admission(max_waiting=100, max_running=100),
+            scheduler_status=lambda: self.status,
+            secret=b"k" * 32,
+            num_sent_elsewhere=lambda: self.num_sent_elsewhere,
+            clock=lambda: self.now,
+        )
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            assert self.inbox.send(message)
+
+    def refusals(self) -> list[RequestFailed]:
+        return [refused for channel in self.detokenizers for refused in channel.drain()]
+
+
+def handle(seq: int, client: int = CLIENT) -> bytes:
+    return make_handle(client, seq)
+
+
+def request(seq: int, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"handle": handle(seq), "sampling": SamplingParams(seed=1), **fields})
+
+
+def passed_on(ring: Ring, *messages: Any) -> list[Any]:
+    """What the scheduler gets of these in one turn."""
+    ring.send(*messages)
+    ring.loop.turn()
+    return ring.scheduler.drain()
+
+
+def refusal(ring: Ring, bad: GenerateRequest) -> RequestFailed:
+    """The one refusal of a request for one sequence."""
+    assert passed_on(ring, bad) == []
+    (refused,) = ring.refusals()
+    return refused
+
+
+class GatedTokenizer(Tokenizer):
+    """Encodes long texts only after `gate` is opened."""
+
+    def __init__(self, loaded: Tokenizer) -> None:
+        super().__init__(loaded._backend, loaded._wrapper)
+        self.gate = threading.Event()
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+        if len(texts[0]) > MAX_BATCH_CHARS:
+            assert self.gate.wait(10)
+        return super().encode_batch(texts, add_special_tokens=add_special_tokens)

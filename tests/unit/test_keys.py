@@ -1,0 +1,88 @@
+"""Keys of clients over TCP: made once, private, and every fault named before anything is started."""
+
+from __future__ import annotations
+
+import stat
+from pathlib import Path
+
+import pytest
+
+from runtime.errors import ConfigError
+from runtime.keys import ServerKeys, main, make_keys
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(directory)): path.read_bytes() for path in directory.rglob("*.key*")}
+
+
+def test_a_client_gets_a_directory_to_take_along_and_its_public_key_is_let_in(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(tmp_path / "keys"), "alice", "bob"]) == 0
+    assert sorted(files(tmp_path / "keys")) == [
+        "alice/client.key_secret",
+        "alice/server.key",
+        "bob/client.key_secret",
+        "bob/server.key",
+        "clients/alice.key",
+        "clients/bob.key",
+        "server.key",
+        "server.key_secret",
+    ]
+    keys = ServerKeys.read(tmp_path / "keys")
+    assert keys.public.decode() in (tmp_path / "keys" / "alice" / "server.key").read_text()
+    assert keys.secret.decode() not in capsys.readouterr().out
+    assert keys.clients == tmp_path / "keys" / "clients"
+
+
+def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
+    make_keys(tmp_path / "keys")
+    for path in (tmp_path / "keys").rglob("*"):
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_another_client_is_added_and_nothing_that_exists_is_changed(tmp_path: Path) -> None:
+    make_keys(tmp_path, ["alice"])
+    before = files(tmp_path)
+    make_keys(tmp_path, ["bob"])
+    after = files(tmp_path)
+    assert {name: after[name] for name in before} == before
+    assert len(after) == len(before) + 3
+
+
+@pytest.mark.parametrize("name", ["alice", "server", "clients", "", "../alice", "a/b", ".hidden", "x" * 65])
+def test_a_name_that_is_taken_or_no_file_name_is_refused(
+    tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make_keys(tmp_path, ["alice"])
+    before = files(tmp_path)
+    assert main([str(tmp_path), "carol", name]) == 64
+    assert "error: " in capsys.readouterr().err
+    assert files(tmp_path) == before
+
+
+def test_faults_of_a_key_directory_are_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"curve_dir.*server\.key_secret"):
+        ServerKeys.read(tmp_path)
+
+    make_keys(tmp_path)
+    secret = tmp_path / "server.key_secret"
+    secret.chmod(0o644)
+    with pytest.raises(ConfigError, match=r"server\.key_secret.*chmod 600"):
+        ServerKeys.read(tmp_path)
+
+    secret.chmod(0o600)
+    whole = secret.read_text()
+    secret.write_text((tmp_path / "server.key").read_text())
+    with pytest.raises(ConfigError, match="no secret key"):
+        ServerKeys.read(tmp_path)
+
+    secret.write_text(whole)
+    client = tmp_path / "clients" / "client.key"
+    client.write_text('public-key = "short"')
+    with pytest.raises(ConfigError, match=r"client\.key.*40 characters"):
+        ServerKeys.read(tmp_path)
+
+    client.unlink()
+    with pytest.raises(ConfigError, match=r"nobody could connect.*runtime\.keys"):
+        ServerKeys.read(tmp_path)

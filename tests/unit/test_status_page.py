@@ -1,0 +1,134 @@
+"""The status page: a slot for each process, read whole or not at all, and told apart from other builds'."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from runtime import status_page
+from runtime.status_page import HEADER_BYTES, SLOT_BYTES, VERSION, Status, StatusPage
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_a_status_page_has_its_disk_space_from_the_start(tmp_path: Path) -> None:
+    """Where it was a hole, the first write on a full disk would be a SIGBUS."""
+    page = StatusPage(tmp_path / "status", create=True)
+    assert (tmp_path / "status").stat().st_blocks > 0
+    page.close()
+
+
+def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
+    owner = StatusPage(tmp_path / "status", create=True, counts={"tokenizer": 3, "api": 2})
+    reader = StatusPage(tmp_path / "status")
+    slots = list(reader.slots())
+    assert sorted(slots) == sorted(
+        [("launcher", 0), ("scheduler", 0), ("worker", 0), ("detokenizer", 0), ("api", 0), ("api", 1)]
+        + [("tokenizer", index) for index in range(3)]
+    )
+    for n, (role, index) in enumerate(slots):
+        assert reader.read(role, index) == Status()
+        owner.write(role, Status(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40), index)
+    for n, (role, index) in enumerate(slots):
+        status = Status(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40)
+        assert reader.read(role, index) == status
+    owner.close()
+    reader.close()
+
+
+def test_a_slot_in_the_middle_of_a_write_reads_as_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may be held up there, or killed: nobody may take it for absent."""
+    page = StatusPage(tmp_path / "status", create=True)
+    assert status_page._copy_at(0, 1) + status_page._FIELDS.size <= status_page.SLOT_BYTES
+    for number in range(1, 4):
+        page.write("scheduler", Status(number, 3, "ready"))
+
+        class Interrupted:
+            size = status_page._FIELDS.size
+
+            def pack_into(self, buffer: mmap.mmap, at: int, *fields: int) -> None:
+                buffer[at : at + self.size // 2] = b"\xff" * (self.size // 2)
+                raise InterruptedError
+
+        with monkeypatch.context() as context:
+            context.setattr(status_page, "_FIELDS", Interrupted())
+            with pytest.raises(InterruptedError):
+                page.write("scheduler", Status(99, 99, "failed"))
+        assert page.read("scheduler") == Status(number, 3, "ready")
+        assert page.read("worker") == Status()
+    page.close()
+
+
+def test_a_slot_that_is_written_all_the_time_is_never_read_half(tmp_path: Path) -> None:
+    """A reader that took a torn slot would see two numbers that differ."""
+    page = StatusPage(tmp_path / "status", create=True)
+    code = (
+        "import sys; from pathlib import Path; from runtime.status_page import *\n"
+        "page, n = StatusPage(Path(sys.argv[1])), 0\n"
+        "while page.read('launcher').state != 'failed':\n"
+        "    n += 1; page.write('worker', Status(n, 1, 'ready', n, n, n, n, n, n, n, n, n, n))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "status")], cwd=ROOT)
+    try:
+        while page.read("worker").epoch == 0:
+            assert writer.poll() is None
+        seen: set[int] = set()
+        while len(seen) < 300:
+            status = page.read("worker")
+            seen.add(status.epoch)
+            assert len({*status[3:]} | {status.epoch}) == 1, status
+    finally:
+        page.write("launcher", Status(state="failed"))
+        writer.wait(10)
+        page.close()
+
+
+def test_a_page_of_another_build_is_refused_by_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    StatusPage(path, create=True).close()
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(struct.pack("<H", VERSION + 1))
+    with pytest.raises(ValueError, match=f"version {VERSION + 1}; this build reads version {VERSION}"):
+        StatusPage(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 1536, b"CRSP", bytes(range(HEADER_BYTES))],
+    ids=["empty", "zeros", "short", "noise"],
+)
+def test_what_is_no_status_page_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "status").write_bytes(content)
+    with pytest.raises(ValueError, match=r"status page|empty"):
+        StatusPage(tmp_path / "status")
+
+
+def test_a_page_that_has_lost_a_slot_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    StatusPage(path, create=True, counts={"api": 4}).close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - SLOT_BYTES)
+    with pytest.raises(ValueError, match="slots"):
+        StatusPage(path)
+
+
+def test_who_looks_while_a_page_is_made_finds_none_or_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        assert not (tmp_path / "status").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(OSError, match="No space"):
+        StatusPage(tmp_path / "status", create=True)
+    assert not (tmp_path / "status").exists()

@@ -1,0 +1,121 @@
+"""ChatTemplate: conversations to prompts, as the template beside a checkpoint writes them.
+
+The template is the model's own and is trusted; what it is given is the user's. So whatever it raises says
+that it does not take these messages or these variables.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from runtime.errors import InvalidRequest
+
+_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+# Variables that a template gets in other ways, and options of its rendering.
+_ARGUMENTS = frozenset(
+    {
+        "messages",
+        *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+        *inspect.signature(render_jinja_template).parameters,
+    }
+)
+
+
+class ChatTemplate:
+    def __init__(self, wrapper: PreTrainedTokenizerFast) -> None:
+        self._wrapper = wrapper
+
+    @property
+    def exists(self) -> bool:
+        return self._wrapper.chat_template is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, object],
+    ) -> str:
+        """See Tokenizer.apply_chat_template."""
+        if not self.exists:
+            raise InvalidRequest(
+                "messages: the model has no chat template; send a text prompt", param="messages"
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins a new "
+                "one: set only one of them",
+                param="continue_final_message",
+            )
+        self._check_names(template_kwargs)
+        options: dict[str, Any] = dict(template_kwargs)
+        if continue_final_message:
+            options["continue_final_message"] = True
+        try:
+            return self._render(messages, add_generation_prompt, options)
+        except _ERRORS as error:
+            param = self._param_at_fault(messages, add_generation_prompt, options)
+            # What follows in the library's own message quotes the whole conversation.
+            reason = str(error).partition("Final message to continue:")[0]
+            raise InvalidRequest(
+                f"{param}: the model's chat template refuses this: {reason}", param=param
+            ) from error
+
+    def _check_names(self, template_kwargs: Mapping[str, object]) -> None:
+        for name in template_kwargs:
+            if name in _ARGUMENTS or name in self._wrapper.special_tokens_map:
+                raise InvalidRequest(
+                    f"chat_template_kwargs: {name} cannot be set here", param="chat_template_kwargs"
+                )
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> str:
+        prompt = self._wrapper.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **options,
+        )
+        assert isinstance(prompt, str)
+        return prompt
+
+    def _param_at_fault(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> str:
+        """What a template that has raised does not take: it is what it can do without, or the messages."""
+        continues = {name: value for name, value in options.items() if name == "continue_final_message"}
+        variables = {name: value for name, value in options.items() if name not in continues}
+        for param, given, others in (
+            ("chat_template_kwargs", variables, continues),
+            ("continue_final_message", continues, variables),
+        ):
+            if not given:
+                continue
+            try:
+                self._render(messages, add_generation_prompt, others)
+            except _ERRORS:
+                continue
+            return param
+        return "messages"

@@ -1,0 +1,33 @@
+"""Which tokenizer a launch has: the one in a directory, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from text.codec import Codec, Decoders
+from text.no_tokenizer import NoTextDecoders, NoTokenizer
+
+# The tokenizer libraries are imported when they are needed: they take a hundred megabytes.
+
+
+def open_tokenizer(directory: str, chat_template: str = "") -> Codec:
+    """The tokenizer of a resolved configuration, whose `tokenizer` is empty where none is to be loaded.
+
+    Raises: ModelError when a file is missing or cannot be read.
+    """
+    if not directory:
+        return NoTokenizer()
+    from text.tokenizer import load
+
+    return load(Path(directory), chat_template=Path(chat_template) if chat_template else None)
+
+
+def open_decoders(tokenizer: Codec) -> Decoders:
+    """The decoders of what `open_tokenizer` gave."""
+    if isinstance(tokenizer, NoTokenizer):
+        return NoTextDecoders()
+    from text.incremental import DecoderFactory
+    from text.tokenizer import Tokenizer
+
+    assert isinstance(tokenizer, Tokenizer)
+    return DecoderFactory(tokenizer)

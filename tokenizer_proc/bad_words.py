@@ -1,0 +1,51 @@
+"""Bad words: texts that must not be generated, as the token ids that spell them."""
+
+from __future__ import annotations
+
+import msgspec
+
+from runtime.errors import InvalidRequest
+from runtime.sampling_params import MAX_WORD_IDS, MAX_WORDS, SamplingParams
+from text.codec import PromptEncoder
+
+_MAX_WORDS_IDS = 3 * MAX_WORDS
+
+
+def with_bad_words_as_ids(
+    sampling: SamplingParams, tokenizer: PromptEncoder, vocab_size: int
+) -> SamplingParams:
+    """`sampling` with its bad words among its bad_words_ids, each as it is spelled at the beginning of a text
+    and behind a space. Raises InvalidRequest naming bad_words.
+    """
+    if not sampling.bad_words:
+        return sampling
+    # A dict, so that each is there once and their order does not depend on hashes.
+    words = dict.fromkeys(sampling.bad_words_ids)
+    for word in sampling.bad_words:
+        spellings = _spellings(word, tokenizer)
+        if not spellings:
+            raise InvalidRequest(f"bad_words: {word!r} has no tokens", param="bad_words")
+        for spelling in spellings:
+            if len(spelling) > MAX_WORD_IDS:
+                raise InvalidRequest(
+                    f"bad_words: {word!r} has {len(spelling)} tokens, at most {MAX_WORD_IDS} are possible",
+                    param="bad_words",
+                )
+            if max(spelling) >= vocab_size:
+                raise InvalidRequest(
+                    f"bad_words: {word!r} has a token that the model does not know", param="bad_words"
+                )
+        words.update(dict.fromkeys(spellings))
+    if len(words) > _MAX_WORDS_IDS:
+        raise InvalidRequest(
+            f"bad_words: with bad_words_ids they are {len(words)} words in tokens, at most {_MAX_WORDS_IDS} "
+            "are possible",
+            param="bad_words",
+        )
+    return msgspec.structs.replace(sampling, bad_words=(), bad_words_ids=tuple(words))
+
+
+def _spellings(word: str, tokenizer: PromptEncoder) -> list[tuple[int, ...]]:
+    bare = word.removeprefix(" ")
+    encoded = tokenizer.encode_batch([bare, " " + bare], add_special_tokens=False)
+    return [tuple(ids.tolist()) for ids in encoded if len(ids)]

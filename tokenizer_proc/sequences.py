@@ -1,0 +1,113 @@
+"""Sequences: a request becomes as many as it asks for, which share the prompt and nothing else.
+
+Knows no text and no socket.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from runtime.handle import sibling, split_handle
+from runtime.messages import GenerateRequest, StreamOpen, TokenizedRequest
+from runtime.sampling_params import SamplingParams
+from runtime.wire import IntArray, pack_ids
+
+PROMPT_TAIL_TOKENS = 8
+NAMESPACE_BYTES = 16
+SEEDS = 1 << 63
+# Of a handle's index, which has two bytes.
+MAX_INDEX = (1 << 16) - 1
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A request that was let through."""
+
+    request: GenerateRequest
+    handles: tuple[bytes, ...]
+    """One for each sequence."""
+    sampling: SamplingParams
+    """The request's, with bad words as ids."""
+    arrived_s: float
+    deadline_s: float
+
+
+def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
+    """The request's own handle and the next ones, as far as indexes go."""
+    handle, count = request.handle, request.sampling.n
+    if count == 1:
+        return (handle,)
+    _, _, first, _ = split_handle(handle)
+    return tuple(sibling(handle, index) for index in range(first, min(first + count, MAX_INDEX + 1)))
+
+
+def sequence_sampling(sampling: SamplingParams, number: int) -> SamplingParams:
+    """What the request's sequence `number`, from 0, asks for."""
+    if sampling.n == 1:
+        return sampling
+    if number == 0:
+        return msgspec.structs.replace(sampling, n=1)
+    seed = sampling.seed
+    return msgspec.structs.replace(
+        sampling,
+        n=1,
+        seed=None if seed is None else (seed + number) % SEEDS,
+        # They belong to the prompt, which all share: the first one brings them.
+        prompt_logprobs=None,
+        return_context_logits=False,
+    )
+
+
+class SequenceMaker:
+    def __init__(self, secret: bytes) -> None:
+        """`secret` keys the digest that separates the caches of different salts."""
+        self._secret = secret
+        self._encode_open = msgspec.msgpack.Encoder().encode
+
+    def make(self, job: Job, ids: IntArray) -> Iterator[TokenizedRequest]:
+        """The sequences of a request with the prompt `ids`."""
+        request, resume = job.request, job.request.resume
+        input_ids = pack_ids(ids)
+        space = namespace(request.cache_salt, self._secret)
+        for number, handle in enumerate(job.handles):
+            yield TokenizedRequest(
+                handle=handle,
+                input_ids=input_ids,
+                sampling=sequence_sampling(job.sampling, number),
+                stream_open=msgspec.Raw(self._encode_open(_stream_open(job, handle, ids))),
+                priority=request.priority,
+                namespace=space,
+                output_ids=b"" if resume is None else resume.output_ids,
+                cached_tokens=-1 if resume is None else resume.cached_tokens,
+                num_prompt_logprobs=0 if resume is None else resume.num_prompt_logprobs,
+                arrived_s=job.arrived_s,
+                deadline_s=job.deadline_s,
+            )
+
+
+def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
+    request, sampling = job.request, job.sampling
+    return StreamOpen(
+        handle=handle,
+        num_prompt_tokens=len(ids),
+        prompt_tail=pack_ids(ids[-PROMPT_TAIL_TOKENS:]),
+        label=request.label,
+        stream=request.stream,
+        stop=sampling.stop,
+        stop_words=tuple(pack_ids(word) for word in sampling.stop_words_ids),
+        include_stop_str_in_output=sampling.include_stop_str_in_output,
+        skip_special_tokens=sampling.skip_special_tokens,
+        min_tokens=sampling.min_tokens,
+        resume=request.resume,
+    )
+
+
+def namespace(cache_salt: str, secret: bytes) -> bytes:
+    """Where a request's KV may be shared: keyed, so that nobody can compute a salt of the same namespace."""
+    if not cache_salt:
+        return b""
+    return hashlib.blake2b(cache_salt.encode(), digest_size=NAMESPACE_BYTES, key=secret).digest()
