@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from importlib.util import find_spec
 
 import torch
 
@@ -20,31 +21,33 @@ def make_attention_backend(name: str, *, device: str, dtype: torch.dtype, head_d
     """The backend of that name; for "auto", the fastest one that works here, with a line if that is not the
     native one on a CPU.
 
-    Raises: ConfigError for an unknown name, or for cpu_native where it cannot work.
+    Raises: ConfigError for an unknown name, for cpu_native where it cannot work, and for CUDA without triton.
     """
+    if device == "cuda":
+        return _make_for_cuda(name)
     if name not in ("auto", "cpu_native"):
         return _make(name)
-    reason = _reason_against_native(device, dtype, head_dim)
-    if reason is None:
+    if not attention_supports(dtype, head_dim):
+        reason = f"it has no kernel for {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
+    else:
         try:
             return _make("cpu_native")
         except BuildError as error:
             reason = str(error)
     if name == "cpu_native":
         raise ConfigError(f"attention_backend: cpu_native cannot be used: {reason}")
-    if device == "cpu":
-        logger.warning("no native CPU kernels, torch operations are used and are slower: %s", reason)
+    logger.warning("no native CPU kernels, torch operations are used and are slower: %s", reason)
     return _make("torch_native")
+
+
+def _make_for_cuda(name: str) -> AttentionBackend:
+    if name == "cpu_native":
+        raise ConfigError("attention_backend: cpu_native cannot be used: the device is cuda")
+    if find_spec("triton") is None:
+        raise ConfigError("device: cuda needs triton; pip install 'carousel[cuda]'")
+    return _make("triton" if name == "auto" else name)
 
 
 def _make(name: str) -> AttentionBackend:
     backend: AttentionBackend = resolve("attention backend", name, ATTENTION_BACKENDS)()
     return backend
-
-
-def _reason_against_native(device: str, dtype: torch.dtype, head_dim: int) -> str | None:
-    if device != "cpu":
-        return f"the device is {device}"
-    if not attention_supports(dtype, head_dim):
-        return f"it has no kernel for {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
-    return None

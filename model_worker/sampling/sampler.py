@@ -161,6 +161,8 @@ class Sampler:
 
     def _draw(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> Tensor:
         """A token for each row: drawn for those with a temperature, the largest logit for the others."""
+        if logits.is_cuda:
+            return self._draw_by_kernel(logits, who, features)
         truncated = rows_with(features, col.TOP_K | col.TOP_P)
         whole = np.flatnonzero((features & (col.TOP_K | col.TOP_P | col.NOISE)) == col.NOISE)
         if len(whole) == len(features):
@@ -177,6 +179,32 @@ class Sampler:
             rows_host = who.rows_host[truncated]
             tokens[at] = self._draw_truncated(logits[at], who.rows[at], who.positions[at], rows_host)
         return tokens
+
+    def _draw_by_kernel(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> Tensor:
+        """As `_draw`, for all kinds of rows in the same few launches."""
+        # Imported where a GPU is used, and only there: a CPU needs no triton.
+        from model_worker.kernels.triton.draw import draw
+
+        c, rows = self._columns, who.rows
+        greedy = self._device.tensor((features & col.NOISE) == 0)
+        seeds, temperature = take(c.seed, rows), take(c.temperature, rows)
+        if not (features & (col.TOP_K | col.TOP_P | col.MIN_P)).any():
+            return draw(logits, temperature, seeds, who.positions, greedy)
+        top_p = take(c.top_p, rows)
+        decaying = rows_with(features, col.TOP_P_DECAY)
+        if len(decaying):
+            at = self._device.tensor(decaying)
+            top_p[at] = self._decay.top_p(rows[at])
+        return draw(
+            logits,
+            temperature,
+            seeds,
+            who.positions,
+            greedy,
+            top_k=take(c.top_k, rows),
+            top_p=top_p,
+            min_logit_gap=take(c.min_logit_gap, rows),
+        )
 
     def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, min_p: bool) -> Tensor:
         """Draw from the whole vocabulary, less what min-p cuts off."""

@@ -12,6 +12,7 @@ import torch
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
 from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.attention.triton import TritonAttention
 from model_worker.kernels.native.library import load_kernels
 from runtime.errors import ConfigError
 from tests.cpu.native import needs_compiler
@@ -51,7 +52,7 @@ def test_auto_does_not_look_for_a_compiler_off_the_cpu(
     no_compiler: None, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend = make_attention_backend("auto", device="cuda", dtype=torch.float32, head_dim=64)
-    assert isinstance(backend, TorchNativeAttention)
+    assert isinstance(backend, TritonAttention)
     assert not caplog.records
 
 
@@ -81,3 +82,9 @@ def test_a_library_that_cannot_be_loaded_is_compiled_code_of_no_use(
     with pytest.raises(ConfigError, match="cannot be loaded"):
         make_attention_backend("cpu_native", device="cpu", dtype=torch.float32, head_dim=64)
     load_kernels.cache_clear()
+
+
+def test_a_gpu_without_triton_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("model_worker.attention.selection.find_spec", lambda _: None)
+    with pytest.raises(ConfigError, match=r"carousel\[cuda\]"):
+        make_attention_backend("auto", device="cuda", dtype=torch.bfloat16, head_dim=128)

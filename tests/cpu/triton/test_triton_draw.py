@@ -11,6 +11,7 @@ from torch import Tensor
 from model_worker.kernels.triton.draw import draw
 from model_worker.sampling.noise import perturbed
 from model_worker.sampling.truncation import candidates
+from tests.cpu.sampler_driver import CPU, random_logits, sampler_with, setup, who
 
 VOCAB_SIZE = 5003
 
@@ -76,3 +77,27 @@ def test_truncated_draws_take_the_tokens_of_the_torch_sampler(seed: int, steps: 
 def test_no_rows() -> None:
     none = torch.empty(0)
     assert draw(torch.empty(0, 8), none, none.long(), none.long(), none.bool()).shape == (0,)
+
+
+def test_the_sampler_draws_the_same_by_kernel_and_by_torch() -> None:
+    kinds: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8},
+        {"temperature": 1.3, "top_k": 7},
+        {"top_p": 0.6},
+        {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+        {"min_p": 0.1},
+        {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.1, "top_p_age": 2},
+    ]
+    rows = list(range(len(kinds)))
+    setups = [setup(row, seed=row + 5, **kind) for row, kind in enumerate(kinds)]
+    sampler = sampler_with(CPU, *setups)
+    logits, whose = random_logits(len(kinds)), who(rows, [30 + row for row in rows])
+    features = sampler._columns.features[whose.rows_host]
+    expected = sampler._draw(logits.clone(), whose, features)
+    assert sampler._draw_by_kernel(logits.clone(), whose, features).tolist() == expected.tolist()
+    plain = [0, 1]
+    some = who(plain, [3, 4])
+    features = sampler._columns.features[some.rows_host]
+    expected = sampler._draw(logits[plain], some, features)
+    assert sampler._draw_by_kernel(logits[plain], some, features).tolist() == expected.tolist()
