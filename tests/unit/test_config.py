@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from runtime.command_line import make_parser, parse_args
-from runtime.config import RuntimeConfig, resolve
+from runtime.config import SMALL_MODEL_BYTES, RuntimeConfig, resolve
 from runtime.errors import ConfigError
 
 
@@ -93,6 +93,25 @@ def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
     assert config.device in ("cpu", "cuda")
     assert config.cpu_threads >= 1
     assert resolved(RuntimeConfig(dtype="half"), tmp_path).dtype == "float16"
+
+
+def test_a_small_model_behind_http_leaves_a_core_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"small")
+    config = RuntimeConfig(model=str(tmp_path))
+    assert resolved(config, tmp_path).cpu_threads == 3
+    offline = RuntimeConfig(model=str(tmp_path), no_http=True)
+    assert resolved(offline, tmp_path).cpu_threads == 4
+    assert resolved(RuntimeConfig(model=str(tmp_path), cpu_threads=2), tmp_path).cpu_threads == 2
+    with weights.open("r+b") as file:
+        file.truncate(SMALL_MODEL_BYTES)
+    assert resolved(config, tmp_path).cpu_threads == 4
+    weights.unlink()
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    assert resolved(config, tmp_path).cpu_threads == 1
 
 
 @pytest.mark.parametrize(
