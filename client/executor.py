@@ -47,6 +47,8 @@ class ExecutorStats:
     """Waiting to be admitted, for the first time or after a retraction."""
     num_received_requests: int
     """Since its start."""
+    current_batch_size: int
+    """Sequences in the newest step; 0 when there was nothing to compute."""
     num_free_pages: int
     num_pages: int
 
@@ -319,6 +321,7 @@ class GenerationExecutor:
             num_active_requests=status.num_running,
             num_queued_requests=status.num_waiting,
             num_received_requests=status.num_received,
+            current_batch_size=status.batch_size,
             num_free_pages=status.num_free_pages,
             num_pages=status.num_pages,
         )

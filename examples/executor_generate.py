@@ -67,6 +67,7 @@ def generate_within(executor: GenerationExecutor, prompt_token_ids: list[int], t
     if stats is not None:
         print(f"Active requests: {stats.num_active_requests}")
         print(f"Queued requests: {stats.num_queued_requests}")
+        print(f"Batch size: {stats.current_batch_size}")
 
 
 def main() -> None:

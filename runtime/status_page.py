@@ -21,9 +21,9 @@ from typing import NamedTuple
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQ")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQI")
 MAGIC = b"CRSP"
-VERSION = 2
+VERSION = 3
 HEADER_BYTES = 256
 SLOT_BYTES = 256
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
@@ -33,7 +33,7 @@ STATES = ("absent", "loading", "ready", "draining", "failed")
 
 class Status(NamedTuple):
     """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
-    `num_running` of a detokenizer, its sequences that have no terminal yet, and the last field.
+    `num_running` of a detokenizer, its sequences that have no terminal yet, and `num_sent`.
     """
 
     epoch: int = 0
@@ -55,6 +55,8 @@ class Status(NamedTuple):
     """
     num_sent: int = 0
     """Sequences that this tokenizer has let through since its start."""
+    batch_size: int = 0
+    """Sequences in the scheduler's newest step; 0 when it had nothing to compute."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

@@ -28,11 +28,12 @@ CHECK_AFTER_IDLE_S = 1.0
 
 
 class Load(NamedTuple):
-    """What tokenizers admit new requests by."""
+    """What tokenizers admit new requests by, and the size of the newest step."""
 
     num_running: int
     num_waiting: int
     num_received: int
+    batch_size: int
 
 
 class SchedulerLoop:
@@ -79,7 +80,10 @@ class SchedulerLoop:
     def load(self) -> Load:
         scheduler = self._scheduler
         return Load(
-            scheduler.kv.rows.num_running, len(scheduler.lifecycle.waiting), scheduler.intake.num_received
+            scheduler.kv.rows.num_running,
+            len(scheduler.lifecycle.waiting),
+            scheduler.intake.num_received,
+            scheduler.step_log.batch_size,
         )
 
     def status(self) -> dict[str, int | float]:

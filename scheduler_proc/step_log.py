@@ -46,9 +46,12 @@ class StepLog:
         self._rate_tokens = 0
         self._rate_at = self._line_at
         self._tokens_per_s = 0.0
+        self.batch_size = 0
+        """Rows of the newest batch."""
 
     def note_batch(self, num_rows: int, totals: PrefillTotals) -> None:
         """A batch of so many rows was built."""
+        self.batch_size = num_rows
         if totals.num_new_tokens:
             self._num_new_seqs += totals.num_admitted
             self._num_new_tokens += totals.num_new_tokens

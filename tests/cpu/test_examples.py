@@ -55,6 +55,7 @@ def test_one_prompt_a_stream_a_batch_and_a_time_limit(llama: Path) -> None:
         "Timed out",
         "Active requests",
         "Queued requests",
+        "Batch size",
     ]
     # What a random model says may have line ends in it.
     words = {line.split(":")[0]: line.partition(": ")[2] for line in lines if line.split(":")[0] in names}

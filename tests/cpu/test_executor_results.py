@@ -364,9 +364,12 @@ def test_stats_are_the_schedulers_newest_word(make: Make) -> None:
     assert stats is not None
     assert (stats.num_active_requests, stats.num_queued_requests) == (0, 0)
     status = ring.status.read("scheduler")
-    ring.status.write("scheduler", status._replace(num_running=4, num_waiting=6, num_received=10))
+    ring.status.write(
+        "scheduler", status._replace(num_running=4, num_waiting=6, num_received=10, batch_size=3)
+    )
     stats = executor.get_latest_stats()
     assert stats is not None
     assert (stats.num_active_requests, stats.num_queued_requests, stats.num_received_requests) == (4, 6, 10)
+    assert stats.current_batch_size == 3
     ring.set_state("scheduler", "absent")
     assert executor.get_latest_stats() is None
