@@ -249,6 +249,8 @@ class FakeRing:
 
     def _listen(self, context: zmq.Context[Any], kind: int, number: int) -> zmq.Socket[Any]:
         socket: zmq.Socket[Any] = context.socket(kind)
+        # A ROUTER drops what a slow reader's queue has no room for; the real one keeps it and tries again.
+        socket.setsockopt(zmq.SNDHWM, 0)
         socket.setsockopt(zmq.LINGER, 0)
         if self._door is not None:
             self._door.prepare(socket)
