@@ -267,7 +267,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    gc.disable()  # as the process does: the scheduler leaves no cycles (tests/unit/test_no_cycles.py)
+    gc.disable()  # as the process does: the scheduler leaves no cycles (tests/cpu/test_no_cycles.py)
     runs: dict[tuple[str, Case], list[Figures]] = {}
     for _ in range(args.repeats):
         for name, cases in CASES.items():

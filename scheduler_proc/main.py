@@ -168,7 +168,7 @@ def main(context: ProcessContext) -> None:
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
     # cycle
-    # (tests/unit/test_no_cycles.py).
+    # (tests/cpu/test_no_cycles.py).
     gc.collect()
     gc.freeze()
     gc.disable()
