@@ -6,6 +6,7 @@ addition and the norm that follows are one pass over memory.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from torch import Tensor, nn
@@ -20,8 +21,8 @@ Attend = Callable[[SelfAttention, Tensor], Tensor]
 """Runs a layer's attention on hidden [T, hidden_size], with what the step has for it."""
 
 
-class DecoderLayer(nn.Module):
-    """Attention and feed-forward. Subclasses say in which order they meet the norms."""
+class DecoderLayer(nn.Module, ABC):
+    """Attention and feed-forward. Each layout says in which order they meet the norms."""
 
     def __init__(self, parts: Parts, layer_id: int) -> None:
         super().__init__()
@@ -29,9 +30,9 @@ class DecoderLayer(nn.Module):
         self.mlp = make_feed_forward(parts, layer_id)
         self._multiplier = parts.config.residual_multiplier
 
+    @abstractmethod
     def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
         """residual, update and the result [T, hidden_size]; the first layer has no update to add."""
-        raise NotImplementedError
 
     def scaled(self, update: Tensor) -> Tensor:
         return update if self._multiplier == 1.0 else update * self._multiplier

@@ -12,10 +12,7 @@ import pytest
 
 from model_worker.kernels.native import build
 from model_worker.kernels.native.build import BuildError, build_library
-
-needs_compiler = pytest.mark.skipif(
-    not any(map(shutil.which, build.COMPILERS)), reason="there is no C++ compiler on this machine"
-)
+from tests.cpu.native import needs_compiler
 
 
 @pytest.fixture
