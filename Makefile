@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test test-unit test-all check format bench clean
+.PHONY: setup serve test test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench clean
 
 setup: $(VENV)/.ready
 
@@ -22,15 +22,19 @@ serve: setup
 
 # The GPU tests run in a process of their own: in the other one Triton is an interpreter. 5: none was chosen.
 test: setup
-	$(BIN)/python -m pytest -m "not full" tests/unit tests/cpu $(ARGS)
+	$(BIN)/python -m pytest -m "not full" tests/unit tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest -q -m "not full" tests/gpu $(ARGS) || [ $$? -eq 5 ]
 
 test-unit: setup
 	$(BIN)/python -m pytest tests/unit $(ARGS)
 
 test-all: setup
-	$(BIN)/python -m pytest tests/unit tests/cpu $(ARGS)
+	$(BIN)/python -m pytest tests/unit tests/cpu tests/faults $(ARGS)
 	$(BIN)/python -m pytest -q tests/gpu $(ARGS) || [ $$? -eq 5 ]
+
+# The long form of tests/faults; ARGS="--minutes 10" for a short one.
+soak: setup
+	$(BIN)/python -m tests.faults.soak $(ARGS)
 
 check: setup
 	$(BIN)/ruff check .
@@ -49,6 +53,22 @@ bench: setup
 	$(BIN)/python -m benchmarks.bench_detokenizer
 	$(BIN)/python -m benchmarks.bench_load_client
 	$(BIN)/python -m benchmarks.bench_front
+
+# On a machine with a GPU, no network: stages that can be run one by one; what has a file in GPU_OUT is done.
+GPU_OUT ?= gpu-results
+MODEL ?=
+
+gpu: gpu-test gpu-kernels gpu-bench
+
+gpu-test: setup
+	mkdir -p $(GPU_OUT)
+	$(BIN)/python -m pytest -q tests/gpu --junit-xml $(GPU_OUT)/gpu-test.xml $(ARGS)
+
+gpu-kernels: setup
+	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) device kernels $(ARGS)
+
+gpu-bench: setup
+	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) decode $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

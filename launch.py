@@ -1,7 +1,7 @@
 """Start Carousel: `python launch.py --model DIR`. Settings → processes → ready → serve → exit code.
 
-Exit codes: 0 stopped on request; 64 bad settings; 69 port or run directory taken; 70 a process failed; 72 no
-such model.
+Exit codes: 0 stopped on request; 64 bad settings; 69 port or run directory taken; 70 a process failed for
+good; 72 no such model; 75 stopped before all requests had finished.
 """
 
 from __future__ import annotations
@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.command_line import parse_args
-from runtime.config import DEMO_MODEL, resolve
+from runtime.config import DEMO_MODEL
 from runtime.console import configure_logging, hold_standard_streams, write_line
 from runtime.errors import EXIT_OK, StartError
-from runtime.model_config import ModelConfig
+from runtime.hub import localize
+from runtime.model_config import ModelConfig, read_model_config
 from runtime.process import set_title
+from runtime.resolve import resolve
 from runtime.supervisor import Supervisor
 
 
@@ -25,14 +27,19 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_args(argv)
         set_title("launcher")
         configure_logging("launcher", config.log_level)
+        config = localize(config)
         model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
-        model = ModelConfig.from_path(model_path)
+        model = read_model_config(model_path, config.model_impl)
         config = resolve(
             config,
             context_length=model.max_position_embeddings,
             dtype=model.dtype,
+            has_spec=isinstance(model, ModelConfig),
+            has_head=model.has_head,
             model_path=model_path.resolve(),
         )
+        if isinstance(model, ModelConfig):
+            model.check_ranks(config.tp_size)
         return Supervisor(config).run()
     except KeyboardInterrupt:
         return EXIT_OK

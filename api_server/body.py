@@ -32,6 +32,16 @@ async def read_body(request: Request, kind: type[T]) -> T:
         raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
 
 
+async def read_optional_body(request: Request, kind: type[T]) -> T:
+    """As `read_body`; no body at all stands for the defaults. Raises RequestError."""
+    headers = request.headers
+    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    # A page in a browser can send this too without asking first, but not without saying where it is from.
+    if is_empty and "origin" not in headers and "content-type" not in headers:
+        return kind()
+    return await read_body(request, kind)
+
+
 async def _read_bytes(request: Request) -> bytes:
     headers = request.headers
     # A page in a browser can send any other type to this server without asking first.

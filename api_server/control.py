@@ -1,4 +1,6 @@
-"""/metrics, /stats, /server_info, /flush_cache: what operators ask and tell the runtime."""
+"""/metrics, /stats and what is below it, /server_info, /flush_cache, /pause_generation,
+/continue_generation, /start_profile, /stop_profile: what operators ask and tell the runtime.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +11,14 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from api_server.body import read_optional_body
+from api_server.control_types import EmptyBody, PauseBody, ProfileBody
 from api_server.server_state import ServerState
+from runtime.errors import InvalidRequest
 from runtime.process import process_name
 from runtime.status_page import Status
 
+MAX_DIGITS = 9
 SECRETS = frozenset({"api_key"})
 
 
@@ -44,6 +50,26 @@ async def stats(request: Request) -> Response:
     )
 
 
+async def iteration_stats(request: Request) -> Response:
+    """The records of the iterations that the scheduler keeps; with ?after=N those after number N."""
+    server: ServerState = request.app.state.server
+    return _json(await server.statistics(server.client.iteration_stats, _after(request)))
+
+
+async def request_stats(request: Request) -> Response:
+    """As `iteration_stats`, of the requests that lived then."""
+    server: ServerState = request.app.state.server
+    return _json(await server.statistics(server.client.request_stats, _after(request)))
+
+
+def _after(request: Request) -> int:
+    """Raises InvalidRequest."""
+    text = request.query_params.get("after", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS):
+        raise InvalidRequest(f"after: the number of an iteration, got {text[:32]!r}", param="after")
+    return int(text)
+
+
 async def server_info(request: Request) -> Response:
     """The scheduler's account of itself, and the settings of the launch but for its secrets."""
     server: ServerState = request.app.state.server
@@ -55,7 +81,33 @@ async def server_info(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Forget every cached prefix that no running request uses."""
     server: ServerState = request.app.state.server
-    return _json(await server.flush_cache())
+    return _json(await server.ask(server.client.flush_cache))
+
+
+async def pause_generation(request: Request) -> Response:
+    """Launch no more steps; what comes waits."""
+    server: ServerState = request.app.state.server
+    body = await read_optional_body(request, PauseBody)
+    return _json(await server.ask(server.client.pause_generation, body.mode or "in_place"))
+
+
+async def continue_generation(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    await read_optional_body(request, EmptyBody)
+    return _json(await server.ask(server.client.continue_generation))
+
+
+async def start_profile(request: Request) -> Response:
+    """Where the file goes is the launch's to say (`--profile-dir`), never a request's."""
+    server: ServerState = request.app.state.server
+    body = await read_optional_body(request, ProfileBody)
+    return _json(await server.ask(server.client.start_profile, body.num_steps))
+
+
+async def stop_profile(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    await read_optional_body(request, EmptyBody)
+    return _json(await server.ask(server.client.stop_profile))
 
 
 def _process(status: Status) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from starlette.responses import Response
 from api_server import control, probes
 from api_server.chat import create_chat_completion
 from api_server.completions import create_completion
+from api_server.control_types import EmptyBody, PauseBody, ProfileBody
+from api_server.embedding_types import EmbeddingBody, EmbeddingResponse
+from api_server.embeddings import create_embedding
 from api_server.generate import generate
 from api_server.generate_types import GenerateBody, GenerateResponse
 from api_server.models import list_models, retrieve_model
@@ -34,6 +37,7 @@ from api_server.tokenize_types import (
 
 WITH_BODY = (400, 408, 413, 415, 500)
 RUNTIME = (500, 503)
+STATS = (400, *RUNTIME)
 """Of what asks the runtime: it may be gone, not ready, or have no room."""
 
 
@@ -47,6 +51,7 @@ class Endpoint:
     """Type of the body of a 200; None for plain text."""
     methods: tuple[str, ...] = ("GET",)
     body: type | None = None
+    body_is_optional: bool = False
     streams: bool = False
     """Answers `stream: true` with events."""
     statuses: tuple[int, ...] = ()
@@ -64,6 +69,13 @@ def _tokenizing(path: str, handler: Any, summary: str, body: type, response: Any
     return Endpoint(path, handler, summary, response, ("POST",), body, statuses=(404, *WITH_BODY, 503))
 
 
+def _command(path: str, handler: Any, summary: str, body: type) -> Endpoint:
+    statuses = (409, *WITH_BODY, 503)
+    return Endpoint(
+        path, handler, summary, dict[str, Any], ("POST",), body, body_is_optional=True, statuses=statuses
+    )
+
+
 ENDPOINTS = (
     _generating(
         "/v1/completions", create_completion, "OpenAI completions", CompletionBody, CompletionResponse
@@ -71,6 +83,15 @@ ENDPOINTS = (
     _generating("/v1/chat/completions", create_chat_completion, "OpenAI chat", ChatBody, ChatResponse),
     _generating(
         "/generate", generate, "SGLang's own request", GenerateBody, GenerateResponse | list[GenerateResponse]
+    ),
+    Endpoint(
+        "/v1/embeddings",
+        create_embedding,
+        "OpenAI embeddings, of a server of --task embed",
+        EmbeddingResponse,
+        ("POST",),
+        EmbeddingBody,
+        statuses=(404, *WITH_BODY, 503),
     ),
     *(
         endpoint
@@ -99,6 +120,13 @@ ENDPOINTS = (
     ),
     Endpoint("/metrics", control.metrics, "Prometheus' text", None, statuses=RUNTIME),
     Endpoint("/stats", control.stats, "State and load, from memory", dict[str, Any]),
+    *(
+        Endpoint(f"/stats/{kind}", handler, f"Statistics of {text}", list[dict[str, Any]], statuses=STATS)
+        for kind, handler, text in (
+            ("iterations", control.iteration_stats, "each iteration, ?after=N: those after number N"),
+            ("requests", control.request_stats, "each live request in each iteration"),
+        )
+    ),
     Endpoint("/server_info", control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME),
     Endpoint(
         "/flush_cache",
@@ -108,4 +136,8 @@ ENDPOINTS = (
         ("GET", "POST"),
         statuses=RUNTIME,
     ),
+    _command("/pause_generation", control.pause_generation, "Launch no more steps", PauseBody),
+    _command("/continue_generation", control.continue_generation, "Go on after a pause", EmptyBody),
+    _command("/start_profile", control.start_profile, "Record the next steps", ProfileBody),
+    _command("/stop_profile", control.stop_profile, "Write what was recorded", EmptyBody),
 )

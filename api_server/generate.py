@@ -18,8 +18,8 @@ from api_server.sampling import checked_sampling, request_options
 from api_server.server_state import ServerState
 from api_server.unsupported import refuse_unsupported
 from client.request_builder import Prompt
+from runtime.checkpoint_config import SamplingDefaults
 from runtime.errors import InvalidRequest, RequestError
-from runtime.model_config import SamplingDefaults
 from runtime.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128

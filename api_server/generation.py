@@ -104,20 +104,25 @@ class Job:
 class Format(Protocol):
     """How one endpoint spells its answers."""
 
+    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | list[msgspec.Struct]:
+        """The body of an answer that is not streamed."""
+
+
+class StreamFormat(Format, Protocol):
+    """Of an endpoint that can stream."""
+
     def events(self, prompt: int, delta: Delta) -> bytes:
         """The events of a delta of the prompt's sequences; nothing where there is nothing to tell."""
 
     def last_events(self) -> bytes:
         """The events after all sequences have ended, but for the one that says so."""
 
-    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | list[msgspec.Struct]:
-        """The body of an answer that is not streamed."""
-
 
 class Generation(Response):
     """The ASGI response of a generating endpoint."""
 
-    def __init__(self, server: ServerState, job: Job, answer: Format) -> None:
+    def __init__(self, server: ServerState, job: Job, answer: Format | StreamFormat) -> None:
+        """`answer`: a StreamFormat, if the job streams."""
         super().__init__()
         self._server = server
         self._client = server.client
@@ -130,6 +135,7 @@ class Generation(Response):
             writer = EventWriter(
                 send,
                 scope["state"]["send_body"],
+                scope["state"]["write_chunk"],
                 scope["state"]["abort_connection"],
                 slow_reader_timeout_s=self._server.config.slow_reader_timeout,
             )
@@ -202,7 +208,7 @@ class Generation(Response):
                         if delta.finish_reason == "abort":
                             raise _aborted()
                         data += events_of(prompt, delta)
-                    if data:
+                    if data and not writer.try_write(data):
                         await writer.write(data)
 
 

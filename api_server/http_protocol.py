@@ -7,10 +7,11 @@ in the shape that all other errors have.
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from http import HTTPStatus
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api_server.errors import error_body
 from runtime.errors import RequestError
@@ -23,8 +24,9 @@ UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The scope's state gets `abort_connection`, for a client that does not read, and
-    `send_body`, the innermost `send`: what stands in front of the endpoints looks at heads only.
+    """One connection. The scope's state gets `abort_connection`, for a client that does not read, and two
+    ways past what stands in front of the endpoints, which looks at heads only: `send_body`, the innermost
+    `send`, and `write_chunk`, which does not wait.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -73,6 +75,7 @@ class HttpProtocol(HttpToolsProtocol):
         self.access_log = self._logs_access and self.url.partition(b"?")[0] not in UNLOGGED_PATHS
         super().on_headers_complete()
         self.scope["state"]["send_body"] = self.cycle.send
+        self.scope["state"]["write_chunk"] = partial(_write_chunk, self.cycle)
 
     def on_message_complete(self) -> None:
         self._awaits_head = True
@@ -109,6 +112,17 @@ class HttpProtocol(HttpToolsProtocol):
             )
             self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def _write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
+    """Write a chunk of a response whose head is out, the same bytes as `send`. False: nothing was written;
+    the client does not read, has gone, or gets no chunks, which `send` knows to handle.
+    """
+    assert chunk, "an empty chunk ends the response"
+    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+    return True
 
 
 def _head_too_large() -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,8 +17,8 @@ from api_server.http_protocol import HttpProtocol
 from api_server.metrics import Metrics
 from api_server.server_state import ServerState
 from client.async_client import AsyncClient
+from runtime.checkpoint_config import CheckpointConfig
 from runtime.errors import RequestError
-from runtime.model_config import ModelConfig
 from runtime.process import ProcessContext, run_process
 
 # Between two looks at whether to stop: short against the second after which the launcher kills what is left.
@@ -33,7 +34,16 @@ class _Server(uvicorn.Server):
         yield
 
 
+def without_query(record: logging.LogRecord) -> bool:
+    """A filter of uvicorn's access log: a path's query may hold what is nobody's business."""
+    if isinstance(record.args, tuple) and len(record.args) == 5:
+        client, method, path, *rest = record.args
+        record.args = (client, method, str(path).partition("?")[0], *rest)
+    return True
+
+
 def main(context: ProcessContext) -> None:
+    logging.getLogger("uvicorn.access").addFilter(without_query)
     uvloop.run(serve(context))
 
 
@@ -45,7 +55,7 @@ async def serve(context: ProcessContext) -> None:
     config = context.config
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
     metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
-    sampling = ModelConfig.from_path(Path(config.model)).sampling
+    sampling = CheckpointConfig.read(Path(config.model)).sampling
     state = ServerState(client, config, sampling, context.status, metrics)
     server = _Server(
         uvicorn.Config(
@@ -73,7 +83,7 @@ async def serve(context: ProcessContext) -> None:
                 raise client.error
             if serving.done():
                 raise RuntimeError("the HTTP server has ended") from serving.exception()
-            context.beat()
+            context.beat(num_running=len(server.server_state.tasks))
             await asyncio.sleep(TICK_S)
     finally:
         connecting.cancel()

@@ -189,6 +189,26 @@ def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -
     evicted = info["num_evicted_pages"] * page_size
     families.add_counter("evicted_tokens", "Cached tokens that made room.", evicted)
     families.add_counter("num_retracted_requests", "Retractions.", info["num_retracted"])
+    for name, text, field in (
+        ("num_iterations", "Steps of the model.", "num_iterations"),
+        ("context_tokens", "Tokens computed of prompts.", "num_ctx_tokens"),
+        (
+            "recomputed_tokens",
+            "Those of them that are computed again, or are output, after a pause.",
+            "num_recomputed_ctx_tokens",
+        ),
+        ("kv_new_blocks", "Pages given to requests, empty.", "num_new_pages"),
+        ("kv_reused_blocks", "Pages found in the cache.", "num_reused_pages"),
+        ("kv_missed_blocks", "Pages not found in the cache.", "num_missed_pages"),
+    ):
+        families.add_counter(name, text, info[field])
+    families.add_histogram(
+        "iteration_latency_seconds",
+        "From the end of a step, or its launch if that is later, to the end of the next.",
+        info["iter_latency_bounds_s"],
+        info["iter_latency_counts"],
+        info["iter_latency_sum_s"],
+    )
     families.add_histogram(
         "queue_time_seconds",
         "From the scheduler's inbox to a row.",

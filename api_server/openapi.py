@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from api_server import generate_types, openai_types
+from api_server import embedding_types, generate_types, openai_types
 from api_server.endpoints import ENDPOINTS, Endpoint
 from api_server.errors import ErrorBody
 from api_server.unsupported import NeutralValues, neutral_schema
@@ -31,6 +31,7 @@ NEUTRAL: dict[type, NeutralValues] = {
     openai_types.CompletionBody: openai_types.NEUTRAL,
     openai_types.ChatBody: openai_types.NEUTRAL,
     openai_types.MessageBody: openai_types.NEUTRAL,
+    embedding_types.EmbeddingBody: openai_types.NEUTRAL,
     generate_types.GenerateBody: generate_types.NEUTRAL,
     generate_types.GenerateSampling: generate_types.NEUTRAL,
 }
@@ -102,7 +103,7 @@ def _operation(
     }
     if endpoint.body is not None:
         content = {JSON_TYPE: {"schema": schema_of[repr(endpoint.body)]}}
-        operation["requestBody"] = {"required": True, "content": content}
+        operation["requestBody"] = {"required": not endpoint.body_is_optional, "content": content}
     return operation
 
 

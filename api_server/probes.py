@@ -14,10 +14,9 @@ from api_server.server_state import ServerState
 from runtime.config import RuntimeConfig
 from runtime.process import process_name
 from runtime.status_page import StatusPage
+from runtime.watchdog import is_stopped, may_be_silent
 
-STALLED_S = 3.0
-# The CPU worker beats between steps, and one step over a long prompt may take this long.
-WORKER_STALLED_S = 30.0
+STALLED_S = 2.5
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
 
 
@@ -48,16 +47,21 @@ async def ready(request: Request) -> Response:
 
 def _problem(page: StatusPage, config: RuntimeConfig) -> tuple[str, str]:
     """(process, why it is not ready) of the first one that is not; empty when all are."""
+    scheduler = page.read("scheduler")
     slots = [(role, index) for role in ROLES for index in range(page.counts[role])]
     for role, index in slots:
-        if role == "worker" and config.device != "cpu":
-            continue  # the model runs in the scheduler's process
+        if role == "worker" and index == 0 and config.device != "cpu":
+            continue  # its part of the model is in the scheduler's process
         status = page.read(role, index)
         # The launcher waits for all others; it is in the way only when none of them is.
         if status.state != "ready" and not (role == "launcher" and status.state == "loading"):
             return process_name(role, index, config), status.state
-        limit_s = WORKER_STALLED_S if role == "worker" else STALLED_S
+        if is_stopped(status.pid):
+            return process_name(role, index, config), "stopped"
+        limit_s = config.step_timeout if may_be_silent(role, config, scheduler) else STALLED_S
         if status.age_s() > limit_s:
-            return process_name(role, index, config), f"no sign of life for {limit_s:.0f} s"
+            return process_name(role, index, config), f"no sign of life for {limit_s:g} s"
+    if page.read("scheduler").is_paused:
+        return "scheduler", "generation is paused"
     launcher = page.read("launcher")
     return ("", "") if launcher.state == "ready" else ("launcher", launcher.state)

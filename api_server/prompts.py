@@ -15,21 +15,19 @@ from runtime.errors import InvalidRequest
 ROLES = {"developer": "system"}
 
 
-def prompts_of(prompt: str | list[Any]) -> list[Prompt]:
-    """The prompts of the four forms that OpenAI has. Raises InvalidRequest."""
+def prompts_of(prompt: str | list[Any], name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
+    """The prompts of the four forms that OpenAI has, in the field `name`. Raises InvalidRequest."""
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise InvalidRequest("prompt is empty", param="prompt")
+        raise InvalidRequest(f"{name} is empty", param=name)
     kinds = set(map(type, prompt))
     if kinds == {int}:
         return [prompt]
     if len(kinds) > 1:
-        raise InvalidRequest(
-            "prompt must be all text, all token ids or all lists of token ids", param="prompt"
-        )
-    if len(prompt) > MAX_PROMPTS:
-        raise InvalidRequest(f"prompt: at most {MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
+        raise InvalidRequest(f"{name} must be all text, all token ids or all lists of token ids", param=name)
+    if len(prompt) > max_prompts:
+        raise InvalidRequest(f"{name}: at most {max_prompts} of them, got {len(prompt)}", param=name)
     return prompt
 
 

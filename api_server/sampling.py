@@ -13,8 +13,8 @@ import msgspec
 
 from api_server.openai_types import GenerationBody
 from client.request_builder import RequestOptions
+from runtime.checkpoint_config import SamplingDefaults
 from runtime.errors import InvalidRequest
-from runtime.model_config import SamplingDefaults
 from runtime.sampling_params import SamplingParams
 
 PARAM_NAMES = {"label": "X-Request-Id"}

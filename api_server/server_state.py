@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,9 +12,9 @@ from api_server.labels import LabelBook
 from api_server.metrics import Metrics
 from api_server.tokenizer import ServerTokenizer
 from client.async_client import AsyncClient
+from runtime.checkpoint_config import SamplingDefaults
 from runtime.config import RuntimeConfig
 from runtime.errors import RequestError, RingClosed
-from runtime.model_config import SamplingDefaults
 from runtime.status_page import StatusPage
 
 # A scrape gives up after ten seconds by default; it is to get this answer before.
@@ -48,20 +49,26 @@ class ServerState:
 
     async def runtime_info(self) -> dict[str, Any]:
         """What the scheduler says of itself now. Raises RequestError (503), RingClosed."""
+        return await self.ask(self.client.server_info)
+
+    async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:
+        """What `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
         self.check_serving()
         try:
-            return await self.client.server_info(timeout=CONTROL_TIMEOUT_S)
+            return await read(after, timeout=CONTROL_TIMEOUT_S)
         except TimeoutError:
             raise _no_answer() from None
 
-    async def flush_cache(self) -> dict[str, Any]:
-        """Forget what no request uses; the pages that were freed. Raises RequestError (503), RingClosed."""
+    async def ask(self, question: Callable[..., Awaitable[dict[str, Any]]], *about: Any) -> dict[str, Any]:
+        """What the ring answers to a control call of the client, made with `about`.
+
+        Raises: RequestError, (503) when it does not answer in time or is not ready; RingClosed.
+        """
         self.check_serving()
         try:
-            freed: dict[str, Any] = await self.client.flush_cache(timeout=CONTROL_TIMEOUT_S)
+            return await question(*about, timeout=CONTROL_TIMEOUT_S)
         except TimeoutError:
             raise _no_answer() from None
-        return freed
 
     def check_model(self, name: str | None) -> None:
         """Raises RequestError (404) for a model that is not served here. None means the one there is."""

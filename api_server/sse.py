@@ -45,21 +45,29 @@ class EventWriter:
         self,
         send: Send,
         send_body: Send,
+        write_chunk: Callable[[bytes], bool],
         abort_connection: Callable[[], None],
         *,
         slow_reader_timeout_s: float,
     ) -> None:
-        """`send` is for the head, `send_body` for all that follows it."""
+        """`send` is for the head, `send_body` for all that follows it; `write_chunk` is the same for what is
+        not the end, but writes at once or, returning False, not at all.
+        """
         self.has_begun = False
         """The status 200 is out: what fails from now on can only be told by an event."""
         self._send_head = send
         self._send_body = send_body
+        self._write_chunk = write_chunk
         self._abort_connection = abort_connection
         self._timeout_s = slow_reader_timeout_s
         self._loop = asyncio.get_running_loop()
         self._write_began_s = 0.0
         """When the write began that is going on; 0 while none is."""
         self._watch: asyncio.TimerHandle | None = None
+
+    def try_write(self, events: bytes) -> bool:
+        """Send whole events without waiting, or do nothing: then `write` has to be awaited."""
+        return self.has_begun and self._write_chunk(events)
 
     async def write(self, events: bytes) -> None:
         """Send whole events, with the first of them the head of the response.

@@ -1,10 +1,14 @@
 """Time of a decode step on the CPU, C++ kernels against torch operations, turn by turn in one run.
 
-    python -m benchmarks.bench_cpu_step [--models demo,qwen-0.5b] [--batches 1,8,32] [--contexts 256,1024]
+    python -m benchmarks.bench_cpu_step [--models demo,llama-60m,qwen-0.5b] [--batches 1,8,32]
+                                        [--contexts 256,1024] [--backends cpu_native,torch_native]
+
+A backend may be followed by what the weights of linear layers are made: cpu_native+int8.
 
 A step is what a worker does for a plan: tables, forward, greedy sampling. Every row stands at the same
 length, on scattered pages of random keys and values. Milliseconds, the median and the least of the steps that
-fit into --seconds. The last line is JSON.
+fit into --seconds; and of the C++ kernels' steps the CPU time that the thread spent outside them, which is
+Python and torch. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,9 +29,11 @@ import torch
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
 from model_worker.device import make_device
+from model_worker.kernels.native.library import NativeKernels
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
+from model_worker.quant.selection import select_quant_method
 from runtime.config import DEMO_MODEL
 from runtime.model_config import ModelConfig
 from runtime.plan import BatchPlan, RowSetup
@@ -35,7 +41,37 @@ from runtime.wire import pack_ids
 
 PAGE_SIZE = 16
 BACKENDS = ("cpu_native", "torch_native")
-# The shape of Qwen2.5-0.5B; the weights are random, which costs the same time.
+KERNELS = (
+    "attention",
+    "rms_norm",
+    "silu_and_mul",
+    "take",
+    "rotary",
+    "linear",
+    "quantize_rows",
+    "int8_linear",
+    "draw",
+    "run_program",
+)
+# Shapes; the weights are random, which costs the same time.
+LLAMA_60M: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 512,
+    "intermediate_size": 1408,
+    "max_position_embeddings": 8192,
+    "num_attention_heads": 8,
+    "num_hidden_layers": 8,
+    "num_key_value_heads": 4,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 8192,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+# Qwen2.5-0.5B.
 QWEN: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],
     "model_type": "qwen2",
@@ -53,22 +89,47 @@ QWEN: dict[str, Any] = {
     "bos_token_id": 151643,
     "eos_token_id": 151645,
 }
+SHAPES = {"llama-60m": LLAMA_60M, "qwen-0.5b": QWEN}
 
 
-def make_runner(
-    model: str, backend_name: str, dtype: torch.dtype, max_rows: int, max_len: int
-) -> ModelRunner:
+class KernelClock:
+    """CPU seconds that the calling thread has spent in C++ kernels."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def watch(self, kernels: NativeKernels) -> None:
+        """Count the kernels' calls from now on; before a model takes them."""
+        for name in KERNELS:
+            if hasattr(kernels, name):
+                setattr(kernels, name, self._counted(getattr(kernels, name)))
+
+    def _counted(self, function: Callable[[Any], None]) -> Callable[[Any], None]:
+        def run(call: Any) -> None:
+            began = time.thread_time()
+            function(call)
+            self.seconds += time.thread_time() - began
+
+        return run
+
+
+CLOCK = KernelClock()
+
+
+def make_runner(model: str, backend: str, dtype: torch.dtype, max_rows: int, max_len: int) -> ModelRunner:
+    backend_name, _, quantization = backend.partition("+")
+    quant = select_quant_method(quantization or "auto", None, "cpu")
     if model == "demo":
         config = ModelConfig.from_path(DEMO_MODEL)
-        weights = load_model(DEMO_MODEL, config, dtype, "cpu")
+        weights = load_model(DEMO_MODEL, config, dtype, "cpu", quant=quant)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            (Path(folder) / "config.json").write_text(json.dumps(QWEN))
+            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[model]))
             config = ModelConfig.from_path(Path(folder))
-            weights = load_model(Path(folder), config, dtype, "cpu", "dummy")
-    backend = make_attention_backend(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
-    if isinstance(backend, CpuNativeAttention):
-        weights.use_native(backend.kernels)
+            weights = load_model(Path(folder), config, dtype, "cpu", "dummy", quant=quant)
+    attention = make_attention_backend(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
+    if isinstance(attention, CpuNativeAttention):
+        weights.use_native(attention.kernels)
     pool = MHATokenToKVPool(
         max_rows * (max_len // PAGE_SIZE),
         PAGE_SIZE,
@@ -81,15 +142,17 @@ def make_runner(
     for layer in range(config.num_layers):
         for buffer in pool.layer(layer):
             buffer.normal_()
-    return ModelRunner(
+    runner = ModelRunner(
         weights,
         pool,
-        backend,
+        attention,
         make_device("cpu", threaded=False),
         max_rows=max_rows,
         max_len=max_len,
         vocab_size=config.vocab_size,
     )
+    runner.warm_up()
+    return runner
 
 
 def open_rows(runner: ModelRunner, batch: int, context: int) -> None:
@@ -133,17 +196,25 @@ def run_step(runner: ModelRunner, plan: BatchPlan) -> None:
     runner.sample(runner.forward(plan), {})
 
 
-def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
-    """Milliseconds of each step, taken in turns so that a noisy moment meets all of them."""
-    times: dict[str, list[float]] = {name: [] for name in steps}
+class Times(NamedTuple):
+    ms: list[float]
+    outside_us: list[float]
+    """CPU time of the thread, but for the C++ kernels."""
+
+
+def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, Times]:
+    """Times of each step, taken in turns so that a noisy moment meets all of them."""
+    times = {name: Times([], []) for name in steps}
     for step in steps.values():
         step()
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[BACKENDS[0]]) < 3:
+    while time.perf_counter() < end or any(len(each.ms) < 3 for each in times.values()):
         for name, step in steps.items():
-            begin = time.perf_counter()
+            in_kernels, cpu, began = CLOCK.seconds, time.thread_time(), time.perf_counter()
             step()
-            times[name].append((time.perf_counter() - begin) * 1e3)
+            times[name].ms.append((time.perf_counter() - began) * 1e3)
+            used = time.thread_time() - cpu
+            times[name].outside_us.append((used - (CLOCK.seconds - in_kernels)) * 1e6)
     return times
 
 
@@ -151,7 +222,7 @@ def bench_model(model: str, options: argparse.Namespace) -> dict[str, Any]:
     dtype: torch.dtype = getattr(torch, options.dtype)
     runners = {
         name: make_runner(model, name, dtype, max(options.batches), max(options.contexts))
-        for name in BACKENDS
+        for name in options.backends
     }
     results: dict[str, Any] = {}
     for batch in options.batches:
@@ -161,16 +232,17 @@ def bench_model(model: str, options: argparse.Namespace) -> dict[str, Any]:
             for name, runner in runners.items():
                 open_rows(runner, batch, context)
                 steps[name] = partial(run_step, runner, plan)
-            times = measure(steps, options.seconds)
-            case = {name: [round(statistics.median(ms), 3), round(min(ms), 3)] for name, ms in times.items()}
+            case: dict[str, Any] = {}
+            line = f"{model:>10} batch {batch:>3} context {context:>5}:"
+            for name, times in measure(steps, options.seconds).items():
+                case[name] = [round(statistics.median(times.ms), 3), round(min(times.ms), 3)]
+                line += f"  {name} {case[name][0]:9.3f} ({case[name][1]:.3f}) ms"
+                if name.startswith("cpu_native"):
+                    outside = [round(statistics.median(times.outside_us)), round(min(times.outside_us))]
+                    case["outside_kernels_us"] = outside
+                    line += f", outside kernels {outside[0]} ({outside[1]}) us of CPU"
             results[f"b{batch}_c{context}"] = case
-            native, torch_ops = (case[name] for name in BACKENDS)
-            print(
-                f"{model:>10} batch {batch:>3} context {context:>5}:",
-                f"native {native[0]:9.3f} ({native[1]:.3f})",
-                f" torch {torch_ops[0]:9.3f} ({torch_ops[1]:.3f})  {torch_ops[0] / native[0]:5.2f}x",
-                flush=True,
-            )
+            print(line, flush=True)
     return results
 
 
@@ -182,6 +254,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--models", type=lambda text: text.split(","), default=["demo", "qwen-0.5b"])
+    parser.add_argument("--backends", type=lambda text: text.split(","), default=list(BACKENDS))
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
     parser.add_argument("--contexts", type=numbers, default=[256, 1024], help="multiples of 16")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
@@ -189,6 +262,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    if any(name.startswith("cpu_native") for name in options.backends):
+        CLOCK.watch(CpuNativeAttention().kernels)
     results = {model: bench_model(model, options) for model in options.models}
     print(json.dumps({"threads": options.threads, "dtype": options.dtype, "page_size": PAGE_SIZE, **results}))
 

@@ -54,7 +54,9 @@ from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.prefill_adder import StepLimits
 from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_log import StepLog
+from scheduler_proc.step_stats import StatsSettings, StepStats
 
 NUM_PROMPT = 1024
 NUM_OUTPUT = 256
@@ -190,11 +192,17 @@ class Bench:
         self.lifecycle = Lifecycle(kv, SlotPool(0), output, sort_key=sort_key_of(policy, kv))
         max_live = self.rows.max_rows + case.num_waiting
         limits = Limits(VOCAB_SIZE, max_len, frozenset({EOS_ID}), max_live)
-        intake = Intake(self.lifecycle, limits, feature_factories(output))
-        batching = BatchingSettings(StepLimits(1 << 20, self.rows.max_rows), conservativeness=0.01)
+        step_limits = StepLimits(1 << 20, self.rows.max_rows)
+        questions = StatsQuestions(StepStats(self.lifecycle, StatsSettings(step_limits)), output)
+        intake = Intake(
+            self.lifecycle, limits, feature_factories(output, self.lifecycle.kv), questions=questions
+        )
+        batching = BatchingSettings(step_limits, conservativeness=0.01)
         builder = make_batch_builder(batching, self.lifecycle, policy)
         step_log = StepLog(kv, self.lifecycle.waiting, 40)
-        self.scheduler = Scheduler(self.lifecycle, intake, builder, executor or self._null, step_log)
+        self.scheduler = Scheduler(
+            self.lifecycle, intake, builder, executor or self._null, step_log, questions
+        )
         self._codec = Codec(ToScheduler, 0)
         self._random = np.random.default_rng(0)
         self._numbers = itertools.count()

@@ -12,6 +12,7 @@ from client.inference_request import InferenceRequest
 from client.llm import LLM
 from client.responses import Response
 from client.result import Completion, CompletionOutput, Delta, TokenLogprob
+from client.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.errors import (
     CarouselError,
     ConfigError,
@@ -28,32 +29,9 @@ from runtime.messages import Usage
 from runtime.sampling_params import SamplingParams
 
 __all__ = [
-    "LLM",
-    "AsyncClient",
-    "AsyncResultStream",
-    "BatchManager",
-    "CarouselError",
-    "Client",
-    "Completion",
-    "CompletionOutput",
-    "ConfigError",
-    "Delta",
-    "ExecutorStats",
-    "GenerationExecutor",
-    "GenerationRequest",
-    "GenerationResult",
-    "InferenceRequest",
-    "InvalidRequest",
-    "ModelError",
-    "Overloaded",
-    "ProtocolMismatch",
-    "RequestAborted",
-    "RequestError",
-    "Response",
-    "ResultStream",
-    "RingClosed",
-    "SamplingParams",
-    "StartError",
-    "TokenLogprob",
-    "Usage",
-]
+    "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CarouselError", "Client", "Completion",
+    "CompletionOutput", "ConfigError", "Delta", "ExecutorStats", "GenerationExecutor", "GenerationRequest",
+    "GenerationResult", "InferenceRequest", "InvalidRequest", "KvCacheRetentionConfig", "ModelError",
+    "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
+    "RingClosed", "SamplingParams", "StartError", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
+]  # fmt: skip

@@ -13,13 +13,19 @@ from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
 from client.client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
+from client.connection import RING_TIMEOUT_S
+from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
-from client.request_builder import Prompt, RequestOptions
+from client.embedding import NO_OUTPUT, Embedding, EmbedOptions, as_request_options, embedding_of
+from client.request_builder import Prompt, RequestOptions, TokenIds
 from client.request_state import RequestState
 from client.result import Completion, Delta
-from client.session import ControlOp, Item, Session, control_result, deadline_after
+from client.session import Item, Session, control_result, deadline_after
+from client.stats import AsyncStatsStream, R, StatsOp, StatsPlace
 from runtime.errors import CarouselError, RequestAborted, RingClosed
+from runtime.messages import ControlOp, PauseMode
 from runtime.sampling_params import SamplingParams
+from runtime.stats import IterationStats, RequestStatsPerIteration
 
 Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
 OpenRequest: TypeAlias = Callable[["Session[LoopMailbox]"], "tuple[RequestState, LoopMailbox]"]
@@ -150,6 +156,7 @@ class AsyncClient:
         *,
         curve_dir: str | Path | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
+        ring_timeout: float = RING_TIMEOUT_S,
     ) -> None:
         """Name the runtime, as for Client; by default the one that CAROUSEL_RUN_DIR names, else the only one
         alive.
@@ -159,6 +166,7 @@ class AsyncClient:
         """
         self._target = find_target(run_dir, curve_dir)
         self._connect_timeout_s = connect_timeout
+        self._ring_timeout_s = ring_timeout
         self._session: Session[LoopMailbox] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -195,6 +203,16 @@ class AsyncClient:
                 pass
             assert stream.state is not None
             return stream.state.completion()
+
+    async def embed(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embedding:
+        """The vector of one text, or of token ids, from a server of --task embed. Cancelling aborts it.
+
+        `timeout` is in seconds. Raises: as `generate`.
+        """
+        wanted = as_request_options(options)
+        return embedding_of(await self.generate(prompt, NO_OUTPUT, timeout=timeout, **wanted))
 
     def stream(
         self,
@@ -233,6 +251,7 @@ class AsyncClient:
                 lambda: LoopMailbox(loop),
                 lambda function, argument: _call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
+                ring_timeout_s=self._ring_timeout_s,
             )
         if loop is not self._loop:
             raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")
@@ -255,10 +274,83 @@ class AsyncClient:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return await self._control("flush_cache", timeout)
 
-    async def _control(self, op: ControlOp, timeout: float) -> Any:
+    async def iteration_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[IterationStats]:
+        """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
+
+        Raises: RequestError (stats_off when it keeps none), RingClosed, TimeoutError.
+        """
+        return await self._read_stats(StatsPlace.of_iterations(after), timeout)
+
+    async def request_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[RequestStatsPerIteration]:
+        """As `iteration_stats`, of each live request. Kept with `request_stats_max_iterations` only."""
+        return await self._read_stats(StatsPlace.of_requests(after), timeout)
+
+    def watch_stats(self, *, timeout: float | None = None) -> AsyncStatsStream:
+        """The statistics of each iteration as it ends: `async for stats in client.watch_stats()`. It ends
+        when none has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """
+
+        async def ask(after: int, timeout: float | None) -> Any:
+            return await self._ask_stats("iteration_stats", after, timeout, wait=True)
+
+        return AsyncStatsStream(ask, timeout)
+
+    async def _read_stats(self, place: StatsPlace[R], timeout: float) -> list[R]:
+        records: list[R] = []
+        while not place.is_at_end:
+            records += place.take(await self._ask_stats(place.op, place.after, timeout))
+        return records
+
+    async def _ask_stats(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
         session = await self._opened()
         async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
-            items = await session.open_control(op).take()
+            items = await session.open_stats(op, after, wait=wait).take()
+        return control_result(items[0])
+
+    async def pause_generation(
+        self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Launch no more steps until `continue_generation`; what comes meanwhile waits, and nothing is lost.
+        Deadlines pass. `mode` says what becomes of those that run: "in_place" they keep what they have;
+        "retract" they give their pages up, so that the whole cache can be flushed; "abort" they end, and so
+        does what waits.
+
+        Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
+        """
+        paused: dict[str, Any] = await self._control("pause_generation", timeout, mode=check_mode(mode))
+        return paused
+
+    async def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
+        answer: dict[str, Any] = await self._control("continue_generation", timeout)
+        return answer
+
+    async def start_profile(
+        self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
+        10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
+
+        Returns: path of the file on the server, written at the end, and num_steps.
+        Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
+        """
+        num_steps = check_num_steps(num_steps)
+        begun: dict[str, Any] = await self._control("start_profile", timeout, num_steps=num_steps)
+        return begun
+
+    async def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """End the profile: path of the file and num_steps that are in it. Raises: as `start_profile`."""
+        ended: dict[str, Any] = await self._control("stop_profile", timeout)
+        return ended
+
+    async def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
+        session = await self._opened()
+        async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
+            items = await session.open_control(op, **about).take()
         return control_result(items[0])
 
     async def aclose(self, error: CarouselError | None = None) -> None:

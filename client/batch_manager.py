@@ -8,7 +8,6 @@ schedules nothing. One turn of the thread, an iteration:
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import threading
@@ -23,7 +22,9 @@ from client.inference_request import InferenceRequest, InputArrays, generation_r
 from client.output_tensors import NamedTensor, OutputTensors
 from client.response_board import ResponseBoard
 from client.responses import Response
-from runtime.errors import CarouselError, ConfigError, InvalidRequest, RingClosed
+from client.stats import StatsPlace
+from runtime.errors import CarouselError, ConfigError, InvalidRequest, RequestError, RingClosed
+from runtime.stats import batch_manager_record
 
 logger = logging.getLogger(__name__)
 
@@ -31,9 +32,15 @@ TURN_S = 0.005
 """A turn without responses: how soon a new request or a stop signal is seen."""
 COMPLAINT_S = 1.0
 """A callback that raises at each turn is reported so often."""
+STATS_TIMEOUT_S = 1.0
 UNBOUNDED = -1
-MODEL_TYPE = "InflightFusedBatching"
-POLICY = "MAX_UTILIZATION"
+MODEL_TYPES = {
+    "V1": "static",
+    "InflightBatching": "inflight",
+    "InflightFusedBatching": "inflight_fused",
+}
+"""TrtGptModelType -> the setting batching_type."""
+POLICIES = ("MAX_UTILIZATION", "GUARANTEED_NO_EVICT", "STATIC_BATCH")
 
 GetInferenceRequests: TypeAlias = Callable[[int], Iterable[InferenceRequest]]
 """At most so many new requests; a negative number: as many as there are. Must not block."""
@@ -91,7 +98,7 @@ class BatchManager:
         self._board = ResponseBoard(lambda: executor.error)
         self._active: dict[int, ActiveRequest] = {}
         self._by_executor_id: dict[int, ActiveRequest] = {}
-        self._num_iterations = 0
+        self._iterations = StatsPlace.of_iterations()
         self._quiet_until: dict[str, float] = {}
         self._is_closing = False
         self._is_stopping_all = False
@@ -116,15 +123,11 @@ class BatchManager:
         """Start a runtime that ends with this object. The order of the arguments is GptManager's; `settings`
         are those of GenerationExecutor.create.
 
-        Raises: ConfigError for what is not built: another model_type than "InflightFusedBatching", another
-        scheduler_config than "MAX_UTILIZATION", beams; otherwise what GenerationExecutor.create does.
+        Raises: ConfigError for a model_type or scheduler_config that is none of MODEL_TYPES and POLICIES, for
+        V1 with another policy than STATIC_BATCH, and for beams; otherwise what GenerationExecutor.create
+        does.
         """
-        for name, value, built in (
-            ("model_type", model_type, MODEL_TYPE),
-            ("scheduler_config", scheduler_config, POLICY),
-        ):
-            if _plain(value) != _plain(built):
-                raise ConfigError(f"{name}: {value} is not supported; {built} is")
+        settings |= _batching_settings(model_type, scheduler_config)
         if max_beam_width != 1:
             raise ConfigError(f"max_beam_width: {max_beam_width} is not supported; 1 is")
         executor = GenerationExecutor.create(engine_dir=engine_dir, **settings)
@@ -261,31 +264,21 @@ class BatchManager:
         return ids or ()
 
     def _report(self) -> None:
-        self._num_iterations += 1
+        """One record for each iteration of the runtime since the last turn."""
         report = self._return_stats
-        if report is not None:
-            record = json.dumps(self._stats())
-            self._guard("return_stats", lambda: report(record))
-
-    def _stats(self) -> dict[str, Any]:
-        """Only what is known of this very iteration."""
-        record: dict[str, Any] = {
-            "Timestamp": time.strftime("%m-%d-%Y %H:%M:%S"),
-            "Iteration Counter": self._num_iterations,
-            "Active Request Count": len(self._active),
-            "Max Request Count": self.max_num_requests,
-        }
-        stats = None
-        with contextlib.suppress(RingClosed):  # the board says it to each request
-            stats = self._executor.get_latest_stats()
-        if stats is not None:
-            record |= {
-                "Max KV cache blocks": stats.num_pages,
-                "Free KV cache blocks": stats.num_free_pages,
-                "Used KV cache blocks": stats.num_pages - stats.num_free_pages,
-                "Tokens per KV cache block": self._executor.config.page_size,
-            }
-        return record
+        if report is None:
+            return
+        try:
+            records = self._iterations.read(self._executor.ask_stats(STATS_TIMEOUT_S))
+        except (RequestError, TimeoutError) as error:
+            self._complain("return_stats", f"has nothing to report: {error}")
+            return
+        except RingClosed:  # the board says it to each request
+            return
+        for stats in records:
+            record = batch_manager_record(stats) | {"Max Request Count": self.max_num_requests}
+            text = json.dumps(record)
+            self._guard("return_stats", lambda text=text: report(text))  # type: ignore[misc]
 
     def _guard(self, name: str, call: Callable[[], Any]) -> Any:
         """What a callback returns; None when it raises, which is its own affair and ends nothing."""
@@ -300,6 +293,23 @@ class BatchManager:
         if now >= self._quiet_until.get(name, 0.0):
             self._quiet_until[name] = now + COMPLAINT_S
             logger.error("callback %s %s", name, words, exc_info=exc_info)
+
+
+def _batching_settings(model_type: str, scheduler_config: str) -> dict[str, str]:
+    """Raises ConfigError that names the argument."""
+    batching = _one_of("model_type", model_type, MODEL_TYPES)
+    policy = _one_of("scheduler_config", scheduler_config, POLICIES)
+    if batching == "V1" and policy != "STATIC_BATCH":
+        raise ConfigError(f"scheduler_config: V1 batches are closed, which is STATIC_BATCH, not {policy}")
+    return {"batching_type": MODEL_TYPES[batching], "capacity_scheduler": policy.lower()}
+
+
+def _one_of(name: str, value: object, known: Iterable[str]) -> str:
+    """The known one that is spelled like `value`, whatever its case and underscores."""
+    for each in known:
+        if _plain(value) == _plain(each):
+            return each
+    raise ConfigError(f"{name}: {value} is not supported; one of {', '.join(known)} is")
 
 
 def _plain(value: object) -> str:

@@ -11,13 +11,19 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from client.batch import Batch
+from client.connection import RING_TIMEOUT_S
+from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
-from client.request_builder import Prompt, RequestOptions, is_single_prompt, one_per_prompt
+from client.embedding import NO_OUTPUT, Embedding, EmbedOptions, as_request_options, embedding_of
+from client.request_builder import Prompt, RequestOptions, TokenIds, is_single_prompt, one_per_prompt
 from client.request_state import RequestState
 from client.result import Completion, Delta
-from client.session import ControlOp, Item, Session, control_result, deadline_after
+from client.session import Item, Session, control_result, deadline_after
+from client.stats import AskNow, StatsPlace, StatsStream
 from runtime.errors import RingClosed
+from runtime.messages import ControlOp, PauseMode
 from runtime.sampling_params import SamplingParams
+from runtime.stats import IterationStats, RequestStatsPerIteration
 
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0
@@ -106,16 +112,23 @@ class Client:
         *,
         curve_dir: str | Path | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
+        ring_timeout: float = RING_TIMEOUT_S,
     ) -> None:
         """Connect to a runtime; by default to the one that CAROUSEL_RUN_DIR names, else the only one alive.
 
         `run_dir` may be an address tcp://HOST:PORT; `curve_dir` then holds this client's `client.key_secret`
         and the server's `server.key`, and is needed unless HOST is this machine.
+        When a process of the runtime is restarted, calls wait and then go on where they were; after
+        `ring_timeout` seconds without it they end with RingClosed.
         Raises: RingClosed when there is none or it does not answer within connect_timeout seconds,
         ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
         """
         self._session: Session[QueueMailbox] = Session(
-            find_target(run_dir, curve_dir), QueueMailbox, _call, connect_timeout_s=connect_timeout
+            find_target(run_dir, curve_dir),
+            QueueMailbox,
+            _call,
+            connect_timeout_s=connect_timeout,
+            ring_timeout_s=ring_timeout,
         )
         try:
             self._session.connection.opened.result()
@@ -191,6 +204,40 @@ class Client:
             return completion if single else [completion]
         return Batch(self._session, prompts, all_sampling, deadline, options, on_completion).run()
 
+    @overload
+    def embed(
+        self, prompt: str, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embedding: ...
+
+    @overload
+    def embed(
+        self, prompt: list[str], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
+        self,
+        prompt: str | TokenIds | Sequence[str | TokenIds],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedding | list[Embedding]: ...
+
+    def embed(
+        self,
+        prompt: str | TokenIds | Sequence[str | TokenIds],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedding | list[Embedding]:
+        """The vector of one text, or of several in their order, from a server of --task embed.
+
+        A text may be given as token ids. `timeout` and errors as for `generate`.
+        """
+        wanted = as_request_options(options)
+        done = self._generate(prompt, NO_OUTPUT, timeout, wanted, _ignore)
+        return [embedding_of(each) for each in done] if isinstance(done, list) else embedding_of(done)
+
     def stream(
         self,
         prompt: Prompt,
@@ -230,8 +277,75 @@ class Client:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return control_result(self._control("flush_cache", timeout))
 
-    def _control(self, op: ControlOp, timeout: float) -> Item:
-        return self._session.open_control(op).take(deadline_after(timeout, time.monotonic()))[0]
+    def iteration_stats(self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
+        """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
+
+        Raises: RequestError (stats_off when it keeps none), RingClosed, TimeoutError.
+        """
+        return StatsPlace.of_iterations(after).read(self._ask_stats(timeout))
+
+    def request_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[RequestStatsPerIteration]:
+        """As `iteration_stats`, of each live request. Kept with `request_stats_max_iterations` only."""
+        return StatsPlace.of_requests(after).read(self._ask_stats(timeout))
+
+    def watch_stats(self, *, timeout: float | None = None) -> StatsStream:
+        """The statistics of each iteration as it ends: `for stats in client.watch_stats()`. It ends when none
+        has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """
+
+        def ask(after: int, timeout: float | None) -> Any:
+            deadline = deadline_after(timeout, time.monotonic())
+            mailbox = self._session.open_stats("iteration_stats", after, wait=True)
+            return control_result(mailbox.take(deadline)[0])
+
+        return StatsStream(ask, timeout)
+
+    def _ask_stats(self, timeout: float) -> AskNow:
+        deadline = deadline_after(timeout, time.monotonic())
+        return lambda op, after: control_result(self._session.open_stats(op, after).take(deadline)[0])
+
+    def pause_generation(
+        self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Launch no more steps until `continue_generation`; what comes meanwhile waits, and nothing is lost.
+        Deadlines pass. `mode` says what becomes of those that run: "in_place" they keep what they have;
+        "retract" they give their pages up, so that the whole cache can be flushed; "abort" they end, and so
+        does what waits.
+
+        Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
+        """
+        paused: dict[str, Any] = control_result(
+            self._control("pause_generation", timeout, mode=check_mode(mode))
+        )
+        return paused
+
+    def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
+        answer: dict[str, Any] = control_result(self._control("continue_generation", timeout))
+        return answer
+
+    def start_profile(
+        self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
+        10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
+
+        Returns: path of the file on the server, written at the end, and num_steps.
+        Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
+        """
+        num_steps = check_num_steps(num_steps)
+        begun: dict[str, Any] = control_result(self._control("start_profile", timeout, num_steps=num_steps))
+        return begun
+
+    def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """End the profile: path of the file and num_steps that are in it. Raises: as `start_profile`."""
+        ended: dict[str, Any] = control_result(self._control("stop_profile", timeout))
+        return ended
+
+    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Item:
+        return self._session.open_control(op, **about).take(deadline_after(timeout, time.monotonic()))[0]
 
     def close(self) -> None:
         """Abort what is in flight and disconnect; who waits in another thread gets RingClosed. Idempotent."""

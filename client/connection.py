@@ -6,6 +6,9 @@
 Callers never touch a socket and never wait for one: they append to a deque and wake the thread. The thread
 alone decides that the ring is gone, and then says so exactly once.
 
+While a process of the ring is being replaced nothing is sent; once it is ready `on_restart` says so, and that
+comes after everything that the old one had sent.
+
 A request's number decides its way: its lane, hence the client id in its handles, and its tokenizer. What is
 said about it later goes the same way.
 """
@@ -24,9 +27,12 @@ from typing import Any, TypeAlias
 import zmq
 
 from client.lane import Lane, Socket, connect
+from client.link import Link
+from client.restarts import Restart, RestartedRole, Restarts
 from client.ring_watch import SILENCE_S
 from client.target import Target
 from runtime.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
+from runtime.handle import NO_HANDLE
 from runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -41,6 +47,8 @@ logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
 PING_S = 1.0
+RING_TIMEOUT_S = 120.0
+"""How long the ring may lack a process: a large model takes long to load."""
 # What callers may have waiting for one tokenizer; as much again fits into each end of the socket.
 MAX_UNSENT = HIGH_WATER_MARK
 FAREWELL_LINGER_MS = 200
@@ -54,14 +62,16 @@ class Connection:
         self,
         target: Target,
         on_message: OnMessage,
+        on_restart: Callable[[Restart], None],
         on_closed: Callable[[CarouselError], None],
         *,
         connect_timeout_s: float,
+        ring_timeout_s: float = RING_TIMEOUT_S,
     ) -> None:
         """Start the I/O thread; `opened` is resolved once all detokenizers have answered.
 
-        Both callbacks run in the I/O thread. `on_closed` is called at most once, when the ring is gone or
-        refuses us.
+        The callbacks run in the I/O thread. `on_closed` is called at most once, when the ring is gone or
+        refuses us; a ring that lacks a process for longer than `ring_timeout_s` is taken for gone.
         Raises: RingClosed when there is no runtime at `target`.
         """
         self.opened: Future[None] = Future()
@@ -69,15 +79,25 @@ class Connection:
         """Why the connection has ended; None while it has not."""
         self.max_waiting = 0
         """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+        self.generation = 0
+        """How many restarts have been seen."""
         self._client_ids: tuple[int, ...] = ()
         self._unsent: tuple[deque[bytes], ...] = ()
         self._lanes: list[Lane] = []
+        self._poller = zmq.Poller()
         self._tokenizers: list[Socket] = []
+        self._links: list[Link] = []
+        """Of the tokenizers, where only the connections show that they are there."""
         self._target = target
         self._watch = target.open_watch()
+        self._restarts = Restarts()
         self._on_message = on_message
+        self._on_restart = on_restart
         self._on_closed = on_closed
         self._connect_timeout_s = connect_timeout_s
+        self._ring_timeout_s = ring_timeout_s
+        self._whole_at = 0.0
+        """When every process could serve, last."""
         self._requests = Codec(ToTokenizer, 0)
         self._bad_frames = BadFrames("client_out")
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -94,7 +114,20 @@ class Connection:
 
     def client_of(self, number: int) -> int:
         """The client id that the handles of this request start with."""
-        return self._client_ids[number % len(self._client_ids)]
+        return self._client_ids[self.lane_of(number)]
+
+    def lane_of(self, number: int) -> int:
+        """Which detokenizer answers this request."""
+        return number % len(self._client_ids)
+
+    def tokenizer_of(self, number: int) -> int:
+        """Which tokenizer takes this request."""
+        return number % len(self._unsent)
+
+    @property
+    def client_ids(self) -> tuple[int, ...]:
+        """One for each lane."""
+        return self._client_ids
 
     @property
     def has_room(self) -> bool:
@@ -107,8 +140,14 @@ class Connection:
         Raises: Overloaded when the server takes messages more slowly than they come, InvalidRequest when the
         message is beyond what the wire carries, the connection's error when it has ended.
         """
-        if len(self._unsent[number % len(self._unsent)]) >= MAX_UNSENT:
+        if len(self._unsent[self.tokenizer_of(number)]) >= MAX_UNSENT:
             raise Overloaded("the runtime takes requests more slowly than they are made; try again later")
+        self._enqueue(message, number)
+
+    def resubmit(self, message: ToTokenizer, number: int) -> None:
+        """As `submit`, but never refused for want of room: what is made again is bounded by what was
+        accepted.
+        """
         self._enqueue(message, number)
 
     def abort(self, handles: tuple[bytes, ...], number: int) -> None:
@@ -141,7 +180,7 @@ class Connection:
             raise RingClosed("the client is closed")
         if os.getpid() != self._pid:
             raise RingClosed("the client belongs to the process that this one was forked from; make another")
-        self._unsent[number % len(self._unsent)].append(frame)
+        self._unsent[self.tokenizer_of(number)].append(frame)
         self._wake()
 
     def _encode(self, message: ToTokenizer) -> bytes:
@@ -167,6 +206,7 @@ class Connection:
     def _run(self) -> None:
         context = zmq.Context()
         try:
+            self._context = context
             self._open(context)
             self.opened.set_result(None)
             self._serve()
@@ -194,16 +234,19 @@ class Connection:
         deadline = time.monotonic() + self._connect_timeout_s
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
-            ack = self._open_lane(context, index, deadline)
-            if ack.epoch != first.epoch:
-                raise RingClosed(f"the runtime at {self._target.name} was started again meanwhile")
+            self._open_lane(context, index, deadline)
         for index in range(first.num_tokenizers):
             address = self._target.tokenizer_in(index, first.num_detokenizers)
-            self._tokenizers.append(connect(context, zmq.PUSH, self._target, address))
+            tokenizer = connect(context, zmq.PUSH, self._target, address)
+            self._tokenizers.append(tokenizer)
+            if self._target.wants_status:
+                self._links.append(Link(tokenizer))
         self._requests = Codec(ToTokenizer, first.epoch)
         self._client_ids = tuple(lane.client_id for lane in self._lanes)
         self._unsent = tuple(deque() for _ in self._tokenizers)
         self.max_waiting = first.max_waiting
+        self._whole_at = time.monotonic()
+        self._look_at_ring()
 
     def _open_lane(self, context: zmq.Context[Any], index: int, deadline: float) -> HelloAck:
         lane = Lane(context, self._target, index, self._bad_frames)
@@ -222,7 +265,7 @@ class Connection:
         )
 
     def _serve(self) -> None:
-        poller = zmq.Poller()
+        poller = self._poller
         poller.register(self._wake_fd, zmq.POLLIN)
         for lane in self._lanes:
             poller.register(lane.socket, zmq.POLLIN)
@@ -234,14 +277,22 @@ class Connection:
                 if lane.socket in ready:
                     self._receive(lane)
             for tokenizer, unsent in zip(self._tokenizers, self._unsent, strict=True):
-                blocked = not _send(tokenizer, unsent)
+                blocked = self._is_whole and not _send(tokenizer, unsent)
                 poller.register(tokenizer, zmq.POLLOUT if blocked else 0)
             if time.monotonic() >= self._next_tick_at:
                 self._tick()
         for tokenizer, unsent in zip(self._tokenizers, self._unsent, strict=True):
             _send(tokenizer, unsent)
 
+    @property
+    def _is_whole(self) -> bool:
+        return self._restarts.is_whole and all(lane.is_open for lane in self._lanes)
+
     def _receive(self, lane: Lane) -> None:
+        if not lane.is_open:
+            if lane.read_ack() is not None:
+                self._note_restart("detokenizer", lane.index)
+            return
         for message in lane.receive():
             if isinstance(message, OutputBatch | ControlReply | Framed):
                 self._on_message(message)
@@ -254,15 +305,61 @@ class Connection:
         if now >= self._next_ping_at:
             self._next_ping_at = now + PING_S
             for lane in self._lanes:
-                lane.ping()
+                lane.ping() if lane.is_open else lane.greet()
         self._check_ring()
-        for lane in self._lanes:
-            if lane.take_lost():
-                self._receive(lane)  # its last words say more
+        self._look_at_ring()
+        for lane in list(self._lanes):
+            if lane.is_open and lane.is_lost:
+                self._replace_lane(lane.index)
                 self._check_ring()
-                raise RingClosed(f"the connection to the runtime at {self._target.name} was lost")
-            if now - lane.heard_at > SILENCE_S:
+            elif lane.is_open and now - lane.heard_at > SILENCE_S and self._restarts.is_whole:
                 raise RingClosed(f"the runtime has been silent for {SILENCE_S:.0f} s")
+        if self._links and not any(lane.is_open for lane in self._lanes) and self._all_links_lost:
+            raise RingClosed(f"the connection to the runtime at {self._target.name} was lost")
+        if self._is_whole:
+            self._whole_at = now
+        elif now - self._whole_at > self._ring_timeout_s:
+            raise RingClosed(
+                f"the runtime at {self._target.name} has lacked a process for {self._ring_timeout_s:g} s"
+            )
+
+    @property
+    def _all_links_lost(self) -> bool:
+        """A process that is replaced takes its own connections with it; all go with the ring alone."""
+        return all(link.is_lost for link in self._links)
+
+    # -- processes that are replaced -------------------------------------------------------------------------
+
+    def _look_at_ring(self) -> None:
+        """Who has been replaced, as far as the ring shows it."""
+        status = self._watch.status()
+        if status is None:
+            return
+        for role, index in self._restarts.take(status):
+            if role != "detokenizer":
+                is_fault = role == "engine" and self._restarts.was_fault
+                self._note_restart(role, index, status.solitary, is_fault=is_fault)
+            elif not self._target.wants_status:
+                # Over TCP its connection is lost, which says it sooner and is no hearsay.
+                self._replace_lane(index)
+
+    def _note_restart(
+        self, role: RestartedRole, index: int, solitary: bytes = NO_HANDLE, *, is_fault: bool = False
+    ) -> None:
+        self.generation += 1
+        logger.info("%s %d has been replaced: what it may have lost is made again", role, index)
+        self._on_restart(Restart(role, index, self.generation, solitary, is_fault))
+
+    def _replace_lane(self, index: int) -> None:
+        """Connect anew, under the same id; what the old connection brought is still taken in."""
+        old = self._lanes[index]
+        if old.is_open:
+            self._receive(old)  # its last words may say that the ring ends
+        self._poller.unregister(old.socket)
+        old.close()
+        lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)
+        self._lanes[index] = lane
+        self._poller.register(lane.socket, zmq.POLLIN)
 
     def _check_ring(self) -> None:
         reason = self._watch.why_gone()

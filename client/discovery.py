@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from client.target import Target, make_target
-from runtime.config import default_run_root, environment_run_dir
 from runtime.endpoints import Endpoints
+from runtime.environment import default_run_root, environment_run_dir
 from runtime.errors import ConfigError, RingClosed
 from runtime.run_dir import live_run_dirs
 

@@ -18,7 +18,9 @@ from typing import Any, Self, overload
 
 from client.batch import MAX_IN_FLIGHT
 from client.client import CONNECT_TIMEOUT_S
+from client.connection import RING_TIMEOUT_S
 from client.executor_settings import runtime_settings
+from client.executor_stats import StatsReader
 from client.generation_request import GenerationRequest
 from client.generation_result import GenerationResult
 from client.own_runtime import OwnRuntime
@@ -53,12 +55,14 @@ class ExecutorStats:
     num_pages: int
 
 
-class GenerationExecutor:
+class GenerationExecutor(StatsReader):
     """Any thread and any event loop may use one. Make it with `create`; it ends with `shutdown`, the `with`
     block or the process, or when it is dropped.
     """
 
-    def __init__(self, run_dir: Path, runtime: OwnRuntime | None, connect_timeout_s: float) -> None:
+    def __init__(
+        self, run_dir: Path, runtime: OwnRuntime | None, connect_timeout_s: float, ring_timeout_s: float
+    ) -> None:
         self.run_dir = run_dir
         """Names the runtime to other clients."""
         self._submit_lock = threading.Lock()
@@ -67,11 +71,16 @@ class GenerationExecutor:
             if runtime is not None:
                 runtime.wait_ready()
             self._session: Session[ResultMailbox] = Session(
-                RunDirTarget(run_dir), ResultMailbox, _call, connect_timeout_s=connect_timeout_s
+                RunDirTarget(run_dir),
+                ResultMailbox,
+                _call,
+                connect_timeout_s=connect_timeout_s,
+                ring_timeout_s=ring_timeout_s,
             )
         except BaseException:
             stop_runtime()
             raise
+        super().__init__(self._session)
         connection = self._session.connection
         # Nothing that outlives this object may hold it: its runtime would outlive it too.
         self._board = ResponseBoard(lambda: connection.error)
@@ -98,6 +107,7 @@ class GenerationExecutor:
         postprocess_tokenizer_dir: str | Path | None = None,
         gather_all_token_logits: bool | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
+        ring_timeout: float = RING_TIMEOUT_S,
         **settings: Any,
     ) -> Self:
         """Start a runtime and wait until it is ready, or attach to the one at `run_dir`.
@@ -106,7 +116,8 @@ class GenerationExecutor:
         model runs. `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting `tokenizer`, of which a
         runtime has one; the default is the model's. `num_postprocess_workers` is the number of detokenizer
         processes, of which there is always one. `gather_all_token_logits` is both `gather_context_logits`
-        and `gather_generation_logits`. `settings` are those of launch.py.
+        and `gather_generation_logits`. After `ring_timeout` seconds in which the runtime lacks a process that
+        is to be replaced, requests end with RingClosed. `settings` are those of launch.py.
         Raises: ConfigError for a wrong or contradictory argument, before anything is started; StartError with
         the runtime's last words; RingClosed or ProtocolMismatch when there is none to attach to.
         """
@@ -120,10 +131,10 @@ class GenerationExecutor:
             **settings,
         }
         if run_dir is not None:
-            return cls(_attachable(run_dir, given), None, connect_timeout)
+            return cls(_attachable(run_dir, given), None, connect_timeout, ring_timeout)
         wanted = runtime_settings(given)
         runtime = OwnRuntime(wanted.pop("model", ""), wanted)
-        return cls(runtime.run_dir, runtime, connect_timeout)
+        return cls(runtime.run_dir, runtime, connect_timeout, ring_timeout)
 
     # -- requests and their results --------------------------------------------------------------------------
 

@@ -24,13 +24,16 @@ ALIASES = {
 def runtime_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `given` asks for; None stands for what was not given.
 
-    Raises: ConfigError for a directory that is not there, for two names of one setting that say different
-    things, and for a wrong number of workers.
+    Raises: ConfigError for a directory that is not there, for prompts that are not to be cut into chunks, for
+    two names of one setting that say different things, and for a wrong number of workers.
     """
     settings: dict[str, Any] = {}
     named_by: dict[str, str] = {}
     for name, value in given.items():
         if value is None:
+            continue
+        if name == "enable_chunked_context":
+            _check_chunked_context(value)
             continue
         translated = _translated(name, value)
         for setting in ALIASES.get(name, (name,)):
@@ -48,6 +51,14 @@ def _translated(name: str, value: Any) -> Any:
     if name == "gather_all_token_logits" and not isinstance(value, bool):
         raise ConfigError("gather_all_token_logits: true or false")
     return value
+
+
+def _check_chunked_context(value: Any) -> None:
+    if value is not True:
+        raise ConfigError(
+            f"enable_chunked_context: {value} is not supported, prompts are computed in chunks; a"
+            " chunked_prefill_size as large as the longest prompt lets each be one"
+        )
 
 
 def _existing_directory(name: str, value: Any) -> Path:

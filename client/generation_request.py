@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from client.request_builder import MAX_PRIORITY, MAX_TIME_LIMIT_S, RequestOptions, TokenIds, build_request
+from client.retention import KvCacheRetentionConfig
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
 
@@ -19,7 +20,6 @@ NOT_BUILT = frozenset(
         "disaggregated_params",
         "external_draft_tokens_config",
         "guided_decoding_params",
-        "kv_cache_retention_config",
         "logits_post_processor_name",
         "logits_processor",
         "lora_config",
@@ -46,6 +46,7 @@ class GenerationRequest:
     arrival_time: seconds since 1970, for the statistics of waiting; default: when it is submitted.
     allotted_time_ms: when so much time is over, it ends with what there is and finish_reason "timeout".
     return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones.
+    kv_cache_retention_config: how firmly its KV is kept.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -65,6 +66,7 @@ class GenerationRequest:
         allotted_time_ms: int | None = None,
         return_all_generated_tokens: bool = False,
         exclude_input_from_output: bool = True,
+        kv_cache_retention_config: KvCacheRetentionConfig | None = None,
         **others: Any,
     ) -> None:
         """Copy the prompt; nothing is checked against a model.
@@ -98,6 +100,7 @@ class GenerationRequest:
                 "exclude_input_from_output: a stream has only what is new; the input cannot be in it",
                 param="exclude_input_from_output",
             )
+        self.kv_cache_retention_config = kv_cache_retention_config
         self._id = 0
 
     @property
@@ -124,6 +127,8 @@ class GenerationRequest:
         }
         if self.arrival_time is not None:
             options["arrival_time"] = self.arrival_time
+        if self.kv_cache_retention_config is not None:
+            options["kv_cache_retention_config"] = self.kv_cache_retention_config
         if self.allotted_time_ms is not None:
             options["time_limit"] = self.allotted_time_ms / 1000
         return options

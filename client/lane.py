@@ -1,4 +1,5 @@
-"""Lane: one DEALER socket, to one detokenizer, and the client id that this one has drawn for us.
+"""Lane: one DEALER socket, to one detokenizer, and the client id that this one has drawn for us. Where the
+detokenizer was replaced or the connection lost, a new lane claims the id that the old one had.
 
 Used by the I/O thread alone. Decodes what arrives; what does not decode is counted and dropped: a bad frame
 ends no stream.
@@ -12,6 +13,7 @@ from typing import Any, TypeAlias
 
 import zmq
 
+from client.link import Link
 from client.target import Target
 from runtime.errors import ProtocolMismatch
 from runtime.messages import Hello, HelloAck, Ping, ToClient
@@ -22,8 +24,7 @@ from runtime.transport import (
     SCHEMA,
     BadFrames,
     Codec,
-    Frame,
-    with_frames,
+    receive_all,
 )
 from runtime.wire import PROTOCOL_VERSION
 
@@ -31,18 +32,31 @@ Socket: TypeAlias = zmq.Socket[Any]
 
 
 class Lane:
-    def __init__(self, context: zmq.Context[Any], target: Target, index: int, bad_frames: BadFrames) -> None:
-        self.client_id = 0
-        """Every handle of this lane starts with it; 0 before `read_ack`."""
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        target: Target,
+        index: int,
+        bad_frames: BadFrames,
+        client_id: int = 0,
+    ) -> None:
+        self.index = index
+        self.client_id = client_id
+        """Every handle of this lane starts with it; 0: the detokenizer draws one."""
+        self.is_open = False
+        """The detokenizer has answered."""
         self.heard_at = time.monotonic()
         self.socket = connect(context, zmq.DEALER, target, target.client_out(index))
-        self._monitor: Socket | None = None
-        if target.wants_status:
-            self._monitor = self.socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self._link = Link(self.socket) if target.wants_status else None
         self._codec = Codec(ToClient, 0)
         self._bad_frames = bad_frames
-        hello = Hello(PROTOCOL_VERSION, SCHEMA.hex(), target.wants_status)
-        self.socket.send(self._codec.encode(hello))
+        self._hello = Hello(PROTOCOL_VERSION, SCHEMA.hex(), target.wants_status, client_id)
+        self.greet()
+
+    def greet(self) -> None:
+        """Say who we are; again while there is no answer: who had our id may have to be given up first."""
+        with contextlib.suppress(zmq.Again):
+            self.socket.send(self._codec.encode(self._hello), zmq.NOBLOCK)
 
     def read_ack(self) -> HelloAck | None:
         """The answer to our Hello, if that is what has come. Raises ProtocolMismatch."""
@@ -56,51 +70,37 @@ class Lane:
         except DECODE_ERRORS as error:
             self._bad_frames.add(error)
             return None
-        if not isinstance(ack, HelloAck):
+        if not isinstance(ack, HelloAck) or (self.client_id and ack.client != self.client_id):
             return None
-        self.take_lost()  # what was lost before the answer came was made again
+        if self._link is not None:
+            self._link.forgive()  # what was lost before the answer came was made again
         self.client_id = ack.client
+        self.is_open = True
         self._codec = Codec(ToClient, ack.epoch)
         self.heard_at = time.monotonic()
         return ack
 
     def receive(self) -> list[Any]:
         """All that has arrived, as an Inbox gives it; and note that it is a sign of life."""
-        messages: list[Any] = []
-        for _ in range(HIGH_WATER_MARK):
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            more = self._receive_more() if self.socket.getsockopt(zmq.RCVMORE) else ()
-            try:
-                messages.append(with_frames(self._codec.decode(frame), more))
-            except (ProtocolMismatch, *DECODE_ERRORS) as error:
-                self._bad_frames.add(error)
+        messages = receive_all(self.socket, self._codec, self._bad_frames)
         if messages:
             self.heard_at = time.monotonic()
         return messages
 
-    def _receive_more(self) -> tuple[Frame, ...]:
-        frames: list[Frame] = []
-        while self.socket.getsockopt(zmq.RCVMORE):
-            frames.append(self.socket.recv(zmq.NOBLOCK, copy=False).buffer)
-        return tuple(frames)
-
-    def take_lost(self) -> bool:
-        """Whether the connection has been lost since the last call, as far as that can be seen. A lane cannot
-        be taken up again: to the detokenizer, who comes anew is another client.
-        """
-        lost = False
-        while self._monitor is not None and self._monitor.poll(0):
-            self._monitor.recv_multipart()
-            lost = True
-        return lost
+    @property
+    def is_lost(self) -> bool:
+        """The connection does not stand any more, as far as that can be seen."""
+        return self._link is not None and self._link.is_lost
 
     def ping(self) -> None:
         # A server that does not read will be known by its silence.
         with contextlib.suppress(zmq.Again):
             self.socket.send(self._codec.encode(Ping(self.client_id)), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        if self._link is not None:
+            self._link.close()
+        self.socket.close(linger=0)
 
 
 def connect(context: zmq.Context[Any], kind: int, target: Target, address: str) -> Socket:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Unpack, overload
 
 from client.client import Client
+from client.connection import RING_TIMEOUT_S
 from client.own_runtime import OwnRuntime
 from client.progress import progress_bar
 from client.request_builder import Prompt, RequestOptions, is_single_prompt
@@ -16,10 +17,13 @@ from runtime.sampling_params import SamplingParams
 
 
 class LLM(Client):
-    def __init__(self, model: str | Path = "", **settings: Any) -> None:
+    def __init__(
+        self, model: str | Path = "", *, ring_timeout: float = RING_TIMEOUT_S, **settings: Any
+    ) -> None:
         """Start a runtime and wait until it is ready. Keywords are the settings of launch.py.
 
-        Its log shows warnings only, unless `log_level` is set.
+        A process of it that dies is replaced, and calls wait for that; after `ring_timeout` seconds they end
+        with RingClosed. Its log shows warnings only, unless `log_level` is set.
         Raises: ConfigError for an unknown or wrong setting, StartError with the runtime's last words.
         """
         runtime = OwnRuntime(model, settings)
@@ -27,7 +31,7 @@ class LLM(Client):
         self._stop_runtime = weakref.finalize(self, runtime.stop)
         try:
             runtime.wait_ready()
-            super().__init__(runtime.run_dir)
+            super().__init__(runtime.run_dir, ring_timeout=ring_timeout)
         except BaseException:
             self._stop_runtime()
             raise

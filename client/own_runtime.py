@@ -28,6 +28,7 @@ OWN_SETTINGS = frozenset(
     {
         "api_key",
         "api_workers",
+        "drain_timeout",
         "cors_origins",
         "host",
         "metrics_open",
@@ -61,6 +62,7 @@ class OwnRuntime:
                 "--no-http",
                 f"--run-dir={self.run_dir}",
                 f"--parent-pid={os.getpid()}",
+                "--drain-timeout=0",  # whoever stops it is its only caller
             ],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,

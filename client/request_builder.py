@@ -16,8 +16,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from client.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.errors import InvalidRequest
-from runtime.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest
+from runtime.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
 from runtime.sampling_params import SamplingParams
 from runtime.wire import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
 
@@ -56,6 +57,10 @@ class RequestOptions(TypedDict, total=False):
     """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
     arrival_time: float | None
     """Seconds since 1970 when it was asked, for the server's statistics; the default is now."""
+    task: Task
+    """Set by the calls that embed."""
+    kv_cache_retention_config: KvCacheRetentionConfig | None
+    """How firmly the server keeps its KV for requests that begin the same."""
 
 
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
@@ -105,17 +110,16 @@ def build_request(
     chat_template_kwargs: Mapping[str, Any] | None = None,
     time_limit: float | None = None,
     arrival_time: float | None = None,
+    task: Task = "generate",
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None,
 ) -> GenerateRequest:
     """A request as the wire carries it. An unseeded one gets its seed here, so that a second attempt draws
     the same tokens; `best_of` becomes the number of sequences.
 
     Raises: InvalidRequest naming the argument.
     """
-    for name, value in (("cache_salt", cache_salt), ("label", label)):
-        if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS:
-            raise InvalidRequest(
-                f"{name} must be a string of at most {MAX_LABEL_CHARS} characters", param=name
-            )
+    _check_label("cache_salt", cache_salt)
+    _check_label("label", label)
     _check_priority(priority)
     _check_bool("add_special_tokens", add_special_tokens)
     _check_bool("continue_final_message", continue_final_message)
@@ -125,14 +129,7 @@ def build_request(
     if messages is None:
         _refuse_for_other_prompts("continue_final_message", continue_final_message)
         _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
-    if continue_final_message and add_generation_prompt:
-        raise InvalidRequest(
-            "continue_final_message: the last message cannot be continued with add_generation_prompt",
-            param="continue_final_message",
-        )
-    if add_generation_prompt is None:
-        add_generation_prompt = not continue_final_message
-    _check_bool("add_generation_prompt", add_generation_prompt)
+    add_generation_prompt = _ends_with_header(add_generation_prompt, continue_final_message)
     return GenerateRequest(
         handle,
         _for_wire(sampling, stream),
@@ -149,7 +146,27 @@ def build_request(
         template_kwargs=template_kwargs,
         arrival_time=time.time() if arrival_time is None else _unix_time(arrival_time),
         time_limit_ms=0 if time_limit is None else _milliseconds(time_limit),
+        task=task,
+        retention=retention_for_wire(kv_cache_retention_config),
     )
+
+
+def _ends_with_header(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
+    """Whether the assistant's turn is begun. Raises InvalidRequest."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: the last message cannot be continued with add_generation_prompt",
+            param="continue_final_message",
+        )
+    if add_generation_prompt is None:
+        return not continue_final_message
+    _check_bool("add_generation_prompt", add_generation_prompt)
+    return add_generation_prompt
+
+
+def _check_label(name: str, value: Any) -> None:
+    if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS:
+        raise InvalidRequest(f"{name} must be a string of at most {MAX_LABEL_CHARS} characters", param=name)
 
 
 def normalize(sampling: SamplingParams) -> SamplingParams:

@@ -29,7 +29,7 @@ from runtime.sampling_params import SamplingParams
 from runtime.transport import Frame
 from runtime.wire import FloatArray, unpack_floats
 
-TensorName: TypeAlias = Literal["context_logits", "generation_logits"]
+TensorName: TypeAlias = Literal["context_logits", "generation_logits", "embedding"]
 
 
 class TensorPart(NamedTuple):
@@ -146,6 +146,7 @@ class SequenceState:
             cumulative_logprob=None if finish is None else finish.cumulative_logprob,
             usage=self.usage,
             generation_logits=self.tensor("generation_logits"),
+            request_perf_metrics=None if finish is None else finish.perf_metrics,
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:
@@ -182,6 +183,7 @@ class RequestState:
         self.asked = asked
         self.number = split_handle(request.handle)[1]
         """Names the request in its session."""
+        # A further attempt of a sequence adds its handle: see OpenRequest.rename.
         self.by_handle = {
             sibling(request.handle, index): SequenceState(
                 request, index, wants_logprobs=asked.logprobs is not None
@@ -247,12 +249,14 @@ class RequestState:
         """The whole of a request that has ended."""
         assert self.ended, "the request has not ended"
         first = self.sequences[0]
+        embedding = first.tensor("embedding")
         return Completion(
             outputs=self.outputs(),
             usage=self._total_usage(),
             prompt_logprobs=first.prompt_logprobs,
             context_logits=first.tensor("context_logits"),
             label=self.request.label,
+            embedding=None if embedding is None else embedding[0],
         )
 
     def outputs(self) -> list[CompletionOutput]:
@@ -280,7 +284,9 @@ class RequestState:
 
 
 class _RowCollector:
-    """Rows of one tensor. Keeps the frames as they came until somebody asks for the whole."""
+    """Rows of one tensor. Keeps the frames as they came until somebody asks for the whole. A later attempt of
+    the sequence brings some again: those are the same and are passed over.
+    """
 
     __slots__ = ("_parts", "num_rows")
 
@@ -289,7 +295,8 @@ class _RowCollector:
         self.num_rows = 0
 
     def add(self, part: TensorPart) -> None:
-        if part.entry.start != self.num_rows:
+        num_known = self.num_rows - part.entry.start
+        if num_known < 0:
             raise RequestError(
                 f"{part.entry.name}: rows from {part.entry.start} on came where those from "
                 f"{self.num_rows} on were expected"
@@ -297,8 +304,9 @@ class _RowCollector:
         if memoryview(part.data).nbytes != 4 * math.prod(part.entry.shape):
             raise RequestError(f"{part.entry.name}: a frame is not of the size that it was said to have")
         rows = np.frombuffer(part.data, np.float32).reshape(part.entry.shape)
-        self._parts.append(rows)
-        self.num_rows += len(rows)
+        if num_known < len(rows):
+            self._parts.append(rows[num_known:])
+            self.num_rows += len(rows) - num_known
 
     def array(self) -> FloatArray:
         # Also of one part: the caller gets memory of his own, and the received frame is let go.

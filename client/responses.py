@@ -9,6 +9,7 @@ from client.generation_request import GenerationRequest
 from client.result import FinishReason
 from runtime.errors import CarouselError
 from runtime.messages import Usage
+from runtime.perf_metrics import RequestPerfMetrics
 from runtime.wire import FloatArray
 
 
@@ -40,6 +41,8 @@ class Result:
     """[input tokens, vocabulary], with the last result of each sequence, when asked for."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
     """[1, output tokens, vocabulary], with the last result of the sequence, when asked for."""
+    request_perf_metrics: RequestPerfMetrics | None = None
+    """With the last result of the sequence, when asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +105,6 @@ def response_of(request: GenerationRequest, output: GenerationOutput, *, is_fina
         usage=output.usage,
         context_logits=output.context_logits if is_sequence_final else None,
         generation_logits=None if logits is None else logits[None],
+        request_perf_metrics=output.request_perf_metrics,
     )
     return Response(request.id, request.client_id, None, result)

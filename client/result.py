@@ -9,6 +9,7 @@ import msgspec
 
 from runtime.errors import InvalidRequest, Overloaded, RequestAborted, RequestError, Unauthorized
 from runtime.messages import ErrorInfo, Usage
+from runtime.perf_metrics import RequestPerfMetrics
 from runtime.wire import FloatArray
 
 PROMPT_FIELDS = frozenset({"text", "input_ids"})
@@ -78,6 +79,8 @@ class CompletionOutput:
     """Of this sequence, when it has finished."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
     """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
+    request_perf_metrics: RequestPerfMetrics | None = None
+    """With the end of the sequence, when asked for."""
 
     @property
     def stop_reason(self) -> str | int | None:
@@ -105,6 +108,8 @@ class Completion:
     context_logits: FloatArray | None = field(default=None, compare=False)
     """[prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
     label: str = ""
+    embedding: FloatArray | None = field(default=None, compare=False)
+    """[hidden_size] float32, when that was what was asked for."""
 
     @property
     def text(self) -> str:
@@ -138,9 +143,10 @@ def error_from_info(info: ErrorInfo) -> RequestError:
     message, param = info.message, info.param
     if param in PROMPT_FIELDS:
         message, param = f"prompt: {message.removeprefix(f'{param}: ')}", "prompt"
+    if info.status == Overloaded.status and info.retry_after_s:
+        return Overloaded(message, code=info.code, retry_after_s=info.retry_after_s)
     if info.status == Overloaded.status and info.code == Overloaded.code:
-        hint = {"retry_after_s": info.retry_after_s} if info.retry_after_s else {}
-        return Overloaded(message, **hint)
+        return Overloaded(message)
     for kind in (InvalidRequest, Unauthorized, RequestAborted):
         if info.status == kind.status:
             return kind(message, param=param, code=info.code)

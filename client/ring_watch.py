@@ -1,5 +1,5 @@
-"""RingWatch: says when the runtime behind a client is gone: by the launcher's slot and process where those
-can be seen, by what the ring says of itself elsewhere.
+"""RingWatch: how the runtime behind a client is, and when it is gone: by the status page and the launcher's
+process where those can be seen, by what the ring says of itself elsewhere.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import msgspec
 from runtime.endpoints import Endpoints
 from runtime.errors import RingClosed
 from runtime.messages import RingStatus
+from runtime.ring_status import ring_status
 from runtime.status_page import StatusPage
 
 SILENCE_S = 15.0
@@ -27,6 +28,9 @@ class RingWatch(Protocol):
 
     def hear(self, status: RingStatus) -> None:
         """Take in what the ring says of itself."""
+
+    def status(self) -> RingStatus | None:
+        """What is known of it now; None while nothing is."""
 
     def close(self) -> None: ...
 
@@ -60,6 +64,9 @@ class PageWatch:
 
     def hear(self, status: RingStatus) -> None:
         """The page says the same, and sooner."""
+
+    def status(self) -> RingStatus:
+        return ring_status(self._page)
 
     def _last_words(self) -> str:
         """Which process failed and why, as the launcher wrote it down; empty when none did."""
@@ -97,13 +104,16 @@ class RemoteWatch:
     """For a ring that only its messages show; its silence is the connection's to notice."""
 
     def __init__(self) -> None:
-        self._state = ""
+        self._status: RingStatus | None = None
 
     def why_gone(self) -> str:
-        return GONE.get(self._state, "")
+        return "" if self._status is None else GONE.get(self._status.state, "")
 
     def hear(self, status: RingStatus) -> None:
-        self._state = status.state
+        self._status = status
+
+    def status(self) -> RingStatus | None:
+        return self._status
 
     def close(self) -> None:
         """Holds nothing."""

@@ -3,6 +3,9 @@
 The synchronous and the asynchronous client differ only in the mailbox a waiter sleeps on and in the thread
 that fills it; both are given. A request leaves the books with its last terminal or its first error, when its
 caller gives up, or when the ring is gone: nobody waits for ever.
+
+When a process of the ring has been replaced, what it may have lost is made again: the same sequence under the
+handle of its next attempt, with what has come of it. What still comes under the old handle is dropped.
 """
 
 from __future__ import annotations
@@ -10,20 +13,23 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar, Unpack
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, Unpack
 
 import msgspec
 
-from client.connection import Connection
+from client.connection import RING_TIMEOUT_S, Connection
+from client.open_request import OpenRequest, OpenSequence, exhausted_error, failure, quarantine_error
 from client.request_builder import Prompt, RequestOptions, build_request
 from client.request_state import RequestState, TensorPart
+from client.restarts import Restart
 from client.result import error_from_info
+from client.stats import StatsOp
 from client.target import Target
-from runtime.errors import CarouselError, InvalidRequest, RequestAborted
+from runtime.errors import CarouselError, InvalidRequest, RequestAborted, RequestError
 from runtime.handle import make_handle
 from runtime.messages import (
+    ControlOp,
     ControlReply,
     ControlRequest,
     ErrorInfo,
@@ -35,7 +41,6 @@ from runtime.sampling_params import SamplingParams
 from runtime.transport import Framed
 
 Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
-ControlOp: TypeAlias = Literal["server_info", "flush_cache"]
 
 
 class Mailbox(Protocol):
@@ -47,16 +52,11 @@ M = TypeVar("M", bound=Mailbox)
 T = TypeVar("T")
 
 
-@dataclass(slots=True, eq=False)
-class InFlight:
-    """A request that has not ended."""
+class OpenControl(NamedTuple):
+    """A question to the ring that has no answer yet."""
 
-    number: int
+    request: ControlRequest
     mailbox: Mailbox
-    handles: tuple[bytes, ...]
-    label: str
-    live: set[bytes]
-    """Handles whose terminal has not come. Only the thread that delivers changes it."""
 
 
 class Session(Generic[M]):
@@ -67,24 +67,33 @@ class Session(Generic[M]):
         deliver_in_thread: Callable[[Callable[[Any], None], Any], None],
         *,
         connect_timeout_s: float,
+        ring_timeout_s: float = RING_TIMEOUT_S,
+        connect: Callable[..., Connection] = Connection,
     ) -> None:
         """`deliver_in_thread` is called by the I/O thread: it runs a function where the mailboxes live.
+        `connect` makes the connection.
 
         Raises: RingClosed when there is no runtime at `target`.
         """
         self._new_mailbox = new_mailbox
         # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
-        self._requests: dict[int, InFlight] = {}
-        self._sequences: dict[bytes, InFlight] = {}
+        self._requests: dict[int, OpenRequest] = {}
+        self._sequences: dict[bytes, OpenSequence] = {}
         self._labels: dict[str, int] = {}
-        self._controls: dict[int, M] = {}
+        self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
         self._control_numbers = itertools.count()
-        self.connection = Connection(
+        # Sequences whose callers have left and whose end has not been heard of yet.
+        self._left: dict[bytes, int] = {}
+        # So that of one sequence the attempts are sent in their order. Not taken by what a destructor calls.
+        self._sending = threading.Lock()
+        self.connection = connect(
             target,
             on_message=lambda message: deliver_in_thread(self._deliver, message),
+            on_restart=lambda restart: deliver_in_thread(self._recover, restart),
             on_closed=lambda error: deliver_in_thread(self.fail_all, error),
             connect_timeout_s=connect_timeout_s,
+            ring_timeout_s=ring_timeout_s,
         )
 
     def max_in_flight(self) -> int:
@@ -129,34 +138,34 @@ class Session(Generic[M]):
         asked = SamplingParams() if sampling is None else sampling
         request = build_request(handle, prompt, asked, stream=stream, **options)
         state = RequestState(request, asked)
-        handles = tuple(state.by_handle)
         self._hold_label(request.label, number)
-        in_flight = InFlight(number, mailbox, handles, request.label, set(handles))
-        for each in handles:
-            self._sequences[each] = in_flight
-        self._requests[number] = in_flight
-        try:
-            self.connection.submit(request, number)
-        except CarouselError:
-            self._end(in_flight)
-            raise
+        with self._sending:
+            opened = OpenRequest(number, mailbox, state, self.connection.generation)
+            self._sequences.update(opened.sequences)
+            self._requests[number] = opened
+            try:
+                self.connection.submit(request, number)
+            except CarouselError:
+                self._end(opened)
+                raise
         return state
 
     def abort(self, number: int) -> None:
         """Ask for the end of a request by RequestState.number; the terminals of its sequences come as usual.
         Without effect on one that has ended or never was.
         """
-        in_flight = self._requests.get(number)
-        if in_flight is not None:
-            self._send_abort(in_flight)
+        request = self._requests.get(number)
+        if request is not None:
+            request.is_aborted = True
+            self._send_abort(request)
 
     def forget(self, number: int) -> None:
         """End a request whose caller has left. Without effect on one that has ended."""
-        in_flight = self._requests.get(number)
-        if in_flight is not None and self._end(in_flight):
+        request = self._requests.get(number)
+        if request is not None and self._end(request):
             # For another thread or task that still waits for it.
-            in_flight.mailbox.put(RequestAborted("the stream was closed while it was read"))
-            self._send_abort(in_flight)
+            request.mailbox.put(RequestAborted("the stream was closed while it was read"))
+            self._send_last_abort(request)
 
     def _hold_label(self, label: str, number: int) -> None:
         if label and self._labels.setdefault(label, number) != number:
@@ -166,34 +175,47 @@ class Session(Generic[M]):
                 code="duplicate_label",
             )
 
-    def _end(self, in_flight: InFlight) -> bool:
+    def _end(self, request: OpenRequest) -> bool:
         """Take a request out of the books. True for the one caller who has."""
-        if self._requests.pop(in_flight.number, None) is None:
+        if self._requests.pop(request.number, None) is None:
             return False
-        self._release(in_flight)
+        self._release(request)
         return True
 
-    def _release(self, in_flight: InFlight) -> None:
-        for handle in in_flight.handles:
+    def _release(self, request: OpenRequest) -> None:
+        for handle in tuple(request.sequences):
             self._sequences.pop(handle, None)
-        if in_flight.label:
-            del self._labels[in_flight.label]
+        if request.label and self._labels.get(request.label) == request.number:
+            del self._labels[request.label]
 
-    def _send_abort(self, in_flight: InFlight, but: Iterable[bytes] = ()) -> None:
-        handles = tuple(in_flight.live.difference(but))
+    def _send_abort(self, request: OpenRequest) -> None:
+        handles = tuple(request.sequences)
         if handles:
             # Where the connection has ended, its closing or the server's silence timer aborts all of ours.
             with contextlib.suppress(CarouselError):
-                self.connection.abort(handles, in_flight.number)
+                self.connection.abort(handles, request.number)
+
+    def _send_last_abort(self, request: OpenRequest) -> None:
+        """Of a request that nobody waits for any more."""
+        self._left.update(dict.fromkeys(tuple(request.sequences), request.number))
+        self._send_abort(request)
 
     # -- control calls ---------------------------------------------------------------------------------------
 
-    def open_control(self, op: ControlOp) -> M:
-        """Submit a question to the ring. Its answer is one ControlReply."""
+    def open_stats(self, op: StatsOp, after: int, *, wait: bool = False) -> M:
+        """Submit a question for statistics, as ControlRequest has it."""
+        return self.open_control(op, after=after, wait=wait, own=self.connection.client_ids)
+
+    def open_control(self, op: ControlOp, **about: Any) -> M:
+        """Submit a question to the ring, with what ControlRequest says of it. Its answer is one
+        ControlReply.
+        """
         number = next(self._control_numbers)
-        mailbox = self._controls[number] = self._new_mailbox()
+        mailbox = self._new_mailbox()
+        request = ControlRequest(self.connection.client_of(0), number, op, **about)
+        self._controls[number] = OpenControl(request, mailbox)
         try:
-            self.connection.submit(ControlRequest(self.connection.client_of(0), number, op), 0)
+            self.connection.submit(request, 0)
         except CarouselError:
             self._controls.pop(number, None)
             raise
@@ -212,48 +234,118 @@ class Session(Generic[M]):
 
     def fail_all(self, error: CarouselError) -> None:
         """The one case in which a terminal is not the detokenizer's: nobody is there to send it."""
-        for in_flight in _take_all(self._requests):
-            self._release(in_flight)
-            in_flight.mailbox.put(error)
-        for mailbox in _take_all(self._controls):
-            mailbox.put(error)
+        for request in _take_all(self._requests):
+            self._release(request)
+            request.mailbox.put(error)
+        for control in _take_all(self._controls):
+            control.mailbox.put(error)
 
     # -- what arrives ----------------------------------------------------------------------------------------
 
     def _deliver(self, message: OutputBatch | ControlReply | Framed) -> None:
         if isinstance(message, OutputBatch):
-            self._deliver_outputs(message)
+            self._deliver_outputs(message.outputs)
         elif isinstance(message, ControlReply):
-            mailbox = self._controls.pop(message.number, None)
-            if mailbox is not None:
-                mailbox.put(message)
+            control = self._controls.pop(message.number, None)
+            if control is not None:
+                control.mailbox.put(message)
         else:
             assert isinstance(message.message, TensorBatch)
             for entry, frame in zip(message.message.entries, message.frames, strict=True):
-                in_flight = self._sequences.get(entry.handle)
-                if in_flight is not None:
-                    in_flight.mailbox.put(TensorPart(entry, frame))
+                sequence = self._sequences.get(entry.handle)
+                if sequence is not None:
+                    sequence.request.mailbox.put(TensorPart(entry, frame))
 
-    def _deliver_outputs(self, batch: OutputBatch) -> None:
+    def _deliver_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
         sequences = self._sequences
-        failed: list[InFlight] = []
-        for output in batch.outputs:
-            in_flight = sequences.get(output.handle)
-            if in_flight is None:
+        failed: list[OpenRequest] = []
+        for output in outputs:
+            sequence = sequences.get(output.handle)
+            if sequence is None:
+                if self._left and output.finish is not None:
+                    self._left.pop(output.handle, None)
                 continue
-            if output.finish is not None:
-                in_flight.live.discard(output.handle)
+            if output.finish is None:
+                sequence.ids += output.token_ids
+                sequence.num_chars += len(output.text)
+                if sequence.has_logprobs:
+                    sequence.keep_logprobs(output)
+            else:
+                request = sequence.request
+                request.sequences.pop(output.handle, None)
                 sequences.pop(output.handle, None)
                 # The books are closed before the caller can see the end: he may use the label again at once.
-                if not in_flight.live:
-                    self._end(in_flight)
-                elif output.finish.reason == "error" and self._end(in_flight):
-                    failed.append(in_flight)
-            in_flight.mailbox.put(output)
-        if failed:
-            ended = [output.handle for output in batch.outputs if output.finish is not None]
-            for in_flight in failed:
-                self._send_abort(in_flight, but=ended)
+                if not request.sequences:
+                    self._end(request)
+                elif output.finish.reason == "error" and self._end(request):
+                    failed.append(request)
+            sequence.put(output)
+        for request in failed:
+            ended = {output.handle for output in outputs if output.finish is not None}
+            for handle in ended:
+                request.sequences.pop(handle, None)
+            self._send_last_abort(request)
+
+    # -- what is made again ----------------------------------------------------------------------------------
+
+    def _recover(self, restart: Restart) -> None:
+        """Make again what the process that was replaced may have lost."""
+        self._repeat_aborts(restart)
+        for request in list(self._requests.values()):
+            if request.generation < restart.generation and self._concerns(restart, request.number):
+                self._make_again(request, restart)
+        for control in list(self._controls.values()):
+            with contextlib.suppress(CarouselError):
+                self.connection.resubmit(control.request, 0)
+
+    def _concerns(self, restart: Restart, number: int) -> bool:
+        """Whether the way of request `number` goes through the process."""
+        if restart.role == "engine":
+            return True
+        way = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
+        return way(number) == restart.index
+
+    def _make_again(self, request: OpenRequest, restart: Restart) -> None:
+        failed: list[SequenceOutput] = []
+        with self._sending:
+            request.generation = restart.generation
+            for old, sequence in tuple(request.sequences.items()):
+                if restart.is_fault:
+                    sequence.count_death()
+                    if old == restart.solitary:
+                        failed.append(failure(old, quarantine_error()))
+                        continue
+                elif restart.role == "tokenizer" and sequence.has_output:
+                    continue  # it has long been with the scheduler
+                message = sequence.next_attempt()
+                if message is None:
+                    failed.append(failure(old, exhausted_error()))
+                    continue
+                request.rename(old, sequence.handle)
+                self._sequences.pop(old, None)
+                self._sequences[sequence.handle] = sequence
+                try:
+                    self.connection.resubmit(message, request.number)
+                except RequestError as error:
+                    failed.append(failure(sequence.handle, ErrorInfo(error.message, error.code)))
+                except CarouselError:
+                    return  # the connection has ended, and with it every request
+        if request.number not in self._requests:  # its caller has left meanwhile
+            self._release(request)
+            self._send_last_abort(request)
+        elif request.is_aborted:
+            self._send_abort(request)
+        self._deliver_outputs(failed)
+
+    def _repeat_aborts(self, restart: Restart) -> None:
+        """Of requests that nobody waits for: the word may have been lost. They are then forgotten, because
+        who would tell of their end may not know them any more.
+        """
+        for handle, number in list(self._left.items()):
+            if self._concerns(restart, number):
+                self._left.pop(handle, None)
+                with contextlib.suppress(CarouselError):
+                    self.connection.abort((handle,), number)
 
 
 def _take_all(book: dict[int, T]) -> Iterator[T]:

@@ -110,7 +110,8 @@ def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Targe
 
 def _split_address(address: str) -> tuple[str, int]:
     host, colon, port = address.removeprefix(TCP_SCHEME).rpartition(":")
-    if not host or not colon or "/" in host or not port.isdecimal() or not 1 <= int(port) <= MAX_PORT:
+    is_number = port.isascii() and port.isdecimal()
+    if not host or not colon or "/" in host or not is_number or not 1 <= int(port) <= MAX_PORT:
         raise ConfigError(f"run_dir: {address} is no address; write tcp://HOST:PORT")
     return host, int(port)
 

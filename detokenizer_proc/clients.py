@@ -54,7 +54,9 @@ class Client:
     status_at: float = float("-inf")
     """When it was told how the ring is, last; only those are told who want it."""
     blocked_since: float | None = None
-    """When it stopped reading; None while it reads."""
+    """When it stopped reading its output; None while it reads. A ping that goes through says nothing: there
+    may be room for small things while raw frames wait.
+    """
     handles: set[bytes] = field(default_factory=set)
     """Its live sequences."""
     outgoing: list[Outgoing] = field(default_factory=list)
@@ -155,10 +157,14 @@ class Clients:
             if not self._send(client, client.replies[0], now):
                 return False
             client.replies.popleft()
+            client.blocked_since = None
         items = client.outgoing
         if not items:
+            client.blocked_since = None
             return True
         num_sent = self._send_outputs(client, items, now)
+        if num_sent:
+            client.blocked_since = None if num_sent == len(items) else now
         for item in items[:num_sent]:
             item.mark_sent()
             item.is_queued = False
@@ -169,7 +175,10 @@ class Clients:
         """Send a message with raw frames behind it, before what is waiting. False: there is no room, or no
         client any more.
         """
-        return self._send_frame(client, self._codec.encode(message), now, frames)
+        if not self._send_frame(client, self._codec.encode(message), now, frames):
+            return False
+        client.blocked_since = None
+        return True
 
     def drop(self, client: Client) -> None:
         """It is gone, or is treated so: nothing is read from it or sent to it any more."""
@@ -205,7 +214,6 @@ class Clients:
         delivery = self._channel.send(client.peer, frame, frames)
         if delivery is Delivery.SENT:
             client.sent_at = now
-            client.blocked_since = None
             return True
         if delivery is Delivery.GONE:
             self.drop(client)
@@ -217,13 +225,9 @@ class Clients:
         if (hello.version, hello.schema) != (PROTOCOL_VERSION, SCHEMA.hex()):
             self._show_version(peer)
             return
-        client = self._by_peer.get(peer)
+        client = self._by_peer.get(peer) or self._admit(peer, hello.client, now)
         if client is None:
-            if len(self._by_id) >= MAX_CLIENTS:
-                self.bad_frames.add(ValueError(f"more than {MAX_CLIENTS} clients"))
-                return
-            client = Client(self._draw_id(), peer, heard_at=now, sent_at=now)
-            self._by_peer[peer] = self._by_id[client.id] = client
+            return
         client.heard_at = now
         shape = self._shape
         ack = HelloAck(
@@ -238,6 +242,28 @@ class Clients:
         self._send(client, ack, now)
         if hello.wants_status and client.id in self._by_id:
             self._watchers[client] = None
+
+    def _admit(self, peer: bytes, claimed: int, now: float) -> Client | None:
+        """A new connection. It keeps the id that it had with the process before this one, or before its
+        connection was lost, unless somebody who can still be reached has it: then it has to ask again.
+
+        Who knows an id could take it once its owner is gone, but cannot know it: it is drawn from 2**63, told
+        to its owner alone, and here nobody gets in who is not trusted with as much.
+        """
+        if len(self._by_id) >= MAX_CLIENTS:
+            self.bad_frames.add(ValueError(f"more than {MAX_CLIENTS} clients"))
+            return None
+        if claimed % self._shape.num_detokenizers != self._shape.index:
+            claimed = 0  # of another detokenizer: it would get nobody's output
+        holder = self._by_id.get(claimed)
+        if holder is not None:
+            # Asked, because a connection that was lost is noticed only when something is sent on it.
+            self._send(holder, Ping(holder.id), now)
+            if claimed in self._by_id:
+                return None
+        client = Client(claimed or self._draw_id(), peer, heard_at=now, sent_at=now)
+        self._by_peer[peer] = self._by_id[client.id] = client
+        return client
 
     def _show_version(self, peer: bytes) -> None:
         """Answer with the bare header, in which every version finds ours."""

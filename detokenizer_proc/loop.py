@@ -9,36 +9,34 @@ from __future__ import annotations
 import logging
 import struct
 import traceback
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import msgspec
 
 from detokenizer_proc.clients import Client, Clients
+from detokenizer_proc.scheduler_mail import SchedulerMail
+from detokenizer_proc.stop_tokens import stop_positions
 from detokenizer_proc.tensors import Tensors
 from detokenizer_proc.text_stream import Refusal, TextStream
 from runtime.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
 from runtime.messages import (
-    AbortRequest,
     Closed,
     ControlReply,
     ErrorInfo,
     RequestFailed,
-    StopMatched,
     StreamOpen,
     TensorBatch,
     TokenBatch,
     TokenLogprobs,
 )
 from runtime.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
-from runtime.wire import TOKEN_BYTES, Message, unpack_ids
+from runtime.wire import TOKEN_BYTES, unpack_ids
 from text.codec import Decoders
 
 logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
-MAX_ABORT_HANDLES = 4096
 # Terminals and replies that a client may leave unread: more than any sensible queue holds.
 MAX_UNREAD = 1 << 16
 # Raw logits and logprobs of prompts that a client may leave unread: what four sequences may have, by default.
@@ -72,10 +70,13 @@ class DetokenizerLoop:
         eos_token_ids: tuple[int, ...],
         slow_reader_timeout_s: float,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        engine_epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client."""
+        """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client. `engine_epoch`: of the
+        engine that runs now; 0: nobody shows it, so what the engine says is believed.
+        """
         self._inbox = inbox
-        self._scheduler = scheduler
+        self._mail = SchedulerMail(scheduler)
         self._clients = clients
         self._decoders = decoders
         self._eos_token_ids = frozenset(eos_token_ids)
@@ -87,14 +88,16 @@ class DetokenizerLoop:
         """Clients for whom something is waiting."""
         self._tensors = Tensors()
         self._max_unread_bytes = max_unread_bytes
-        self._to_scheduler: deque[Message] = deque()
+        self._shown_epoch = engine_epoch
+        self._engine_epoch = 0
+        """The newest that has been seen."""
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
         self._bad_batches = BadFrames("TokenBatch")
 
     @property
     def is_busy(self) -> bool:
         """Whether something waits that no socket will announce."""
-        return bool(self._unsent or self._to_scheduler)
+        return bool(self._unsent or self._mail)
 
     @property
     def num_live(self) -> int:
@@ -103,16 +106,19 @@ class DetokenizerLoop:
     def turn(self, now: float) -> None:
         """Take what has arrived and send what can be sent. Never blocks."""
         self._clients.receive(now)
+        self._note_engine(self._shown_epoch())
         for message in self._inbox.drain(MAX_DRAIN):
             self._handle(message)
         self._deliver(now)
         self._clients.tend(now)
         self._cut_off_slow_readers(now)
         self._forget_gone_clients()
-        self._flush_to_scheduler()
+        self._mail.flush()
 
     def _handle(self, message: object) -> None:
         if isinstance(message, TokenBatch):
+            if message.epoch != self._engine_epoch and not self._is_of_this_engine(message.epoch):
+                return
             for raw in message.opened:
                 self._open(raw)
             for record in message.prompt_logprobs:
@@ -146,7 +152,7 @@ class DetokenizerLoop:
         handle = opened.handle
         client = self._clients.get(client_of(handle))
         if client is None:
-            self._to_scheduler.append(AbortRequest((handle,)))
+            self._mail.abort((handle,))
             return
         if not self._make_way(handle):
             return
@@ -156,7 +162,7 @@ class DetokenizerLoop:
             live = Live(TextStream(opened, decoder, self._decoders.text_of), client)
         except Exception as error:
             self._log_failure(handle, error)
-            self._to_scheduler.append(AbortRequest((handle,)))
+            self._mail.abort((handle,))
             self._send(client, Refusal(handle, ErrorInfo("the detokenizer failed on this sequence")))
             return
         self._live[handle] = live
@@ -165,6 +171,25 @@ class DetokenizerLoop:
         if opened.resume is not None:
             self._replay(live, opened)
 
+    def _note_engine(self, epoch: int) -> None:
+        """Another engine has started: what the one before had is forgotten without a terminal. Its clients
+        make it again as further attempts.
+        """
+        if epoch <= self._engine_epoch:
+            return
+        self._engine_epoch = epoch
+        for handle in list(self._live):
+            self._drop(handle)
+
+    def _is_of_this_engine(self, epoch: int) -> bool:
+        """Last words of an engine that is no more are dropped: what it had is made again. No engine speaks
+        before the ring shows it.
+        """
+        self._note_engine(self._shown_epoch() or epoch)
+        if epoch > self._engine_epoch:
+            self._bad_batches.add(ValueError(f"epoch {epoch}, the engine's is {self._engine_epoch}"))
+        return epoch == self._engine_epoch
+
     def _make_way(self, handle: bytes) -> bool:
         """Drop a lower attempt of the sequence, without a terminal. False: the live one is not lower."""
         other = self._handle_of.get(sequence_key(handle))
@@ -172,9 +197,7 @@ class DetokenizerLoop:
             return True
         if attempt_of(other) >= attempt_of(handle):
             return False
-        live = self._live[other]
-        self._forget(other)
-        self._tensors.drop(live.client, {other})
+        self._drop(other)
         return True
 
     def _replay(self, live: Live, opened: StreamOpen) -> None:
@@ -182,11 +205,16 @@ class DetokenizerLoop:
         assert resume is not None
         try:
             output_ids = unpack_ids(resume.output_ids).tolist()
-            if live.stream.replay(output_ids, resume.num_chars, resume.cumulative_logprob):
-                self._to_scheduler.append(StopMatched(opened.handle, live.stream.num_tokens))
+            is_matched = live.stream.replay(output_ids, resume.num_chars, resume.cumulative_logprob)
         except Exception as error:
             self._fail(live, error)
             return
+        if live.stream.num_missing_chars or live.stream.num_tokens < len(output_ids):
+            self._mail.abort((opened.handle,))
+            self._end(live, ErrorInfo("resume: the ids give other text", "invalid_value", "resume", 400))
+            return
+        if is_matched:
+            self._mail.tell_matched(opened.handle, live.stream.num_tokens)
         if live.stream.stream and live.stream.has_news():
             self._send(live.client, live.stream)
 
@@ -198,7 +226,7 @@ class DetokenizerLoop:
             self._bad_batches.add(ValueError(sizes))
             return
         tokens = unpack_ids(packed).tolist()
-        stops = self._stop_positions(batch, tokens) if batch.closed else ()
+        stops = stop_positions(batch, tokens) if batch.closed else ()
         lives, unsent = self._live, self._unsent
         columns = zip(_HANDLES.iter_unpack(handles), tokens, _IDS.iter_unpack(packed), strict=True)
         for index, ((handle,), token, (id_bytes,)) in enumerate(columns):
@@ -212,7 +240,7 @@ class DetokenizerLoop:
                 if stops and index in stops:
                     stream.push_stop_token(token, id_bytes)
                 elif stream.push(token, id_bytes):
-                    self._to_scheduler.append(StopMatched(handle, stream.num_tokens))
+                    self._mail.tell_matched(handle, stream.num_tokens)
             except Exception as error:
                 self._fail(live, error)
                 continue
@@ -263,21 +291,6 @@ class DetokenizerLoop:
         except Exception as error:
             self._fail(live, error)
 
-    def _stop_positions(self, batch: TokenBatch, tokens: list[int]) -> set[int]:
-        """Where in the batch the tokens stand that ended their sequence: they have no text.
-
-        A stop token and the Closed that names it come in one batch.
-        """
-        stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
-        if not stop_tokens:
-            return set()
-        last: dict[bytes, int] = {}
-        for index in range(len(tokens)):
-            handle = batch.handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)]
-            if handle in stop_tokens:
-                last[handle] = index
-        return {index for handle, index in last.items() if tokens[index] == stop_tokens[handle]}
-
     def _close(self, closed: Closed) -> None:
         live = self._live.get(closed.handle)
         if live is None:
@@ -300,7 +313,7 @@ class DetokenizerLoop:
         handle = live.stream.handle
         self._log_failure(handle, error)
         self._end(live, ErrorInfo("the detokenizer failed on this sequence"))
-        self._to_scheduler.append(AbortRequest((handle,)))
+        self._mail.abort((handle,))
 
     def _log_failure(self, handle: bytes, error: Exception) -> None:
         # An exception's text may quote the output, so only its kind and its place are logged.
@@ -319,6 +332,12 @@ class DetokenizerLoop:
         if live is not None:
             live.client.handles.discard(handle)
             del self._handle_of[sequence_key(handle)]
+
+    def _drop(self, handle: bytes) -> None:
+        """Forget a sequence without a terminal: a further attempt of it goes on, or nobody waits for it."""
+        live = self._live[handle]
+        self._forget(handle)
+        self._tensors.drop(live.client, {handle})
 
     # -- clients and scheduler -------------------------------------------------------------------------------
 
@@ -345,7 +364,7 @@ class DetokenizerLoop:
         self._tensors.drop(client, handles)
 
     def _end_lagged(self, handles: list[bytes]) -> None:
-        self._abort(handles)
+        self._mail.abort(handles)
         for handle in handles:
             self._end(self._live[handle], ErrorInfo(LAGGED, "lagged", None, 408))
 
@@ -371,12 +390,4 @@ class DetokenizerLoop:
                 self._forget(handle)
             self._unsent.pop(client, None)
             self._tensors.forget(client)
-            self._to_scheduler.append(AbortRequest((), client.id))
-
-    def _abort(self, handles: list[bytes]) -> None:
-        for start in range(0, len(handles), MAX_ABORT_HANDLES):
-            self._to_scheduler.append(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
-
-    def _flush_to_scheduler(self) -> None:
-        while self._to_scheduler and self._scheduler.send(self._to_scheduler[0]):
-            self._to_scheduler.popleft()
+            self._mail.abort_client(client.id)

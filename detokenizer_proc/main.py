@@ -9,10 +9,9 @@ from pathlib import Path
 from detokenizer_proc.clients import Clients, RingShape
 from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import JoinedChannels, RouterChannel
-from runtime.messages import RingStatus
-from runtime.model_config import ModelConfig
+from runtime.checkpoint_config import CheckpointConfig
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.status_page import StatusPage
+from runtime.ring_status import ring_status
 from runtime.tcp_gate import TcpGate
 from runtime.transport import Waiter
 from text.selection import open_decoders, open_tokenizer
@@ -38,8 +37,9 @@ def main(context: ProcessContext) -> None:
         scheduler=context.outbox(context.endpoints.scheduler_in),
         clients=clients,
         decoders=open_decoders(open_tokenizer(config.tokenizer)),
-        eos_token_ids=ModelConfig.from_path(Path(config.model)).eos_token_ids,
+        eos_token_ids=CheckpointConfig.read(Path(config.model)).eos_token_ids,
         slow_reader_timeout_s=config.slow_reader_timeout,
+        engine_epoch=lambda: context.status.read("scheduler").epoch,
     )
     waiter = Waiter([inbox.socket, *(router.socket for router in routers)])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
@@ -49,15 +49,10 @@ def main(context: ProcessContext) -> None:
         context.beat(num_running=loop.num_live)
         loop.turn(time.monotonic())
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
-    clients.say_farewell(time.monotonic())
+    if context.is_launch_ending:
+        clients.say_farewell(time.monotonic())
     if gate is not None:
         gate.close()
-
-
-def ring_status(page: StatusPage) -> RingStatus:
-    """The launcher's state and the scheduler's load, for clients that cannot read the page."""
-    load = page.read("scheduler")
-    return RingStatus(page.read("launcher").state, load.num_running, load.num_waiting, load.num_free_pages)
 
 
 if __name__ == "__main__":

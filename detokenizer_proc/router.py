@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import zmq
 
 from detokenizer_proc.raw_window import RawWindow
-from runtime.transport import BadFrames, Frame, bind_private
+from runtime.transport import BadFrames, Frame, bind_private, skip_more
 
 # What a client has not read yet is kept by its streams, joined to one message, not in the socket: enough for
 # the steps of a short stall is enough here.
@@ -65,13 +65,15 @@ class RouterChannel:
         frames: list[tuple[bytes, bytes]] = []
         for _ in range(limit):
             try:
-                parts = self.socket.recv_multipart(zmq.NOBLOCK)
+                peer = self.socket.recv(zmq.NOBLOCK)
             except zmq.Again:
                 break
-            if len(parts) == 2:
-                frames.append((parts[0], parts[1]))
+            frame = self.socket.recv(zmq.NOBLOCK) if self.socket.getsockopt(zmq.RCVMORE) else b""
+            num_more = skip_more(self.socket)
+            if num_more:
+                self.bad_frames.add(ValueError(f"{num_more + 1} frames where one was expected"))
             else:
-                self.bad_frames.add(ValueError(f"{len(parts) - 1} frames where one was expected"))
+                frames.append((peer, frame))
         return frames
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:

@@ -114,6 +114,11 @@ class TextStream:
         """Size of the prompt's logprobs that are still to be sent."""
         return 0 if self._prompt is None else self._prompt.num_bytes
 
+    @property
+    def num_missing_chars(self) -> int:
+        """Characters that an earlier attempt is said to have delivered and that have not come up again."""
+        return self._num_skip
+
     def replay(self, output_ids: list[int], num_chars: int, cumulative_logprob: float) -> bool:
         """Take what an earlier attempt has delivered: all of these ids, and the first `num_chars` characters
         of the text. Returns True when a stop string or word is complete in it.
@@ -169,16 +174,14 @@ class TextStream:
             self._flush_text()
         usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens)
         cumulative = self._cumulative_logprob()
-        if self.matched is not None:
-            self.finish = Finish("stop", usage, self.matched, cumulative)
-        elif closed.reason == "stop" or closed.reason == "stop_string":
-            is_users = closed.stop_token >= 0 and closed.stop_token not in eos_token_ids
-            self.finish = Finish("stop", usage, closed.stop_token if is_users else None, cumulative)
-        elif closed.reason == "error":
+        reason, matched, error = closed.reason, self.matched, None
+        if matched is not None or reason == "stop_string":
+            reason = "stop"
+        elif reason == "stop" and closed.stop_token >= 0 and closed.stop_token not in eos_token_ids:
+            matched = closed.stop_token
+        elif reason == "error":
             error = closed.error or ErrorInfo("the sequence failed")
-            self.finish = Finish("error", usage, None, cumulative, error)
-        else:
-            self.finish = Finish(closed.reason, usage, None, cumulative)
+        self.finish = Finish(reason, usage, matched, cumulative, error, closed.perf_metrics)
 
     def fail(self, error: ErrorInfo) -> None:
         """Finish without the scheduler; text that is held back and logprobs of the prompt are lost."""

@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 class FutureMap:
-    """last_token [max_rows] int64.
+    """last_token [max_rows + 1] int64; the last row is nobody's, for the padding of a batch.
 
     One entry a row is enough: only a row's newest token can be unknown to the host, and stream order does the
     rest.
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self.last_token = torch.zeros(max_rows, dtype=torch.int64, device=device)
+        self.last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
 
     def resolve(self, input_ids: Tensor, at: Tensor, rows: Tensor) -> None:
         """input_ids[at[i]] = last token of rows[i], in place; all [n] int64."""

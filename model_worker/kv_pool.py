@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 DUMMY_PAGE = 0
+
+
+@dataclass(frozen=True, slots=True)
+class KVLayout:
+    """What a model keeps of a token: one key and one value per head, in every layer."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    attention_window: int = 0
+    """Of a sequence's tokens, the last that are read again, the newest included; 0: all."""
+
+    def bytes_per_token(self, dtype: torch.dtype) -> int:
+        """Bytes of KV cache one token takes over all layers."""
+        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype.itemsize
 
 
 class MHATokenToKVPool:

@@ -5,19 +5,24 @@ Knows files and tensor names; which tensors a model wants, and where they go, it
 
 from __future__ import annotations
 
+import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
-from model_worker.layers.weight import Weight
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.layers.stored_weight import StoredWeight
+from model_worker.layers.weight import Piece, Weight
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
+from model_worker.quant.base import QuantMethod
+from model_worker.quant.unquantized import UNQUANTIZED
+from model_worker.quantized_tensors import QuantizedTensors
 from runtime.errors import ModelError
 from runtime.model_config import ModelConfig
 from runtime.registry import resolve
@@ -26,6 +31,9 @@ LoadFormat = Literal["auto", "safetensors", "dummy"]
 Progress = Callable[[int, int], None]  # tensors loaded so far, tensors in all
 
 INDEX_FILE = "model.safetensors.index.json"
+# Of a file, before it is opened anew: what is mapped counts as this process's memory. Arbitrary.
+MAPPED_BYTES = 64 << 20
+_MAX_ELEMENT_BYTES = 4
 _DUMMY_STD = 0.02
 _NAMES_SHOWN = 8  # of each kind of fault, so that a wrong checkpoint does not print thousands of lines
 
@@ -37,32 +45,48 @@ def load_model(
     device: torch.device | str,
     load_format: LoadFormat = "auto",
     progress: Progress | None = None,
+    group: RankGroup = SOLO,
+    quant: QuantMethod = UNQUANTIZED,
 ) -> CausalLM:
-    """Build the model on `device` with every weight in `dtype`, whatever the checkpoint's.
+    """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
+    those of linear layers as `quant` stores them.
 
-    "auto" and "safetensors" read the *.safetensors files of model_path, one tensor at a time straight into
-    its place, so that the peak is the model and one tensor. "dummy" reads nothing and fills the weights with
-    small random numbers that depend on the parameter's name alone.
+    "auto" and "safetensors" read the *.safetensors files of model_path, of each tensor what this rank has,
+    straight into its place, so that the peak is the rank's weights and MAPPED_BYTES or one tensor. "dummy"
+    reads nothing and fills the weights with small random numbers that depend on the tensor's name alone.
     Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
     """
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
-    model = CausalLM(config, spec, dtype=dtype, device=device)
+    model = CausalLM(config, spec, dtype=dtype, device=device, group=group, quant=quant)
     if load_format == "dummy":
         _fill_dummy(model)
+        for layer in _stored_weights(model).values():
+            layer.compress()
     else:
-        _fill_from_files(model, _weight_files(model_path), progress)
-        for weight in _weights(model).values():
-            weight.finish()
+        _fill_from_files(model, weight_files(model_path), progress)
     return model
 
 
-def checkpoint_targets(model: CausalLM) -> dict[str, Tensor]:
-    """Every checkpoint tensor the model needs, by name, with the memory it fills."""
-    targets: dict[str, Tensor] = {}
-    for name, weight in _weights(model).items():
-        targets.update(weight.targets(name))
-    return {model.spec.checkpoint_name(name): target for name, target in targets.items()}
+def checkpoint_targets(model: CausalLM) -> dict[str, list[Piece]]:
+    """Every checkpoint tensor the model needs, by name, with the pieces of it and the memory they fill."""
+    targets: dict[str, list[Piece]] = {}
+    for own_name, weight in _weights(model).items():
+        for name, piece in _targets(model, own_name, weight):
+            targets.setdefault(name, []).append(piece)
+    return targets
+
+
+def _targets(model: CausalLM, own_name: str, weight: Weight) -> Iterator[tuple[str, Piece]]:
+    """Weight.targets, in the checkpoint's own spelling."""
+    # A decoder that was saved without a head has the same names, but for the module around it.
+    prefix = "" if model.config.has_head else "model."
+    for name, piece in weight.targets(own_name):
+        yield model.spec.checkpoint_name(name).removeprefix(prefix), piece
+
+
+def _stored_weights(model: CausalLM) -> dict[str, StoredWeight]:
+    return {name: module for name, module in model.named_modules() if isinstance(module, StoredWeight)}
 
 
 def _weights(model: CausalLM) -> dict[str, Weight]:
@@ -73,7 +97,7 @@ def _weights(model: CausalLM) -> dict[str, Weight]:
     return weights
 
 
-def _weight_files(model_path: Path) -> list[Path]:
+def weight_files(model_path: Path) -> list[Path]:
     """The checkpoint's files: those its index names, or else every *.safetensors in the directory."""
     index = model_path / INDEX_FILE
     if index.is_file():
@@ -104,34 +128,112 @@ class _Index(msgspec.Struct):
 
 
 def _fill_from_files(model: CausalLM, files: list[Path], progress: Progress | None) -> None:
+    quantization = model.config.quantization
+    quantized = None if quantization is None else QuantizedTensors(files, quantization)
+    _load_plain_what_is_plain(model, quantized)
     targets = checkpoint_targets(model)
+    layers = _UnfinishedLayers(model)
     missing = set(targets)
     total = len(targets)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    for name, tensor in _tensors(files):
-        target = targets.get(name)
-        if target is None:
+    for name, tensor in _as_wanted(_tensors(files), targets, quantized):
+        if name not in targets:
             if not _is_derived(name, model.config):
                 unexpected.append(name)
             continue
-        if tensor.shape != target.shape:
-            misshapen.append(f"{name} {list(tensor.shape)} instead of {list(target.shape)}")
+        if name not in missing:
+            continue  # a second copy
+        shape, wanted = list(tensor.get_shape()), list(targets[name][0].shape)
+        if shape != wanted:
+            misshapen.append(f"{name} {shape} instead of {wanted}")
         else:
-            target.copy_(tensor)
+            while targets[name]:  # a piece keeps the memory alive that its layer may give back
+                piece = targets[name].pop()
+                piece.memory.copy_(tensor[piece.where])
+                del piece
         missing.discard(name)
+        layers.note(name)
         if progress is not None:
             progress(total - len(missing), total)
-    _refuse_faults(files[0].parent, sorted(missing), unexpected, misshapen)
+    refuse_faults(files[0].parent, sorted(missing), unexpected, misshapen)
+    layers.finish_rest()
 
 
-def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the files, read from disk when it is its turn."""
+class _UnfinishedLayers:
+    """Finishes each layer of large weights as soon as all its tensors are there, so that few are held as they
+    were loaded.
+    """
+
+    def __init__(self, model: CausalLM) -> None:
+        self._weights = _weights(model)
+        self._own: dict[StoredWeight, list[str]] = {}
+        self._missing: dict[StoredWeight, set[str]] = {}
+        self._of_tensor: dict[str, list[StoredWeight]] = {}
+        for module_name, layer in _stored_weights(model).items():
+            own = [name for name, _ in layer.named_parameters(module_name, recurse=False)]
+            wanted = {name for each in own for name, _ in _targets(model, each, self._weights[each])}
+            self._own[layer] = own
+            self._missing[layer] = wanted
+            for name in wanted:
+                self._of_tensor.setdefault(name, []).append(layer)
+
+    def note(self, name: str) -> None:
+        """The tensor has been read."""
+        for layer in self._of_tensor.get(name, ()):
+            self._missing[layer].discard(name)
+            if not self._missing[layer]:
+                for own_name in self._own[layer]:
+                    self._weights.pop(own_name).finish()
+                layer.compress()
+
+    def finish_rest(self) -> None:
+        """Everything has been read."""
+        for weight in self._weights.values():
+            weight.finish()
+
+
+def _load_plain_what_is_plain(model: CausalLM, quantized: QuantizedTensors | None) -> None:
+    """Quantised checkpoints have some layers in the model's dtype."""
+    for name, layer in _stored_weights(model).items():
+        stored = layer.quant.stored
+        if stored is not None:
+            tensors = [each for each, _ in _targets(model, f"{name}.weight", layer.weight)]
+            if quantized is None or any(quantized.dtype(each) is not stored for each in tensors):
+                layer.load_plain()
+
+
+def _as_wanted(
+    tensors: Iterable[tuple[str, Any]], targets: Mapping[str, list[Piece]], quantized: QuantizedTensors | None
+) -> Iterator[tuple[str, Any]]:
+    """The tensors of a quantised checkpoint as the model's weights take them; of any other as they are."""
+    for name, tensor in tensors:
+        if quantized is None:
+            yield name, tensor
+        elif not quantized.is_companion(name):
+            pieces = targets.get(name)
+            as_stored = bool(pieces) and pieces[0].memory.dtype is quantized.dtype(name)
+            yield from quantized.expanded(name, tensor, as_stored=as_stored)
+
+
+def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
+    """Every tensor of the files, as a safetensors slice that is read where it is indexed.
+
+    Reading maps a file's pages into this process, and only closing the file lets go of them.
+    """
     for path in files:
         try:
-            with safe_open(path, framework="pt") as file:
-                for name in file.keys():  # noqa: SIM118 - not a mapping, only keys() exists
-                    yield name, file.get_tensor(name)
+            names: list[str] = []
+            is_first = True
+            while is_first or names:
+                with safe_open(path, framework="pt") as file:
+                    if is_first:
+                        names, is_first = list(file.keys()), False
+                    mapped = 0
+                    while names and mapped < MAPPED_BYTES:
+                        tensor = file.get_slice(names[0])
+                        yield names.pop(0), tensor
+                        mapped += math.prod(tensor.get_shape()) * _MAX_ELEMENT_BYTES
         except (OSError, SafetensorError) as error:
             raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
 
@@ -143,7 +245,7 @@ def _is_derived(name: str, config: ModelConfig) -> bool:
     return config.tie_word_embeddings and name == "lm_head.weight"
 
 
-def _refuse_faults(path: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
+def refuse_faults(path: Path, missing: list[str], unexpected: list[str], misshapen: list[str]) -> None:
     faults = [
         f"{kind}: {_shown(names)}"
         for kind, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", misshapen))
@@ -159,10 +261,17 @@ def _shown(names: list[str]) -> str:
 
 
 def _fill_dummy(model: CausalLM) -> None:
-    """Norm scales become one, everything else normal with a small deviation."""
-    for name, weight in model.named_parameters():
+    """Norm scales become one, everything else normal with a small deviation. A whole tensor is drawn and cut,
+    so that the ranks of any number have parts of the same model.
+    """
+    for name, pieces in checkpoint_targets(model).items():
         if name.endswith("norm.weight"):
-            weight.data.fill_(1.0)
+            for piece in pieces:
+                piece.memory.fill_(1.0)
             continue
-        generator = torch.Generator(device=weight.device).manual_seed(zlib.crc32(name.encode()))
-        weight.data.normal_(std=_DUMMY_STD, generator=generator)
+        like = pieces[0].memory
+        generator = torch.Generator(device=like.device).manual_seed(zlib.crc32(name.encode()))
+        drawn = torch.empty(pieces[0].shape, dtype=like.dtype, device=like.device)
+        drawn.normal_(std=_DUMMY_STD, generator=generator)
+        for piece in pieces:
+            piece.memory.copy_(drawn[piece.where])

@@ -1,4 +1,5 @@
-"""The worker process: executes the plans that arrive on rank_in, answers on step_results. One poll.
+"""The worker process of one rank: executes the plans that arrive on rank_in. One poll. Rank 0 answers on
+step_results; the others have nothing to say but that they failed.
 
 The scheduler may have a plan queued here while another runs, so a forward starts when the last one ends.
 """
@@ -7,11 +8,13 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections import deque
 
 import torch
 
 from model_worker.device import make_device
+from model_worker.distributed.selection import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.errors import ExecutorError
 from runtime.plan import BatchPlan, SampleMasks, WorkerCommand, WorkerFailed
@@ -25,14 +28,16 @@ SEND_RETRY_S = 0.01
 
 class WorkerLoop:
     def __init__(
-        self, worker: ModelWorker, inbox: ZmqInbox, outbox: ZmqOutbox, context: ProcessContext
+        self, worker: ModelWorker, inbox: ZmqInbox, outbox: ZmqOutbox | None, context: ProcessContext
     ) -> None:
+        """outbox: where results go; None: nowhere."""
         self._worker = worker
         self._inbox = inbox
         self._outbox = outbox
         self._context = context
         self._waiter = Waiter([inbox.socket])
         self._steps: deque[WorkerStep] = deque()
+        self._num_steps = 0
         self._stopping = False
 
     def run(self) -> None:
@@ -57,17 +62,28 @@ class WorkerLoop:
 
     def _receive(self, message: BatchPlan | SampleMasks | WorkerCommand) -> None:
         match message:
-            case BatchPlan():
+            case BatchPlan(step) if step == self._num_steps + 1:
+                self._num_steps = step
                 self._steps.append(self._worker.launch(message))
-            case SampleMasks():
+            case SampleMasks(step) if step == self._num_steps and self._awaits_masks:
                 self._worker.sample(self._steps[-1], message)
+            case BatchPlan() | SampleMasks():
+                # The scheduler numbers its steps, so it was not the scheduler who sent this.
+                out_of_order = f"{type(message).__name__} of step {message.step} after step {self._num_steps}"
+                self._inbox.bad_frames.add(ValueError(out_of_order))
             case WorkerCommand():
                 self._stopping = True
+
+    @property
+    def _awaits_masks(self) -> bool:
+        return bool(self._steps) and self._steps[-1].awaits_masks
 
     def _answer(self) -> None:
         """Wait for the oldest step and send its result."""
         step = self._steps.popleft()
         result = step.result()
+        if self._outbox is None:
+            return
         while not self._outbox.send(result, step.frames) and not self._context.stop.wait(SEND_RETRY_S):
             self._context.beat()
 
@@ -75,21 +91,35 @@ class WorkerLoop:
 def main(context: ProcessContext) -> None:
     config = context.config
     torch.set_num_threads(config.cpu_threads)
-    inbox = context.inbox("rank_in", context.endpoints.rank_in(0))
+    rank = context.index
+    inbox = context.inbox("rank_in", context.endpoints.rank_in(rank))
     outbox = context.outbox(context.endpoints.step_results)
-    worker = load_worker(config, make_device(config.device, threaded=False), context.beat)
+    device = make_device(config.device, threaded=False, index=rank)
+    group = join_ranks(context, device, context.beat)
+    if config.device == "cpu":
+        pin_to_share(rank, config.tp_size)  # the group counts all cores
+    worker = load_worker(config, device, context.beat, group)
     limits = worker.limits
-    outbox.send(limits)
+    if rank == 0:
+        outbox.send(limits)
     context.ready(num_pages=limits.num_pages, page_size=limits.page_size, device=limits.device)
     gc.collect()
     gc.freeze()
     try:
-        WorkerLoop(worker, inbox, outbox, context).run()
+        WorkerLoop(worker, inbox, outbox if rank == 0 else None, context).run()
     except ExecutorError as error:
         outbox.send(WorkerFailed(str(error)[:1000]))
         raise
     finally:
         worker.close()
+        group.close()
+
+
+def pin_to_share(rank: int, num_ranks: int) -> None:
+    """Keep a rank to its part of the cores: two ranks on one core wait for each other in every layer."""
+    cores = sorted(os.sched_getaffinity(0))
+    if 1 < num_ranks <= len(cores):
+        os.sched_setaffinity(0, cores[len(cores) * rank // num_ranks : len(cores) * (rank + 1) // num_ranks])
 
 
 if __name__ == "__main__":

@@ -8,8 +8,7 @@ All of it on the forward stream, in this order:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -17,16 +16,21 @@ import torch
 from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
+from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.device.base import Device
+from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.forward_batch import ForwardBatch
+from model_worker.forward_program import ForwardProgram, record_forward
 from model_worker.future_map import FutureMap
+from model_worker.graph_runner import DeviceState, GraphRunner, can_record
 from model_worker.input_buffers import InputBuffers
 from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.prompt_positions import PromptOutput, score_prompt_positions
+from model_worker.prompt_positions import score_prompt_positions
 from model_worker.req_to_token_pool import ReqToTokenPool
 from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
-from model_worker.step_output import StepOutput
+from model_worker.step_output import ForwardOutput, StepOutput
 from runtime.errors import ConfigError
 from runtime.plan import BatchPlan, RowSetup
 from runtime.wire import pack_ids, unpack_ids
@@ -41,16 +45,7 @@ class Model(Protocol):
         """Final hidden states [W, hidden_size] of the batch's output_indices; stores the new tokens' KV."""
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size] float32."""
-
-
-@dataclass(slots=True)
-class ForwardOutput:
-    """A step between forward and sampling."""
-
-    logits: Tensor  # [S, vocab_size] float32
-    who: SampleRows
-    prompt: PromptOutput | None = None
+        """hidden [n, hidden_size] -> logits [n, vocab_size] float32; on ranks other than 0 no rows."""
 
 
 class ModelRunner:
@@ -66,11 +61,18 @@ class ModelRunner:
         max_rows: int,
         max_len: int,
         vocab_size: int,
+        attention_window: int = 0,
+        group: RankGroup = SOLO,
+        graph_sizes: Sequence[int] = (),
     ) -> None:
-        """max_len: tokens of the longest sequence, prompt and output."""
+        """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
+        the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
+        model and backend can.
+        """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
         self.max_len = max_len
+        self.attention_window = attention_window
         self.kv_pool = kv_pool
         self._model = model
         self._backend = backend
@@ -78,19 +80,23 @@ class ModelRunner:
         self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
         self._future = FutureMap(max_rows, device.torch_device)
         self._inputs = InputBuffers(self._table, device)
-        self._sampler = Sampler(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size)
+        self._sampler = make_sampler(
+            group,
+            device,
+            max_rows=max_rows,
+            max_len=max_len,
+            vocab_size=vocab_size,
+            kernels=backend.kernels if isinstance(backend, CpuNativeAttention) else None,
+        )
+        self._program: ForwardProgram | None = None
+        self._graphs: GraphRunner | None = None
+        self._graph_sizes = graph_sizes
+        self._is_alone = group.size == 1
 
     @torch.inference_mode()
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
-        """Change the tables as the plan says, in the order of its fields, and lay out its tokens."""
-        assert not unpack_ids(plan.drafts).any(), "BatchPlan.drafts: verification is not built"
-        if plan.setups:
-            self._sampler.open_rows(plan.setups)
-        if plan.page_copies:
-            src, dst = np.array(plan.page_copies, np.int64).T
-            self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
-        if plan.table_spans:
-            self._table.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
+        """Change the tables as the plan says, and lay out its tokens."""
+        self._change_tables(plan)
         inputs = self._inputs.stage(plan)
         if len(inputs.unresolved):
             self._future.resolve(inputs.input_ids, inputs.unresolved, inputs.unresolved_rows)
@@ -108,12 +114,29 @@ class ModelRunner:
         )
         return batch, inputs.who
 
+    def _change_tables(self, plan: BatchPlan) -> None:
+        """As the plan says, in the order of its fields."""
+        assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
+            "BatchPlan.drafts: verification is not built"
+        )
+        self._open_rows_and_copy_pages(plan)
+        if plan.table_spans:
+            self._table.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
+
+    def _open_rows_and_copy_pages(self, plan: BatchPlan) -> None:
+        if plan.setups:
+            self._sampler.open_rows(plan.setups)
+        if plan.page_copies:
+            src, dst = np.array(plan.page_copies, np.int64).T
+            self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
+
     @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> ForwardOutput:
         """Apply the plan and compute its tokens."""
-        batch, who = self.apply(plan)
-        self._backend.prepare(batch)
-        hidden = self._model(batch, self.kv_pool, self._backend)
+        if self._graphs is not None and self._graphs.fits(plan):
+            self._open_rows_and_copy_pages(plan)
+            return self._graphs.forward(plan)
+        hidden, who = self._final_hidden(plan)
         if not plan.prompt_positions:
             return ForwardOutput(self._model.compute_logits(hidden), who)
         num_sampled = len(who.rows_host)
@@ -126,9 +149,22 @@ class ModelRunner:
         )
         return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
 
+    def _final_hidden(self, plan: BatchPlan) -> tuple[Tensor, SampleRows]:
+        if self._program is not None and self._program.fits(plan):
+            self._change_tables(plan)
+            return self._program.run(plan)
+        batch, who = self.apply(plan)
+        self._backend.prepare(batch)
+        return self._model(batch, self.kv_pool, self._backend), who
+
     @torch.inference_mode()
     def sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1."""
+        if forward.recorded_size and not masks:
+            assert self._graphs is not None
+            tokens = self._graphs.try_draw(forward)
+            if tokens is not None:
+                return StepOutput(tokens.int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
         self._future.store(forward.who.rows, sampled.tokens)
         return StepOutput(
@@ -136,8 +172,10 @@ class ModelRunner:
         )
 
     @torch.inference_mode()
-    def warm_up(self) -> None:
-        """Compute a prompt and a decode through the real path, so that the first request finds all loaded."""
+    def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
+        record what can be recorded. on_progress is called now and then. Raises ConfigError.
+        """
         page_size = self.kv_pool.page_size
         length = min(WARM_UP_TOKENS, self.max_len - 1, self.kv_pool.num_pages * page_size - 1)
         pages = np.arange(1, -(-(length + 1) // page_size) + 1)
@@ -168,8 +206,30 @@ class ModelRunner:
         )
         for plan in (prompt, decode):
             self.sample(self.forward(plan), {})
+        if self._is_alone:  # a recording does not know of other ranks
+            example, _ = self.apply(decode)
+            self._program = record_forward(
+                self._model, self.kv_pool, self._backend, self._table, self._future, (decode, example)
+            )
+            self._graphs = self._record_graphs(on_progress)
         self._table.page_table.zero_()
         self._future.last_token.zero_()
+
+    def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
+        if not self._graph_sizes or not can_record(self._model, self._backend):
+            return None
+        assert isinstance(self._sampler, Sampler)
+        graphs = GraphRunner(
+            self._model,
+            self._backend,
+            self._device,
+            DeviceState(self.kv_pool, self._table, self._future, self._sampler),
+            sizes=self._graph_sizes,
+            max_len=self.max_len,
+            vocab_size=self.vocab_size,
+        )
+        graphs.capture(on_progress)
+        return graphs
 
 
 def size_kv_pool(
@@ -180,9 +240,10 @@ def size_kv_pool(
     page_size: int,
     max_total_tokens: int,
     device: str,
+    num_sharing: int = 1,
 ) -> int:
     """Pages of the KV pool, the dummy page not counted: of what `fraction` of the free memory and
-    `max_total_tokens` allow, the smaller.
+    `max_total_tokens` allow, the smaller. num_sharing: pools that divide that memory.
 
     max_total_tokens 0 sets no cap, but on a CPU then MAX_CPU_KV_BYTES is one.
     Raises: ConfigError when not even a prompt of one token and its answer fit.
@@ -190,6 +251,7 @@ def size_kv_pool(
     budget = int(free_bytes * fraction)
     if device == "cpu" and not max_total_tokens:
         budget = min(budget, MAX_CPU_KV_BYTES)
+    budget //= num_sharing
     num_pages = budget // (bytes_per_token * page_size) - 1
     if max_total_tokens:
         num_pages = min(num_pages, max_total_tokens // page_size)

@@ -52,7 +52,9 @@ def score_prompt_positions(
     vocab_size: int,
     device: Device,
 ) -> PromptOutput:
-    """What the entries ask for, from hidden [P, hidden_size], their positions' final hidden states."""
+    """What the entries ask for, from hidden [P, hidden_size], their positions' final hidden states. Nothing
+    on a rank other than 0, whose logits have no rows.
+    """
     ends = np.cumsum([num_positions(entry) for entry in entries]).tolist()
     assert ends[-1] == hidden.shape[0]
     num_top = max(entry.num_logprobs for entry in entries)
@@ -65,6 +67,8 @@ def score_prompt_positions(
     block = max(1, BLOCK_BYTES // (FLOAT_BYTES * vocab_size))
     for begin in range(0, hidden.shape[0], block):
         logits = compute_logits(hidden[begin : begin + block])
+        if not len(logits):
+            continue  # rank 0 counts on this rank's part in each block
         if targets is not None:
             scored.append(logprobs_of(logits, targets[begin : begin + block], num_top))
         for n, (entry, end) in enumerate(zip(entries, ends, strict=True)):

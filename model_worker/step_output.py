@@ -1,4 +1,4 @@
-"""StepOutput: what a step has for the host, as tensors, and the StepResult and raw frames made of it."""
+"""What a step has computed: before sampling; then for the host, as tensors and as a StepResult."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.prompt_positions import FLOAT_BYTES, PromptOutput
-from model_worker.sampling.columns import LongArray
+from model_worker.sampling.columns import LongArray, SampleRows
 from model_worker.sampling.logprobs import Logprobs
 from runtime.plan import BatchPlan, PromptLogprobs, StepResult, StepTensor
 from runtime.transport import Frame
@@ -18,6 +18,16 @@ from runtime.wire import TOKEN_BYTES, unpack_ids
 
 # What one message part may carry; a receiver handles others in between.
 MAX_FRAME_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """A step between forward and sampling."""
+
+    logits: Tensor  # [S, vocab_size] float32; on rank 0 alone
+    who: SampleRows
+    prompt: PromptOutput | None = None
+    recorded_size: int = 0  # of the graph that computed it; 0: none
 
 
 @dataclass(slots=True)
@@ -29,6 +39,7 @@ class StepOutput:
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray | None = None  # [m] which of S they belong to
     prompt: PromptOutput | None = None
+    embeddings: Tensor | None = None  # [S, hidden_size] float32, of an embedding model
 
     def on_host(self, device: Device) -> StepOutput:
         """Start the copies; they may be read when the work that called this is done."""
@@ -41,11 +52,12 @@ class StepOutput:
             logits=None if self.logits is None else device.download(self.logits),
             logits_of=self.logits_of,
             prompt=prompt,
+            embeddings=None if self.embeddings is None else device.download(self.embeddings),
         )
 
     def to_result(self, plan: BatchPlan) -> tuple[StepResult, tuple[Frame, ...]]:
         """The message and the raw frames behind it, from tensors that are on the host."""
-        described = [*self._context_logits(plan), *self._generation_logits(plan)]
+        described = [*self._context_logits(plan), *self._generation_logits(plan), *self._embeddings(plan)]
         top = self.logprobs
         result = StepResult(
             step=plan.step,
@@ -100,6 +112,14 @@ class StepOutput:
         for n, at in enumerate(self.logits_of.tolist()):
             tensor = StepTensor(index.item(at), "generation_logits", position.item(at), shape)
             yield tensor, _to_frame(self.logits[n : n + 1])
+
+    def _embeddings(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
+        if self.embeddings is None:
+            return
+        index, _ = sampled_positions(plan)
+        shape = (1, self.embeddings.shape[1])
+        for n, at in enumerate(index.tolist()):
+            yield StepTensor(at, "embedding", 0, shape), _to_frame(self.embeddings[n : n + 1])
 
 
 def sampled_positions(plan: BatchPlan) -> tuple[LongArray, LongArray]:

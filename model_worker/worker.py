@@ -10,33 +10,39 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
 
+import msgspec
 import torch
 
-from model_worker.attention.cpu_native import CpuNativeAttention
-from model_worker.attention.selection import make_attention_backend
 from model_worker.device import Device, Ticket
+from model_worker.device_memory import TRIAL_TOKENS, free_beside_graphs, make_kv_pool
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.embedding_runner import EmbeddingRunner
 from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.loader import load_model
-from model_worker.model_runner import ForwardOutput, ModelRunner, size_kv_pool
-from model_worker.step_output import StepOutput
+from model_worker.model_runner import ModelRunner, size_kv_pool
+from model_worker.served_model import load_served_model
+from model_worker.step_output import ForwardOutput, StepOutput
 from runtime.config import RuntimeConfig
 from runtime.errors import ExecutorError
-from runtime.model_config import ModelConfig
-from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
+from runtime.graph_sizes import graph_sizes
+from runtime.plan import BatchPlan, SampleMasks, SpanName, StepResult, StepSpan, WorkerReady
+from runtime.pooling import read_pooling
 from runtime.transport import Frame
 
 logger = logging.getLogger(__name__)
 
 LINE_INTERVAL_S = 1.0
 
+T = TypeVar("T")
+
 
 class WorkerStep:
     """One launched step."""
 
-    __slots__ = ("_copied", "_forward", "_plan", "frames")
+    __slots__ = ("_copied", "_forward", "_plan", "_spans", "frames")
 
     def __init__(self, plan: BatchPlan) -> None:
         self.frames: tuple[Frame, ...] = ()
@@ -44,6 +50,22 @@ class WorkerStep:
         self._plan = plan
         self._forward: Ticket[ForwardOutput] | None = None
         self._copied: Ticket[StepOutput] | None = None
+        self._spans: list[StepSpan] = []
+
+    def timed(self, name: SpanName, compute: Callable[[], T]) -> Callable[[], T]:
+        """The work itself, or, where the plan is profiled, the work between two looks at the clock. On a GPU
+        they show how long the host took to launch it.
+        """
+        if not self._plan.profiled:
+            return compute
+
+        def timed() -> T:
+            begin_ns = time.monotonic_ns()
+            value = compute()
+            self._spans.append(StepSpan(name, begin_ns, time.monotonic_ns()))
+            return value
+
+        return timed
 
     @property
     def awaits_masks(self) -> bool:
@@ -58,10 +80,15 @@ class WorkerStep:
             raise ExecutorError(f"step {self._plan.step} waits for its masks")
         try:
             output = self._copied.wait()
+        except torch.OutOfMemoryError as error:
+            raise ExecutorError(
+                f"step {self._plan.step} is out of memory: lower --mem-fraction-static, so that the KV cache "
+                f"leaves more, or --chunked-prefill-size, so that a step needs less: {error}"
+            ) from error
         except Exception as error:
             raise ExecutorError(f"step {self._plan.step} failed: {type(error).__name__}: {error}") from error
         result, self.frames = output.to_result(self._plan)
-        return result
+        return msgspec.structs.replace(result, spans=tuple(self._spans)) if self._spans else result
 
 
 class ModelWorker:
@@ -76,21 +103,24 @@ class ModelWorker:
             max_len=runner.max_len,
             vocab_size=runner.vocab_size,
             device=device.name,
+            attention_window=runner.attention_window,
         )
 
-    def warm_up(self) -> None:
-        self._device.forward_stream.launch(self._runner.warm_up).wait()
+    def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """See ModelRunner.warm_up."""
+        self._device.forward_stream.launch(lambda: self._runner.warm_up(on_progress)).wait()
 
     def launch(self, plan: BatchPlan) -> WorkerStep:
         """Start a step; does not wait where the device works beside its caller. Failure shows in `result`."""
         assert self._deferred is None, "a step was launched before the masks of the one before it"
         step = WorkerStep(plan)
         runner = self._runner
+        forward = step.timed("forward", lambda: runner.forward(plan))
         if plan.defer_sampling:
-            step._forward = self._device.forward_stream.launch(lambda: runner.forward(plan))
+            step._forward = self._device.forward_stream.launch(forward)
             self._deferred = step
         else:
-            self._copy_back(step, lambda: runner.sample(runner.forward(plan), {}))
+            self._sample(step, forward, {})
         return step
 
     def sample(self, step: WorkerStep, masks: SampleMasks) -> None:
@@ -101,14 +131,20 @@ class ModelWorker:
         forward, step._forward = step._forward, None  # logits live no longer than they are needed
         assert forward is not None
         by_row: Mapping[int, bytes] = dict(masks.masks)
-        runner = self._runner
-        self._copy_back(step, lambda: runner.sample(forward.value, by_row))
+        self._sample(step, lambda: forward.value, by_row)
 
-    def _copy_back(self, step: WorkerStep, compute: Callable[[], StepOutput]) -> None:
+    def _sample(
+        self, step: WorkerStep, forward: Callable[[], ForwardOutput], masks: Mapping[int, bytes]
+    ) -> None:
+        runner = self._runner
+
+        def compute() -> StepOutput:
+            output = forward()
+            return step.timed("sample", lambda: runner.sample(output, masks))()
+
         computed = self._device.forward_stream.launch(compute)
-        step._copied = self._device.copy_stream.launch(
-            lambda: computed.value.on_host(self._device), after=computed
-        )
+        copy = step.timed("copy", lambda: computed.value.on_host(self._device))
+        step._copied = self._device.copy_stream.launch(copy, after=computed)
 
     def close(self) -> None:
         self._device.close()
@@ -129,55 +165,60 @@ class LoadProgress:
             logger.info("loading weights: %d of %d tensors (%d %%)", loaded, total, 100 * loaded // total)
 
 
-def load_worker(config: RuntimeConfig, device: Device, on_progress: Callable[[], None]) -> ModelWorker:
-    """Load the model of resolved settings, give the KV cache the memory that is left, and warm up.
+def load_worker(
+    config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup = SOLO
+) -> ModelWorker:
+    """Load this rank's part of the model of resolved settings, give the KV cache the memory that is left, and
+    warm up; returns when all ranks have.
 
-    on_progress is called after each tensor that was read. Raises ModelError or ConfigError.
+    on_progress is called after each tensor that was read. Raises ModelError, ConfigError or GroupError.
     """
     # On the stream that will use it: memory of another stream would have to be waited for.
-    runner = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress)).wait()
+    runner = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group)).wait()
     worker = ModelWorker(runner, device)
     on_progress()
-    worker.warm_up()
+    worker.warm_up(on_progress)
     return worker
 
 
-def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[], None]) -> ModelRunner:
-    model_path = Path(config.model)
-    model_config = ModelConfig.from_path(model_path, config.context_length)
+def _load_runner(
+    config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup
+) -> ModelRunner:
     dtype: torch.dtype = getattr(torch, config.dtype)
-    model = load_model(
-        model_path,
-        model_config,
-        dtype,
-        device.torch_device,
-        load_format=config.load_format,
-        progress=LoadProgress(on_progress).note,
-    )
-    backend = make_attention_backend(
-        config.attention_backend, device=device.name, dtype=dtype, head_dim=model_config.head_dim
-    )
-    if isinstance(backend, CpuNativeAttention):
-        model.use_native(backend.kernels)
-        if dtype is torch.bfloat16 and not backend.kernels.packs_linear:
-            logger.info("this CPU has no AVX512-BF16: linear layers stay with torch operations")
+    model, backend, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
+    layout = model.kv_layout
+    group.smallest(0)  # all weights are there: what is free now is free for KV
+    sizes = graph_sizes(config) if device.name == "cuda" and config.task == "generate" else ()
+    if sizes and group.size > 1:
+        logger.info("no CUDA graphs: the ranks' collectives are launched one by one")
+        sizes = ()
+    options: dict[str, Any] = {
+        "max_rows": config.max_running_requests,
+        "max_len": config.context_length,
+        "vocab_size": checkpoint.vocab_size,
+        "attention_window": layout.attention_window,
+        "group": group,
+    }
+
+    def make_pool(num_pages: int) -> MHATokenToKVPool:
+        return make_kv_pool(num_pages, config.page_size, layout, dtype, device)
+
+    def make_trial(some: Sequence[int]) -> ModelRunner:
+        pool = make_pool(-(-TRIAL_TOKENS // config.page_size))
+        return ModelRunner(model, pool, backend, device, **options, graph_sizes=some)
+
     num_pages = size_kv_pool(
-        free_bytes=device.free_bytes(),
+        free_bytes=free_beside_graphs(make_trial, sizes, device),
         fraction=config.mem_fraction_static,
-        bytes_per_token=model_config.kv_bytes_per_token(dtype.itemsize),
+        bytes_per_token=layout.bytes_per_token(dtype),
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         device=device.name,
+        num_sharing=group.size if device.name == "cpu" else 1,
     )
-    kv_pool = MHATokenToKVPool(
-        num_pages,
-        config.page_size,
-        model_config.num_layers,
-        model_config.num_kv_heads,
-        model_config.head_dim,
-        dtype,
-        device.torch_device,
-    )
+    # A plan names pages that every rank has.
+    num_pages = group.smallest(num_pages)
+    kv_pool = make_pool(num_pages)
     logger.info(
         "KV cache: %d pages of %d tokens, %.2f GiB, %s on %s",
         num_pages,
@@ -186,12 +227,7 @@ def _load_runner(config: RuntimeConfig, device: Device, on_progress: Callable[[]
         config.dtype,
         device.name,
     )
-    return ModelRunner(
-        model,
-        kv_pool,
-        backend,
-        device,
-        max_rows=config.max_running_requests,
-        max_len=config.context_length,
-        vocab_size=model_config.vocab_size,
-    )
+    if config.task == "embed":
+        pooling = read_pooling(Path(config.model), config.pooling)
+        return EmbeddingRunner(model, kv_pool, backend, device, **options, pooling=pooling)
+    return ModelRunner(model, kv_pool, backend, device, **options, graph_sizes=sizes)

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json as files: what is read of them, under one name per thing.
+"""config.json as the specs read it: what is in the file, under one name per thing.
 
 Knows how architectures spell their keys; draws no conclusion from the values.
 """
@@ -12,12 +12,17 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from runtime.architectures import ARCHITECTURES, Architecture
+from runtime.checkpoint_config import Count, read_json
 from runtime.errors import ModelError
 from runtime.rope_config import PositiveFloat, PositiveInt
 
-T = TypeVar("T")
 StructT = TypeVar("StructT", bound=msgspec.Struct)
-Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
+# The end of the names under which transformers has models that continue a text.
+HEADLESS_SUFFIX = "Model"
+"""Of architectures that end with the final norm, as embedding models are published."""
+_DECODER_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 
 
 class _Preamble(msgspec.Struct):
@@ -32,8 +37,6 @@ class _Preamble(msgspec.Struct):
 class ConfigFile(msgspec.Struct, kw_only=True):
     """The keys of config.json that are read. An absent one means what it means to most architectures."""
 
-    model_type: str = ""
-    vocab_size: PositiveInt
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
     num_hidden_layers: PositiveInt
@@ -55,10 +58,6 @@ class ConfigFile(msgspec.Struct, kw_only=True):
     use_sliding_window: bool = False
     max_window_layers: Count = 28
     layer_types: list[str] | None = None
-    dtype: str | None = None
-    torch_dtype: str | None = None
-    bos_token_id: Count | None = None
-    eos_token_id: Count | list[Count] | None = None
 
 
 class OptionalKeys(msgspec.Struct, kw_only=True):
@@ -85,17 +84,6 @@ class OptionalKeys(msgspec.Struct, kw_only=True):
     use_bidirectional_attention: bool | None = None
 
 
-class GenerationFile(msgspec.Struct):
-    """The keys of generation_config.json that are read."""
-
-    bos_token_id: Count | None = None
-    eos_token_id: Count | list[Count] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
-    repetition_penalty: PositiveFloat | None = None
-
-
 class ConfigKeys(msgspec.Struct, frozen=True):
     """A config.json in our words, and the row of the table that says how it was read."""
 
@@ -108,35 +96,75 @@ class ConfigKeys(msgspec.Struct, frozen=True):
 def read_config(path: Path) -> ConfigKeys:
     """What a checkpoint's config.json says.
 
-    Raises ModelError for an architecture that needs its own code, is quantised or is in no row of the table.
+    Raises ModelError for an architecture that needs its own code or is in no row of the table.
     """
-    preamble = _read(path, _Preamble)
+    preamble = read_json(path, _Preamble)
     name = _architecture(preamble)
-    raw = _read(path, dict[str, Any])
+    raw = read_json(path, dict[str, Any])
     row = ARCHITECTURES[name]
     return ConfigKeys(
         name, row, _in_our_words(raw, row, ConfigFile), _in_our_words(raw, row, OptionalKeys, only_named=True)
     )
 
 
-def _architecture(preamble: _Preamble) -> str:
-    supported = ", ".join(ARCHITECTURES)
+def has_spec(path: Path) -> bool:
+    """Whether the table has a row for the architecture of this config.json."""
+    names = read_json(path, _Preamble).architectures or []
+    return any(_row_of(name) is not None for name in names)
+
+
+def refuse_without_spec(path: Path) -> None:
+    """Raise ModelError for what no implementation but a spec may compute, or none at all."""
+    preamble = read_json(path, _Preamble)
+    _refuse_own_code(preamble)
+    _refuse_quantised(preamble)
     names = preamble.architectures or []
-    served = [name for name in names if name in ARCHITECTURES]
-    if preamble.auto_map is not None and not (served and ARCHITECTURES[served[0]].ships_code):
+    if not names or not names[0].endswith(_DECODER_SUFFIXES):
         raise ModelError(
-            "config.json has auto_map: the model comes with its own code, which is never run. "
-            f"Supported architectures: {supported}."
+            f"Architecture {_found(preamble)} is not a decoder of text ({', '.join(_DECODER_SUFFIXES)}): "
+            "models with other inputs or outputs are not supported."
         )
-    if preamble.quantization_config is not None:
-        raise ModelError(
-            "config.json has quantization_config: quantised checkpoints are not supported. "
-            "Use the checkpoint in bfloat16, float16 or float32."
-        )
+
+
+def _architecture(preamble: _Preamble) -> str:
+    names = preamble.architectures or []
+    served = [row for name in names if (row := _row_of(name)) is not None]
+    if not (served and ARCHITECTURES[served[0]].ships_code):
+        _refuse_own_code(preamble)
     if served:
         return served[0]
-    found = ", ".join(names) or f"none (model_type {preamble.model_type!r})"
-    raise ModelError(f"Architecture {found} is not supported. Supported architectures: {supported}.")
+    raise ModelError(
+        f"Architecture {_found(preamble)} is not supported. Supported architectures: "
+        f"{', '.join(ARCHITECTURES)}. With --model-impl transformers others may be."
+    )
+
+
+def _row_of(architecture: str) -> str | None:
+    """The row that serves it: its own, or for the bare decoder of a family that of the family."""
+    name = architecture
+    if name.endswith(HEADLESS_SUFFIX):
+        name = name.removesuffix(HEADLESS_SUFFIX) + "ForCausalLM"
+    return name if name in ARCHITECTURES else None
+
+
+def _refuse_own_code(preamble: _Preamble) -> None:
+    if preamble.auto_map is not None:
+        raise ModelError(
+            "config.json has auto_map: the model comes with its own code, which is never run. "
+            f"Supported architectures: {', '.join(ARCHITECTURES)}."
+        )
+
+
+def _refuse_quantised(preamble: _Preamble) -> None:
+    if preamble.quantization_config is not None:
+        raise ModelError(
+            "config.json has quantization_config: quantised checkpoints are not supported without a spec. "
+            "Use the checkpoint in bfloat16, float16 or float32."
+        )
+
+
+def _found(preamble: _Preamble) -> str:
+    return ", ".join(preamble.architectures or []) or f"none (model_type {preamble.model_type!r})"
 
 
 def _in_our_words(
@@ -167,14 +195,3 @@ def _in_our_words(
 def _spellings(row: Architecture, name: str) -> tuple[str, ...]:
     keys = row.keys.get(name, name)
     return (keys,) if isinstance(keys, str) else keys
-
-
-def read_generation_config(path: Path) -> GenerationFile:
-    return _read(path, GenerationFile)
-
-
-def _read(path: Path, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise ModelError(f"{path} cannot be read: {error}") from error

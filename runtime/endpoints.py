@@ -60,6 +60,10 @@ class Endpoints:
     def rank_in(self, rank: int) -> str:
         return self._ipc(f"rank_in{rank}")
 
+    def ranks_dir(self, epoch: int) -> Path:
+        """Where the ranks that were started together find each other."""
+        return self.run_dir / f"ranks{epoch}"
+
     @property
     def config_file(self) -> Path:
         return self.run_dir / "config.json"
@@ -71,6 +75,10 @@ class Endpoints:
     @property
     def status_file(self) -> Path:
         return self.run_dir / "status"
+
+    @property
+    def events_file(self) -> Path:
+        return self.run_dir / "events.jsonl"
 
     @property
     def lock_file(self) -> Path:

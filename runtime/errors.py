@@ -67,8 +67,8 @@ class Overloaded(RequestError):
     status = 503
     code = "overloaded"
 
-    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, code: str | None = None, retry_after_s: float = 1.0) -> None:
+        super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
 
 

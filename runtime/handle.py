@@ -14,6 +14,8 @@ import struct
 
 HANDLE_BYTES = 16
 KEY_BYTES = 15
+NO_HANDLE = bytes(HANDLE_BYTES)
+"""No sequence has it: a client id is never 0."""
 SEQ_BITS = 40
 MAX_SEQ = (1 << SEQ_BITS) - 1
 MAX_ATTEMPT = (1 << 8) - 1
@@ -35,6 +37,11 @@ def sibling(handle: bytes, index: int) -> bytes:
     """The handle of another sequence of the same request and attempt."""
     client, seq, _, attempt = split_handle(handle)
     return make_handle(client, seq, index, attempt)
+
+
+def with_attempt(handle: bytes, attempt: int) -> bytes:
+    """The handle of another attempt of the same sequence."""
+    return handle[:KEY_BYTES] + bytes((attempt,))
 
 
 def client_of(handle: bytes) -> int:

@@ -43,12 +43,7 @@ class ServerKeys:
     @staticmethod
     def read(directory: Path) -> ServerKeys:
         """Raises ConfigError that names what is missing, unreadable, or open to other users."""
-        secret_file = directory / f"{SERVER}.key_secret"
-        public, secret = _read(secret_file)
-        if secret is None:
-            raise ConfigError(f"curve_dir: {secret_file} has no secret key")
-        if secret_file.stat().st_mode & 0o077:
-            raise ConfigError(f"curve_dir: {secret_file} must be readable by this user alone (chmod 600)")
+        public, secret = _read_secret(directory, SERVER)
         clients = (directory / CLIENTS).absolute()
         allowed = sorted(clients.glob("*.key"))
         if not allowed:
@@ -70,11 +65,10 @@ class ClientKeys:
 
     @staticmethod
     def read(directory: Path) -> ClientKeys:
-        """From what the server's owner has handed over. Raises ConfigError that names what is missing."""
-        secret_file = directory / f"{CLIENT}.key_secret"
-        public, secret = _read(secret_file)
-        if secret is None:
-            raise ConfigError(f"curve_dir: {secret_file} has no secret key")
+        """From what the server's owner has handed over. Raises ConfigError that names what is missing,
+        unreadable, or open to other users.
+        """
+        public, secret = _read_secret(directory, CLIENT)
         server, _ = _read(directory / f"{SERVER}.key")
         return ClientKeys(public, secret, server)
 
@@ -109,6 +103,17 @@ def _create(folder: Path, name: str) -> None:
     from zmq.auth import create_certificates
 
     create_certificates(folder, name)
+
+
+def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
+    """(public, secret) of who `name` is, from a file that this user alone can read. Raises ConfigError."""
+    path = directory / f"{name}.key_secret"
+    public, secret = _read(path)
+    if secret is None:
+        raise ConfigError(f"curve_dir: {path} has no secret key")
+    if path.stat().st_mode & 0o077:
+        raise ConfigError(f"curve_dir: {path} must be readable by this user alone (chmod 600)")
+    return public, secret
 
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:

@@ -12,11 +12,17 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, field
 
+from runtime.handle import NO_HANDLE
+from runtime.perf_metrics import RequestPerfMetrics
 from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
+from runtime.retention import Retention
 from runtime.sampling_params import SamplingParams
 from runtime.wire import TURNS, ClientId, Count, Handle, Label, Message, PackedIds, Record, ShortText, Text
 
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 16
+Task: TypeAlias = Literal["generate", "embed"]
+MAX_PROFILE_STEPS = 10_000
+"""A step is about ten events of 150 bytes."""
 
 # -- what a client asks ------------------------------------------------------------------------------------
 
@@ -72,6 +78,12 @@ class GenerateRequest(Message, frozen=True):
     """It ends with reason `timeout` when so much time is over since it was received; 0: never."""
     resume: Resume | None = None
     """Only with one sequence."""
+    task: Task = "generate"
+    """`embed`: the vector of the prompt, and no output. A server does one or the other."""
+    retention: Retention | None = None
+    """None: its KV is kept like any other, and what was said of it stays."""
+    num_engine_deaths: Annotated[int, Meta(ge=0, le=255)] = 0
+    """So often has the engine died while it was there: from the second time on it runs alone."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -81,12 +93,28 @@ class AbortRequest(Message, frozen=True):
     client: ClientId = 0
 
 
+QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats"]
+CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
+ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
+PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
+
+
 class ControlRequest(Message, frozen=True):
     """Ask the ring itself. Answered by one ControlReply with the same client and number."""
 
     client: ClientId
     number: Count
-    op: Literal["server_info", "flush_cache"]
+    op: ControlOp
+    after: Count = 0
+    """Of statistics: the number of the last iteration that the client has seen."""
+    wait: bool = False
+    """Of statistics: answer when there is something newer."""
+    own: Annotated[tuple[ClientId, ...], Meta(max_length=64)] = ()
+    """Of request_stats: all client numbers of the asker, whose requests are named to it."""
+    mode: PauseMode = "in_place"
+    """Of pause_generation: what becomes of the requests that run."""
+    num_steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
+    """Of start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -130,6 +158,8 @@ class TokenizedRequest(Message, frozen=True):
     """CLOCK_MONOTONIC when the caller asked; 0.0: when it is received."""
     deadline_s: float = 0.0
     """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
+    retention: Retention | None = None
+    num_engine_deaths: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class StopMatched(Message, frozen=True):
@@ -157,6 +187,7 @@ class Closed(Record, frozen=True):
     """The id that stopped it, for reason `stop`."""
     cached_tokens: Count = 0
     error: ErrorInfo | None = None
+    perf_metrics: RequestPerfMetrics | None = None
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -187,6 +218,8 @@ class TokenBatch(Message, frozen=True):
     closed: tuple[Closed, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     """The next ones of a prompt; the first of all belongs to its second token."""
+    epoch: Count = 0
+    """The engine's: what an earlier one said after a later one has spoken is dropped."""
 
 
 class RequestFailed(Message, frozen=True):
@@ -214,6 +247,8 @@ class Hello(Message, frozen=True):
     schema: Annotated[str, Meta(max_length=64)]
     wants_status: bool = False
     """Send a RingStatus with each ping: this client cannot read the status page."""
+    client: ClientId = 0
+    """The id that an earlier connection of this client had, which it keeps; 0: draw one."""
 
 
 class HelloAck(Message, frozen=True):
@@ -249,6 +284,7 @@ class Finish(Record, frozen=True):
     """The stop string or stop token id, None when the model ended by its own end token."""
     cumulative_logprob: float | None = None
     error: ErrorInfo | None = None
+    perf_metrics: RequestPerfMetrics | None = None
 
 
 class SequenceOutput(Record, frozen=True):
@@ -273,13 +309,31 @@ class OutputBatch(Message, frozen=True):
     outputs: tuple[SequenceOutput, ...]
 
 
+class ProcessState(Record, frozen=True):
+    epoch: Count = 0
+    """Grows with each restart; 0: nothing is known of it."""
+    is_ready: bool = True
+
+
+Processes: TypeAlias = Annotated[tuple[ProcessState, ...], Meta(max_length=64)]
+
+
 class RingStatus(Message, frozen=True):
-    """The status page for clients that cannot read the file: the launcher's state, the scheduler's load."""
+    """The status page for clients that cannot read the file: the launcher's state, the scheduler's load, and
+    who has been restarted.
+    """
 
     state: Annotated[str, Meta(max_length=32)]
     num_running: Count
     num_waiting: Count
     num_free_pages: Count
+    engine: ProcessState = ProcessState()
+    tokenizers: Processes = ()
+    detokenizers: Processes = ()
+    solitary: Handle = NO_HANDLE
+    """What ran alone when the engine died last, if a request may have done that, or NO_HANDLE."""
+    num_engine_faults: Count = 0
+    """Deaths of the engine since the launch that a request may have brought about."""
 
 
 # -- large tensors -----------------------------------------------------------------------------------------
@@ -289,10 +343,10 @@ class TensorEntry(Record, frozen=True):
     """Some rows of one of a sequence's tensors; their order on the wire is their order in the tensor."""
 
     handle: Handle
-    name: Literal["context_logits", "generation_logits"]
+    name: Literal["context_logits", "generation_logits", "embedding"]
     dtype: Literal["float32"]
     shape: tuple[Count, Count]
-    """[positions, vocab_size]."""
+    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
     start: Count
     """Which row of the whole tensor its first one is."""
 

@@ -1,4 +1,4 @@
-"""ModelConfig: what a checkpoint's config.json and generation_config.json say, checked and in one vocabulary.
+"""ModelConfig: what a checkpoint's config.json says to a spec, checked and in one vocabulary.
 
 Opens no weights, imports no torch, runs no code that comes with a checkpoint. Knows no architecture by name:
 the table says how each spells its config.json.
@@ -12,28 +12,21 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from runtime.architectures import ARCHITECTURES, Architecture
+from runtime.checkpoint_config import CheckpointConfig, config_file
 from runtime.config_file import (
+    HEADLESS_SUFFIX,
     ConfigFile,
     ConfigKeys,
-    GenerationFile,
     OptionalKeys,
+    has_spec,
     read_config,
-    read_generation_config,
+    refuse_without_spec,
 )
-from runtime.errors import ModelError
+from runtime.errors import ConfigError, ModelError
 from runtime.rope_config import RopeConfig, RopeContext, read_rope
 
-DType = Literal["float32", "bfloat16", "float16"]
+ModelImpl = Literal["auto", "native", "transformers"]
 Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
-
-
-class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What generation_config.json recommends; None where it says nothing."""
-
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
 
 
 class ExpertsConfig(msgspec.Struct, frozen=True):
@@ -45,24 +38,21 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
     renormalize: bool  # the chosen experts' weights sum to one
 
 
-class ModelConfig(msgspec.Struct, frozen=True):
-    """One checkpoint's shape. Sizes count elements; max_position_embeddings is the context in tokens."""
+class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """One checkpoint's shape. Sizes count elements."""
 
-    model_type: str
-    architecture: str
-    vocab_size: int
     hidden_size: int
     intermediate_size: int
     num_layers: int
     num_heads: int
     num_kv_heads: int
     head_dim: int
-    max_position_embeddings: int
     norm_eps: float
     tie_word_embeddings: bool
     rope: RopeConfig
     window_rope: RopeConfig | None  # that of layers with a window, where theirs is another
     sliding_windows: tuple[int | None, ...]  # per layer: keys a token sees, itself included; None sees all
+    max_attention_window: int = 0  # the setting: no layer sees more of them; 0: as the checkpoint says
     attention_bias: bool
     attention_scale: float  # of query times key
     attention_softcap: float | None
@@ -75,10 +65,6 @@ class ModelConfig(msgspec.Struct, frozen=True):
     residual_multiplier: float  # of what each half of a layer adds
     logits_multiplier: float
     logits_softcap: float | None  # after the multiplier
-    dtype: DType
-    bos_token_id: int | None
-    eos_token_ids: tuple[int, ...]
-    sampling: SamplingDefaults
 
     @classmethod
     def from_path(cls, path: Path, context_length: int | None = None) -> ModelConfig:
@@ -88,27 +74,42 @@ class ModelConfig(msgspec.Struct, frozen=True):
         Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable,
         or asks for something that is not served.
         """
-        if not path.is_dir():
-            raise ModelError(f"Model directory {path} does not exist. Pass the path of a local checkpoint.")
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path} has no config.json, so it is not a checkpoint directory.")
-        keys = read_config(path / "config.json")
-        generation = GenerationFile()
-        if (path / "generation_config.json").is_file():
-            generation = read_generation_config(path / "generation_config.json")
-        return _build(keys, generation, context_length)
+        keys = read_config(config_file(path))
+        return _build(CheckpointConfig.read(path), keys, context_length)
 
     @property
     def spec(self) -> str:
         """Import string of the architecture's ModelSpec."""
         return ARCHITECTURES[self.architecture].spec
 
-    def kv_bytes_per_token(self, dtype_size: int) -> int:
-        """Bytes of KV cache one token takes over all layers, with elements of dtype_size bytes."""
-        return 2 * self.num_layers * self.num_kv_heads * self.head_dim * dtype_size
+    def attention_window(self, layer_id: int) -> int | None:
+        """Keys that a token sees in this layer, itself included; None: all."""
+        own, limit = self.sliding_windows[layer_id], self.max_attention_window
+        return min(own or limit, limit) if limit else own
+
+    def num_kv_heads_per_rank(self, num_ranks: int) -> int:
+        """Where there are fewer KV heads than ranks, several ranks have the same one."""
+        return max(1, self.num_kv_heads // num_ranks)
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raises ConfigError, with the numbers, when the model cannot be cut for so many ranks."""
+        sizes = {"num_attention_heads": self.num_heads}
+        if not all(self.expert_layers):
+            sizes["intermediate_size"] = self.intermediate_size
+        if any(self.expert_layers) and self.experts is not None:
+            sizes["the experts' intermediate_size"] = self.experts.intermediate_size
+        for name, size in sizes.items():
+            if size % num_ranks:
+                raise ConfigError(f"tp_size: {num_ranks} ranks cannot share {name} {size} evenly")
+        heads = self.num_kv_heads
+        if heads % num_ranks and num_ranks % heads:
+            raise ConfigError(
+                f"tp_size: {num_ranks} ranks cannot share num_key_value_heads {heads}: neither is a multiple "
+                "of the other"
+            )
 
 
-def _build(keys: ConfigKeys, generation: GenerationFile, context_length: int | None) -> ModelConfig:
+def _build(checkpoint: CheckpointConfig, keys: ConfigKeys, context_length: int | None) -> ModelConfig:
     config, optional = keys.file, keys.optional
     _refuse_what_is_not_built(config, optional, keys.row)
     num_kv_heads = config.num_key_value_heads or config.num_attention_heads
@@ -121,20 +122,17 @@ def _build(keys: ConfigKeys, generation: GenerationFile, context_length: int | N
     if head_dim % 2:
         raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
     rope, window_rope = _ropes(keys, head_dim, context_length)
-    bos = generation.bos_token_id if generation.bos_token_id is not None else config.bos_token_id
+    has_head = not checkpoint.architecture.endswith(HEADLESS_SUFFIX)
     return ModelConfig(
-        model_type=config.model_type,
-        architecture=keys.architecture,
-        vocab_size=config.vocab_size,
+        **(msgspec.structs.asdict(checkpoint) | {"architecture": keys.architecture, "has_head": has_head}),
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_layers=config.num_hidden_layers,
         num_heads=config.num_attention_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
-        max_position_embeddings=config.max_position_embeddings,
         norm_eps=config.rms_norm_eps,
-        tie_word_embeddings=config.tie_word_embeddings,
+        tie_word_embeddings=config.tie_word_embeddings or not has_head,
         rope=rope,
         window_rope=window_rope,
         sliding_windows=_sliding_windows(keys),
@@ -150,15 +148,6 @@ def _build(keys: ConfigKeys, generation: GenerationFile, context_length: int | N
         residual_multiplier=optional.residual_multiplier,
         logits_multiplier=optional.logits_multiplier or 1 / optional.logits_divisor,
         logits_softcap=optional.logits_softcap,
-        dtype=_dtype(config.dtype or config.torch_dtype),
-        bos_token_id=bos,
-        eos_token_ids=_eos_token_ids(generation.eos_token_id, config.eos_token_id),
-        sampling=SamplingDefaults(
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            repetition_penalty=generation.repetition_penalty,
-        ),
     )
 
 
@@ -255,19 +244,15 @@ def _expert_layers(config: ConfigFile, optional: OptionalKeys) -> tuple[bool, ..
     )
 
 
-def _dtype(name: str | None) -> DType:
-    """The checkpoint's dtype; a file that does not say means float32."""
-    bare = (name or "float32").removeprefix("torch.")
-    if bare not in get_args(DType):
-        known = ", ".join(get_args(DType))
-        raise ModelError(f"config.json: dtype {name!r} is not supported. Supported: {known}.")
-    return cast(DType, bare)
+def read_model_config(
+    path: Path, model_impl: ModelImpl, context_length: int | None = None
+) -> CheckpointConfig:
+    """The checkpoint in `path`: a ModelConfig where it is computed by a spec, which "auto" prefers.
 
-
-def _eos_token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
-    """The ids that end a sequence: those of every source, the first source's first, none twice."""
-    ids: dict[int, None] = {}
-    for source in sources:
-        if source is not None:
-            ids.update(dict.fromkeys([source] if isinstance(source, int) else source))
-    return tuple(ids)
+    context_length: see ModelConfig.from_path. Raises: ModelError, also for what the transformers library is
+    not asked to compute.
+    """
+    if model_impl == "native" or (model_impl == "auto" and has_spec(config_file(path))):
+        return ModelConfig.from_path(path, context_length)
+    refuse_without_spec(config_file(path))
+    return CheckpointConfig.read(path)

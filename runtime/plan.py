@@ -5,7 +5,7 @@ Part of the wire like `runtime.messages`, which puts these into the unions of th
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta
 
@@ -102,6 +102,8 @@ class BatchPlan(Message, frozen=True):
     prompt_positions: tuple[PromptPositions, ...] = ()
     defer_sampling: bool = False
     """Masks made by the host are still to come: run the forward, sample when SampleMasks arrives."""
+    profiled: bool = False
+    """The result is to say what took how long."""
 
 
 class SampleMasks(Message, frozen=True):
@@ -128,16 +130,27 @@ class PromptLogprobs(Record, frozen=True):
     """[n, k] float32."""
 
 
+SpanName: TypeAlias = Literal["forward", "sample", "copy"]
+
+
+class StepSpan(Record, frozen=True):
+    """What the worker did from when to when, in CLOCK_MONOTONIC."""
+
+    name: SpanName
+    begin_ns: Annotated[int, Meta(ge=0)]
+    end_ns: Annotated[int, Meta(ge=0)]
+
+
 class StepTensor(Record, frozen=True):
-    """Describes one frame of raw logits, float32, that travels behind its StepResult."""
+    """Describes one frame of float32, raw logits or an embedding, that travels behind its StepResult."""
 
     index: Count
     """Place of its row in the plan's `rows`."""
-    name: Literal["context_logits", "generation_logits"]
+    name: Literal["context_logits", "generation_logits", "embedding"]
     start: Count
-    """Position in the sequence: of the first input token, or of the sampled token."""
+    """Position in the sequence: of the first input token, or of the sampled token. 0 for an embedding."""
     shape: tuple[Count, Count]
-    """[positions, vocab_size]."""
+    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
 
 
 class StepResult(Message, frozen=True):
@@ -157,6 +170,8 @@ class StepResult(Message, frozen=True):
     prompts: tuple[PromptLogprobs, ...] = ()
     tensors: tuple[StepTensor, ...] = ()
     """One for each frame behind it."""
+    spans: tuple[StepSpan, ...] = ()
+    """Of a plan that is `profiled`."""
 
     @property
     def num_frames(self) -> int:
@@ -171,6 +186,8 @@ class WorkerReady(Message, frozen=True):
     max_len: Count
     vocab_size: Count
     device: Label = ""
+    attention_window: Count = 0
+    """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
 
 
 class WorkerFailed(Message, frozen=True):

@@ -35,13 +35,13 @@ logger = logging.getLogger(__name__)
 HEARTBEAT_S = 0.25
 FAREWELL_LINGER_MS = 500
 SECRET_BYTES = 32
+FIRST_EPOCH = 1
 
 
 class LaunchFile(msgspec.Struct, frozen=True):
     """config.json of a run directory: what the launcher tells its children."""
 
     config: RuntimeConfig
-    epoch: int
     secret: bytes = msgspec.field(default_factory=lambda: os.urandom(SECRET_BYTES))
     """Keys digests that nobody outside the ring may compute."""
 
@@ -53,7 +53,9 @@ class LaunchFile(msgspec.Struct, frozen=True):
 class ProcessContext:
     """What a process of the ring is given: settings, names, sockets, its slot, and the wish to stop."""
 
-    def __init__(self, role: str, run_dir: Path, index: int = 0, http_fd: int = -1) -> None:
+    def __init__(
+        self, role: str, run_dir: Path, index: int = 0, epoch: int = FIRST_EPOCH, http_fd: int = -1
+    ) -> None:
         launch = LaunchFile.read(Endpoints(run_dir).config_file)
         self.role = role
         self.index = index
@@ -61,7 +63,8 @@ class ProcessContext:
         self.name = process_name(role, index, launch.config)
         """For logs and errors."""
         self.config = launch.config
-        self.epoch = launch.epoch
+        self.epoch = epoch
+        """Counts the restarts of a launch: each takes the next number for the processes it starts."""
         self.secret = launch.secret
         self.endpoints = Endpoints(run_dir)
         self.http_fd = http_fd
@@ -76,6 +79,11 @@ class ProcessContext:
         self._state = "loading"
         self._next_beat_at = 0.0
         self.beat(force=True)
+
+    @property
+    def is_launch_ending(self) -> bool:
+        """Whether the whole launch ends, not only this process: then nobody will take over what it holds."""
+        return self.status.read("launcher").state in ("draining", "failed", "absent")
 
     def inbox(self, name: str, address: str) -> ZmqInbox:
         """Bind the socket that this process reads; `name` is its key in UNIONS."""
@@ -102,8 +110,10 @@ class ProcessContext:
             self.status.write(self.role, status, self.index)
 
     def failed(self, message: str, exit_code: int) -> None:
+        """Its slot keeps what it said last, such as who ran alone: the launcher judges by that."""
         self._state = "failed"
-        self.beat(force=True)
+        last = self.status.read(self.role, self.index)
+        self.status.write(self.role, last._replace(state=self._state), self.index)
         self._launcher.send(ProcessFailed(self.name, message, exit_code))
 
     def close(self) -> None:
@@ -112,8 +122,8 @@ class ProcessContext:
 
 
 def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
-    """Run `main` as a process of `role`; arguments are the run directory, which one of its role it is (else
-    the only one), and, for the API server, the listening socket.
+    """Run `main` as a process of `role`; arguments are the run directory, which one of its role it is, its
+    epoch, and, for the API server, the listening socket.
 
     Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
     everything that outlives this process (files, sockets' names) belongs to the launcher.

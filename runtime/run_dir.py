@@ -17,19 +17,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.config import default_run_root
 from runtime.endpoints import Endpoints
+from runtime.environment import default_run_root
 from runtime.errors import AddressInUse, ConfigError
 
 # Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
 # socket or a file with its number.
 OURS = re.compile(
-    r"(config|state)\.(json|new)|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
-    r"|(client_out|detokenizer_in|metrics|rank_in|tokenizer_in)\d*"
+    r"(config|state)\.(json|new)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
+    r"|profile-[\d-]+\.json"
+    r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
 )
-# A client that looks which launches are alive holds a lock for a moment.
-NUM_TRIES = 10
-RETRY_S = 0.005
+# A client that looks which launches are alive holds a lock for a moment; the guardian of a launch that was
+# killed as long as it takes to clean up.
+NUM_TRIES = 70
+RETRY_S = 0.01
 
 
 class RunDir:
@@ -66,16 +68,32 @@ class RunDir:
 
     def _empty(self) -> None:
         for entry in self.path.iterdir():
-            if entry != self.endpoints.lock_file:
+            if entry == self.endpoints.lock_file:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
                 entry.unlink(missing_ok=True)
 
-    def remove(self) -> None:
-        """Remove the directory and give up the lock."""
+    @property
+    def lock_fd(self) -> int:
+        """A process that inherits it holds the lock too."""
+        return self._lock_fd
+
+    def clear(self) -> None:
+        """Remove the directory; the lock is still held."""
         # The lock's name goes last: whoever takes the directory over must not lose files to us.
         with contextlib.suppress(OSError):
             self._empty()
         shutil.rmtree(self.path, ignore_errors=True)
+
+    def release(self) -> None:
         os.close(self._lock_fd)
+
+    def remove(self) -> None:
+        """Remove the directory and give up the lock."""
+        self.clear()
+        self.release()
 
 
 def live_run_dirs() -> list[Path]:

@@ -25,6 +25,7 @@ MAX_SEQUENCES = 128
 MAX_WORDS = 64
 MAX_WORD_IDS = 64
 MAX_NGRAM = 64
+SEEDS = 1 << 63
 MAX_ALLOWED_IDS = 4096
 BOOLEANS = (
     "ignore_eos",
@@ -32,6 +33,7 @@ BOOLEANS = (
     "skip_special_tokens",
     "return_context_logits",
     "return_generation_logits",
+    "return_perf_metrics",
 )
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
@@ -100,6 +102,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Raw logits of each prompt position; the server must allow it."""
     return_generation_logits: bool = False
     """Raw logits of each output position; the server must allow it."""
+    return_perf_metrics: bool = False
+    """Times and KV pages of each sequence, with its end."""
 
     def validate(self) -> None:
         """Check every range and combination that needs no model.
@@ -141,6 +145,21 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
                     raise InvalidRequest(
                         f"{name}: token id {token} is not below the vocabulary size {vocab_size}", param=name
                     )
+
+    def of_sequence(self, number: int) -> SamplingParams:
+        """What the request's sequence `number`, from 0, asks for when it is made alone."""
+        if self.n == 1:
+            return self
+        if number == 0:
+            return msgspec.structs.replace(self, n=1)
+        return msgspec.structs.replace(
+            self,
+            n=1,
+            seed=None if self.seed is None else (self.seed + number) % SEEDS,
+            # They belong to the prompt, which all share: the first one brings them.
+            prompt_logprobs=None,
+            return_context_logits=False,
+        )
 
     def _check_counts(self) -> None:
         _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)

@@ -19,21 +19,24 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from runtime.handle import NO_HANDLE
+
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQI")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQI16s?")
 MAGIC = b"CRSP"
-VERSION = 3
+VERSION = 6
 HEADER_BYTES = 256
-SLOT_BYTES = 256
+SLOT_BYTES = 512
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
 _HEADER = struct.Struct(f"<4sH{len(ROLES)}H")
-STATES = ("absent", "loading", "ready", "draining", "failed")
+STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 
 
 class Status(NamedTuple):
     """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
-    `num_running` of a detokenizer, its sequences that have no terminal yet, and `num_sent`.
+    `num_running`, of a detokenizer its sequences that have no terminal yet, of an API server its callers that
+    wait for an answer, `num_sent`, `num_engine_faults` and `solitary`.
     """
 
     epoch: int = 0
@@ -57,6 +60,20 @@ class Status(NamedTuple):
     """Sequences that this tokenizer has let through since its start."""
     batch_size: int = 0
     """Sequences in the scheduler's newest step; 0 when it had nothing to compute."""
+    num_launched: int = 0
+    """Steps that the scheduler has sent to the worker since its start,"""
+    num_finished: int = 0
+    """and those whose results it has: a difference that stays says that the worker is stuck."""
+    num_engine_faults: int = 0
+    """Of the launcher: deaths of the engine that a request may have brought about."""
+    solitary: bytes = NO_HANDLE
+    """Of the scheduler: the sequence that runs alone because its engine has died under it before. Of the
+    launcher: the sequence that ran alone when the engine died last, if a request may have done that.
+    NO_HANDLE: none.
+    """
+
+    is_paused: bool = False
+    """Of the scheduler: it launches no step until generation is to go on."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

@@ -1,8 +1,8 @@
-"""Supervisor: starts the processes of a ring, watches them, and leaves nothing behind.
+"""Supervisor: starts the processes of a ring, watches them, replaces what dies or hangs, ends them all.
 
-A child that dies before it is ready ends the launch with its last error; one that dies later ends the ring
-with errors to all callers. Children are told apart by pidfds, so a death is seen by the kernel's word and at
-once.
+A child that dies before all have been ready ends the launch with its last error. One that dies later is
+started again, the engine's processes together, under the next epoch; with `--restart never`, or when that has
+happened too often, the ring ends with errors to all callers.
 """
 
 from __future__ import annotations
@@ -10,26 +10,27 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import socket
-import subprocess
-import sys
 import time
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from runtime.config import RuntimeConfig, child_environment
+from runtime.children import ENGINE, Child, Children, Place, describe_exit, places
+from runtime.config import RuntimeConfig
 from runtime.console import write_line
-from runtime.errors import EXIT_INTERNAL, EXIT_OK, AddressInUse, ConfigError, StartError
+from runtime.death_causes import DeathCauses
+from runtime.drain import Drain
+from runtime.errors import EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
+from runtime.handle import NO_HANDLE
 from runtime.keys import ServerKeys
+from runtime.launch_names import LaunchNames
+from runtime.launch_state import ChildState, LaunchState, write_atomically
 from runtime.messages import ProcessFailed, ProcessReady
-from runtime.process import LaunchFile, process_name
-from runtime.run_dir import RunDir
-from runtime.status_page import Status, StatusPage
-from runtime.transport import ZmqInbox
+from runtime.process import FIRST_EPOCH, LaunchFile
+from runtime.restart_budget import RestartBudget
+from runtime.status_page import Status
+from runtime.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -39,81 +40,69 @@ FAILURE_NOTICE_S = 0.3
 LAST_WORDS_MS = 100
 API_EXIT_S = 1.0
 CHILD_EXIT_S = 0.3
-LISTEN_BACKLOG = 2048
-FIRST_EPOCH = 1
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-
-@dataclass(slots=True, eq=False)
-class Child:
-    role: str
-    index: int
-    name: str
-    process: subprocess.Popen[bytes]
-    pidfd: int
-    ready: bool = False
 
 
 class Supervisor:
     def __init__(self, config: RuntimeConfig) -> None:
         """Take the signals, the run directory and the HTTP port. Raises
-        AddressInUse or ConfigError; nothing is left behind then.
+        AddressInUse, ConfigError or StartError; nothing is left behind then.
         """
         if config.curve_dir:
             ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
         self.config = config
-        self.children: list[Child] = []
         self.info: dict[str, int | float | str] = {}
         """What the processes said when they got ready, such as num_pages."""
+        self._epoch = FIRST_EPOCH
+        self._causes = DeathCauses()
+        self._hung: set[int] = set()
+        """Processes that are killed because their work loops stand still."""
+        self._num_engine_faults = 0
+        self._solitary = NO_HANDLE
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
         self._state = "loading"
+        self._drain: Drain | None = None
+        self._names_of_processes = frozenset(place.name for place in places(config))
+        self._last_words: dict[str, ProcessFailed] = {}
+        """Why a process that is about to end says that it does, by its name."""
+        self._due: dict[Place, float] = {}
+        """Places that are empty, and when they are filled again."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(signal.SIGHUP, self._on_signal)
-        with ExitStack() as held:
-            self.run_dir = RunDir(config.run_dir)
-            held.callback(self.run_dir.remove)
-            self._endpoints = self.run_dir.endpoints
-            self._http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
-            self.port = self._http.getsockname()[1] if self._http else 0
-            context = zmq.Context()
-            held.callback(context.destroy, linger=0)
-            try:
-                self._status = StatusPage(
-                    self._endpoints.status_file, create=True, counts=config.num_processes
-                )
-                held.callback(self._status.close)
-                self._inbox = ZmqInbox(context, self._endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
-            except (OSError, zmq.ZMQError) as error:
-                raise ConfigError(f"run_dir: {error}") from None
-            self._held = held.pop_all()
+        self.names = LaunchNames(config)
+        self._page, self._events = self.names.page, self.names.events
         self._poller = zmq.Poller()
-        self._poller.register(self._inbox.socket, zmq.POLLIN)
+        self._poller.register(self.names.inbox.socket, zmq.POLLIN)
+        self._children = Children(self.names.run_dir.path, self._poller, self.names.http)
+        self._budget = RestartBudget(config.restart_window)
+        self._watchdog = Watchdog(self._page, config)
 
     def run(self) -> int:
-        """Start, serve until a signal or a death, stop. Returns the exit code.
+        """Start, serve until a signal or a death that is the last, stop. Returns the exit code.
 
         Raises: ConfigError when the run directory cannot be written, StartError when there is no process to
         be had.
         """
         try:
-            if not self._stopping:
-                self._start()
+            self._start()
             if not self._stopping:
                 self._announce()
-            while not self._stopping:
-                self._turn()
+                self._serve()
             if self._failure is not None:
                 self._set_state("failed")
                 time.sleep(FAILURE_NOTICE_S)
         finally:
             self._stop()
-        if self._failure is None:
-            return EXIT_OK
-        write_line(f"error: {self._failure.role}: {self._failure.message}")
-        return self._failure.exit_code
+        if self._failure is not None:
+            write_line(f"error: {self._failure.role}: {self._failure.message}")
+            return self._failure.exit_code
+        if self._drain is not None and self._drain.was_cut:
+            write_line("error: stopped before all requests had finished")
+            return EXIT_DRAIN_CUT
+        return EXIT_OK
 
     @property
     def _stopping(self) -> bool:
@@ -121,193 +110,243 @@ class Supervisor:
 
     def _on_signal(self, *_: object) -> None:
         self._num_signals += 1
-        if self._num_signals > 1:
-            for child in self.children:
-                child.process.kill()
+        is_draining = self._drain is not None and not self._drain.is_over
+        if self._num_signals > (2 if is_draining else 1):
+            for child in self._children:
+                self._children.kill(child)
 
     # -- start ---------------------------------------------------------------------------------------------
 
     def _start(self) -> None:
-        launch = LaunchFile(self.config, FIRST_EPOCH)
+        if self._stopping:
+            return
+        launch = msgspec.json.format(msgspec.json.encode(LaunchFile(self.config)))
         try:
-            _write_atomically(self._endpoints.config_file, msgspec.json.format(msgspec.json.encode(launch)))
+            write_atomically(self.names.endpoints.config_file, launch)
         except OSError as error:
             raise ConfigError(f"run_dir: {error}") from None
-        if self.config.device == "cpu":
-            self._spawn("worker", "model_worker.main")
-        self._spawn("scheduler", "scheduler_proc.main")
-        for index in range(self.config.detokenizer_workers):
-            self._spawn("detokenizer", "detokenizer_proc.main", index)
-        for index in range(self.config.tokenizer_workers):
-            self._spawn("tokenizer", "tokenizer_proc.main", index)
-        if self._http is not None:
-            for index in range(self.config.api_workers):
-                self._spawn("api", "api_server.main", index, http=self._http)
+        self._events.write("start", pid=os.getpid(), port=self.names.port)
+        for place in places(self.config):
+            self._start_child(place)
         self._set_state("loading")
-        deadline = time.monotonic() + self.config.start_timeout
-        while not self._stopping and not all(child.ready for child in self.children):
-            if time.monotonic() > deadline:
-                late = ", ".join(child.name for child in self.children if not child.ready)
-                self._failure = ProcessFailed(
-                    "launcher", f"not ready within {self.config.start_timeout:g} s: {late}", EXIT_INTERNAL
-                )
+        while not self._stopping and not all(child.is_ready for child in self._children):
             self._turn()
 
-    def _spawn(self, role: str, module: str, index: int = 0, http: socket.socket | None = None) -> None:
-        name = process_name(role, index, self.config)
-        fds = () if http is None else (http.fileno(),)
-        arguments = [str(os.getpid()), module, str(self.run_dir.path), str(index), *map(str, fds)]
-        try:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "runtime.child", *arguments],
-                stdin=subprocess.DEVNULL,
-                # A Ctrl-C in the terminal reaches the launcher alone, which then decides.
-                start_new_session=True,
-                pass_fds=fds,
-                env=child_environment(),
-            )
-        except OSError as error:
-            raise StartError(f"{name} cannot be started: {error}") from None
-        child = Child(role, index, name, process, os.pidfd_open(process.pid))
-        self._poller.register(child.pidfd, zmq.POLLIN)
-        self.children.append(child)
+    def _start_child(self, place: Place) -> None:
+        self._last_words.pop(place.name, None)
+        child = self._children.start(place, self._epoch)
+        self._events.write("spawn", process=place.name, pid=child.pid, epoch=self._epoch)
 
     def _announce(self) -> None:
         self._set_state("ready")
-        name = self.config.served_model_name
-        where = (
-            f"http://{self.config.host}:{self.port}" if self._http else f"run directory {self.run_dir.path}"
-        )
-        over_tcp = f" and {self.config.zmq_bind}" if self.config.zmq_bind else ""
-        logger.info("ready: %s on %s%s", name, where, over_tcp)
+        config, names = self.config, self.names
+        where = f"http://{config.host}:{names.port}" if names.http else f"run directory {names.run_dir.path}"
+        over_tcp = f" and {config.zmq_bind}" if config.zmq_bind else ""
+        logger.info("ready: %s on %s%s", config.served_model_name, where, over_tcp)
 
-    # -- one turn ------------------------------------------------------------------------------------------
+    # -- serve ---------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Until the ring fails, or a signal has come and what was running then has finished."""
+        while not self._stopping:
+            self._turn()
+        if self._failure is not None:
+            return
+        self._drain = Drain(self._page, self.config.drain_timeout)
+        self._set_state("draining")
+        while self._failure is None and not self._drain.look(self._num_signals > 1):
+            self._turn()
 
     def _turn(self) -> None:
-        fired = {source for source, _ in self._poller.poll(int(POLL_S * 1000))}
+        fired = [source for source, _ in self._poller.poll(int(POLL_S * 1000))]
         self._read_messages()
-        for child in list(self.children):
-            if child.pidfd in fired:
+        for child in self._children.exited(fired):
+            # One that died with another of its unit has been reaped with that.
+            if self._children.get(child.place) is child:
                 self._on_exit(child)
+        for child, reason, is_stopped in self._watchdog.look(self._children):
+            logger.warning("%s hangs: %s; it is killed", child.place.name, reason)
+            self._events.write("hang", process=child.place.name, pid=child.pid, reason=reason)
+            self._last_words[child.place.name] = ProcessFailed(child.place.name, reason, EXIT_INTERNAL)
+            if not is_stopped:
+                self._hung.add(child.pid)
+            self._children.kill(child)
+        self._start_due()
         self._beat()
         if self.config.parent_pid and not Path(f"/proc/{self.config.parent_pid}").exists():
-            self._num_signals += 1
+            self._num_signals += 2  # nobody is left whose requests could finish
 
     def _read_messages(self) -> None:
-        for message in self._inbox.drain():
+        for message in self.names.inbox.drain():
             if isinstance(message, ProcessReady):
                 self._on_ready(message)
-            elif self._failure is None:
-                self._failure = message
+            elif message.role in self._names_of_processes:
+                self._last_words[message.role] = message
+                if not self._may_restart:
+                    self._fail(message)
 
     def _on_ready(self, message: ProcessReady) -> None:
-        for child in self.children:
-            if child.process.pid == message.pid:
-                child.ready = True
-        self.info.update(message.info)
-        self._write_state()
+        """What is said of no child that is being started changes nothing."""
+        for child in self._children:
+            if child.pid == message.pid and not child.is_ready:
+                child.is_ready = True
+                took_s = round(time.monotonic() - child.started_at, 3)
+                self._events.write(
+                    "ready", process=child.place.name, pid=child.pid, epoch=child.epoch, seconds=took_s
+                )
+                self.info.update(message.info)
+                self._write_state()
+
+    # -- deaths and restarts ---------------------------------------------------------------------------------
+
+    @property
+    def _may_restart(self) -> bool:
+        """Not while starting: what cannot start at all will not do so the second time."""
+        return self.config.restart == "auto" and self._state in ("ready", "draining")
 
     def _on_exit(self, child: Child) -> None:
         """A child that nobody asked to end has ended: whatever its code, that is a fault."""
-        code = child.process.wait()
-        self._poller.unregister(child.pidfd)
-        os.close(child.pidfd)
-        self.children.remove(child)
-        if code > 0:
+        code = self._reap(child)
+        if code > 0 and child.place.name not in self._last_words:
             # What it said last may take longer than the news of its end.
-            self._inbox.socket.poll(LAST_WORDS_MS)
+            self.names.inbox.socket.poll(LAST_WORDS_MS)
         self._read_messages()
-        if self._failure is None and self._num_signals == 0:
-            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
-            self._failure = ProcessFailed(child.name, f"the process {how}", EXIT_INTERNAL)
+        name = child.place.name
+        failure = self._last_words.pop(name, None) or ProcessFailed(
+            name, f"the process {describe_exit(code)}", EXIT_INTERNAL
+        )
+        if not self._may_restart:
+            if self._num_signals == 0:
+                self._fail(failure)
+            return
+        self._restart(child, code, failure)
+
+    def _reap(self, child: Child) -> int:
+        """Its slot keeps what it wrote last, but for its state: all can see that it is gone."""
+        code = self._children.reap(child)
+        self._events.write(
+            "exit",
+            process=child.place.name,
+            pid=child.pid,
+            code=code if code >= 0 else None,
+            signal=signal.Signals(-code).name if code < 0 else None,
+        )
+        slot = self._page.read(child.place.role, child.place.index)
+        if self._may_restart and slot.pid == child.pid:
+            self._page.write(child.place.role, slot._replace(state="restarting"), child.place.index)
+        return code
+
+    def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
+        config, unit = self.config, child.place.unit
+        limit = config.max_engine_restarts if unit == ENGINE else config.max_restarts
+        now = time.monotonic()
+        delay_s = self._budget.spend(unit, limit, now)
+        if delay_s is None:
+            self._events.write("budget_spent", unit=unit, restarts=limit)
+            spent = f"{failure.message}; restarted {limit} times in {config.restart_window:g} s before"
+            self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
+            return
+        if unit == ENGINE:
+            self._blame(child, code)
+        others = [child for child in self._children if child.place.unit == unit]
+        for child in others:
+            self._children.kill(child)
+        for child in others:
+            self._reap(child)
+        self._epoch += 1
+        logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
+        self._events.write(
+            "restart", unit=unit, reason=failure.message, epoch=self._epoch, delay=round(delay_s, 3)
+        )
+        self._due.update({place: now + delay_s for place in places(config) if place.unit == unit})
+        self._write_state()
+
+    def _blame(self, child: Child, code: int) -> None:
+        """Show whether a request may have ended the engine. One that was still loading had none."""
+        others = [other for other in self._children if other.place.unit == ENGINE]
+        hung = not self._hung.isdisjoint(each.pid for each in (child, *others))
+        codes = [code, *(other.process.poll() for other in others)]
+        ended = [each for each in codes if each is not None]
+        may_be_a_request = self._causes.may_be_a_request(ended, hung=hung)
+        was_ready = all(each.is_ready for each in (child, *others))
+        self._hung.clear()
+        self._solitary = NO_HANDLE
+        if may_be_a_request and was_ready:
+            self._num_engine_faults += 1
+            self._solitary = self._page.read("scheduler").solitary
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [place for place, at in self._due.items() if at <= now]
+        for place in due:
+            del self._due[place]
+            try:
+                self._start_child(place)
+            except StartError as error:
+                self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
+        if due:
+            self._write_state()
+
+    def _fail(self, failure: ProcessFailed) -> None:
+        """The ring ends; the first reason is the one that counts."""
+        if self._failure is None and (self._num_signals == 0 or self._state == "draining"):
+            self._failure = failure
+
+    # -- what others see -------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
-        self._status.write("launcher", Status(FIRST_EPOCH, os.getpid(), self._state, time.monotonic_ns()))
+        status = Status(
+            self._epoch,
+            os.getpid(),
+            self._state,
+            time.monotonic_ns(),
+            num_engine_faults=self._num_engine_faults,
+            solitary=self._solitary,
+        )
+        self._page.write("launcher", status)
 
     def _set_state(self, state: str) -> None:
         self._state = state
+        self._events.write("state", state=state, reason=self._failure.message if self._failure else None)
         self._write_state()
         # After the file: who sees in the slot that the ring has failed finds the reason there.
         self._beat()
 
     def _write_state(self) -> None:
-        state = {
-            "launch_id": self.run_dir.path.name,
-            "state": self._state,
-            "epoch": FIRST_EPOCH,
-            "pid": os.getpid(),
-            "host": self.config.host,
-            "port": self.port,
-            "zmq_bind": self.config.zmq_bind,
-            "model": self.config.served_model_name,
-            "children": [
-                {
-                    "role": child.role,
-                    "index": child.index,
-                    "pid": child.process.pid,
-                    "ready": child.ready,
-                }
-                for child in self.children
+        config, failure = self.config, self._failure
+        LaunchState(
+            launch_id=self.names.run_dir.path.name,
+            state=self._state,
+            epoch=self._epoch,
+            pid=os.getpid(),
+            guardian_pid=self.names.guardian.pid,
+            host=config.host,
+            port=self.names.port,
+            zmq_bind=config.zmq_bind,
+            model=config.served_model_name,
+            children=[
+                *(
+                    ChildState(child.place.role, child.place.index, child.pid, child.epoch, child.is_ready)
+                    for child in self._children
+                ),
+                *(ChildState(place.role, place.index, 0, self._epoch, False) for place in self._due),
             ],
-            "info": self.info,
-            "error": f"{self._failure.role}: {self._failure.message}" if self._failure else "",
-            "exit_code": self._failure.exit_code if self._failure else EXIT_OK,
-        }
-        try:
-            _write_atomically(self._endpoints.state_file, msgspec.json.format(msgspec.json.encode(state)))
-        except OSError as error:
-            # Whoever reads it may miss something; whoever is served need not.
-            logger.warning("state.json is not up to date: %s", error)
+            restarts=self._budget.counts,
+            info=self.info,
+            error=f"{failure.role}: {failure.message}" if failure else "",
+            exit_code=failure.exit_code if failure else EXIT_OK,
+        ).write(self.names.endpoints.state_file)
 
-    # -- stop ----------------------------------------------------------------------------------------------
+    # -- stop ------------------------------------------------------------------------------------------------
 
     def _stop(self) -> None:
         """End all children, the HTTP server first so that its
         callers get their answers, then remove every name.
         """
-        if self._http is not None:
-            self._http.close()  # no caller is taken in any more
-        if self._failure is None:
+        self.names.stop_listening()
+        if self._failure is None and self._state != "draining":
             self._set_state("draining")
-        api = [child for child in self.children if child.role == "api"]
-        _end(api, API_EXIT_S)
-        _end([child for child in self.children if child.role != "api"], CHILD_EXIT_S)
-        for child in self.children:
-            os.close(child.pidfd)
+        self._children.end([child for child in self._children if child.place.role == "api"], API_EXIT_S)
+        self._children.end(self._children, CHILD_EXIT_S)
         self._set_state("failed" if self._failure else "absent")
-        self._held.close()
-
-
-def _end(children: list[Child], grace_s: float) -> None:
-    for child in children:
-        child.process.terminate()
-    deadline = time.monotonic() + grace_s
-    for child in children:
-        try:
-            child.process.wait(max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            child.process.kill()
-            child.process.wait()
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Bind and listen before anything is loaded, so that a taken port is known at once."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(LISTEN_BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise AddressInUse(
-            f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port"
-        ) from None
-    return listener
-
-
-def _write_atomically(path: Path, data: bytes) -> None:
-    new = path.with_suffix(".new")
-    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        file.write(data)
-    new.replace(path)
+        self.names.close()

@@ -29,6 +29,9 @@ MAX_FRAME_BYTES = 64 << 20
 # The processes start together and senders may connect before a receiver has bound; the default of 100 ms
 # would be felt.
 RECONNECT_MS = 10
+# Between scheduler and worker a message means something only to the two that were started together. Elsewhere
+# the handle's attempt says what is stale, and what a process that has been replaced sent may still be valid.
+ENGINE_SOCKETS = frozenset(("rank_in", "step_results"))
 # msgspec raises more than its own errors on hostile input: invalid UTF-8, deep nesting, lengths that
 # overflow.
 DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError)
@@ -60,7 +63,7 @@ class Codec:
         return self.header + self._encode(message)
 
     def decode(self, frame: bytes, *, any_epoch: bool = False) -> Any:
-        """`any_epoch` accepts what an earlier or later start of the ring sent: only a first Hello may."""
+        """`any_epoch` accepts what a process sent that was started earlier or later than this one."""
         size = PREFIX_BYTES if any_epoch else HEADER_BYTES
         if frame[:size] != self.header[:size]:
             raise ProtocolMismatch(
@@ -114,7 +117,9 @@ def bind_private(socket: zmq.Socket[Any], address: str) -> None:
 
 
 class ZmqInbox:
-    """The PULL end, bound by its owner. `name` is the socket's key in UNIONS."""
+    """The PULL end, bound by its owner. `name` is the socket's key in UNIONS. Those of ENGINE_SOCKETS take
+    messages of their own epoch only.
+    """
 
     def __init__(
         self,
@@ -127,6 +132,7 @@ class ZmqInbox:
     ) -> None:
         """`bind` replaces `bind_private` where other users may connect."""
         self._codec = Codec(UNIONS[name], epoch)
+        self._any_epoch = name not in ENGINE_SOCKETS
         self.bad_frames = BadFrames(name)
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -135,27 +141,57 @@ class ZmqInbox:
         bind(self.socket, address)
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        messages: list[Any] = []
-        for _ in range(limit):
-            try:
-                frame = self.socket.recv(zmq.NOBLOCK)
-            except zmq.Again:
-                break
-            more = self._receive_more() if self.socket.getsockopt(zmq.RCVMORE) else ()
-            try:
-                messages.append(with_frames(self._codec.decode(frame), more))
-            except (ProtocolMismatch, *DECODE_ERRORS) as error:
-                self.bad_frames.add(error)
-        return messages
-
-    def _receive_more(self) -> tuple[Frame, ...]:
-        frames: list[Frame] = []
-        while self.socket.getsockopt(zmq.RCVMORE):
-            frames.append(self.socket.recv(zmq.NOBLOCK, copy=False).buffer)
-        return tuple(frames)
+        return receive_all(self.socket, self._codec, self.bad_frames, limit, any_epoch=self._any_epoch)
 
     def close(self) -> None:
         self.socket.close()
+
+
+def receive_all(
+    socket: zmq.Socket[Any],
+    codec: Codec,
+    bad_frames: BadFrames,
+    limit: int = HIGH_WATER_MARK,
+    *,
+    any_epoch: bool = False,
+) -> list[Any]:
+    """What has arrived at a socket, at most `limit` messages, as an Inbox gives it. Never blocks."""
+    messages: list[Any] = []
+    for _ in range(limit):
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        try:
+            message = codec.decode(frame, any_epoch=any_epoch)
+            more = _receive_more(socket, message.num_frames) if socket.getsockopt(zmq.RCVMORE) else ()
+            messages.append(with_frames(message, more))
+        except (ProtocolMismatch, *DECODE_ERRORS) as error:
+            skip_more(socket)
+            bad_frames.add(error)
+    return messages
+
+
+def _receive_more(socket: zmq.Socket[Any], limit: int) -> tuple[Frame, ...]:
+    """The frames behind a message, at most `limit`. Raises ValueError when there are more."""
+    frames: list[Frame] = []
+    while socket.getsockopt(zmq.RCVMORE) and len(frames) < limit:
+        frames.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+    num_more = skip_more(socket)
+    if num_more:
+        raise ValueError(f"{limit + num_more} raw frames behind a message with {limit}")
+    return tuple(frames)
+
+
+def skip_more(socket: zmq.Socket[Any]) -> int:
+    """Drop what is left of the message that is being received, frame by frame: ZMQ does not bound how many
+    there are. Returns how many there were.
+    """
+    num_frames = 0
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(zmq.NOBLOCK, copy=False)
+        num_frames += 1
+    return num_frames
 
 
 class JoinedInbox:
@@ -207,6 +243,7 @@ class MemoryChannel:
 
     def __init__(self, name: str, epoch: int = 0, capacity: int = HIGH_WATER_MARK) -> None:
         self._codec = Codec(UNIONS[name], epoch)
+        self._any_epoch = name not in ENGINE_SOCKETS
         self._messages: deque[tuple[bytes, tuple[Frame, ...]]] = deque()
         self._capacity = capacity
         self.bad_frames = BadFrames(name)
@@ -222,7 +259,7 @@ class MemoryChannel:
         while self._messages and len(messages) < limit:
             head, frames = self._messages.popleft()
             try:
-                messages.append(with_frames(self._codec.decode(head), frames))
+                messages.append(with_frames(self._codec.decode(head, any_epoch=self._any_epoch), frames))
             except (ProtocolMismatch, *DECODE_ERRORS) as error:
                 self.bad_frames.add(error)
         return messages

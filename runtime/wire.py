@@ -4,8 +4,8 @@ message.
     magic (4) | version (2) | schema hash (6) | epoch (4)        little endian, 16 bytes
 
 The schema hash covers every union of runtime.messages, so two builds that would misread each other refuse
-each other's first byte instead. `epoch` counts the starts of the ring: what an earlier incarnation sent is
-dropped.
+each other's first byte instead. `epoch` is the sender's: it counts the restarts of a launch. Scheduler and
+worker, which are started together, drop what is not of their own.
 """
 
 from __future__ import annotations

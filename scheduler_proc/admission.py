@@ -36,6 +36,8 @@ class Admission:
         waiting queue; None: ask the policy.
         """
         waiting = self._lifecycle.waiting
+        if self._lifecycle.solitary:
+            order = self._solitary_order()
         admitted: list[int] = []
         failed: list[tuple[Request, ErrorInfo]] = []
         num_passed_over = 0
@@ -58,6 +60,11 @@ class Admission:
             self._lifecycle.note_admitted(admitted)
         for req, info in failed:
             self._lifecycle.finish(req, "error", error=info)
+
+    def _solitary_order(self) -> list[int]:
+        """Of the waiting only the one whose turn it is to run alone."""
+        chosen = self._lifecycle.solitary.next_to_start(self._kv.rows.num_running)
+        return [at for at, req in enumerate(self._lifecycle.waiting) if req is chosen]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
         """Its cached prefix; None while something other than space keeps it waiting. Raises RequestError."""

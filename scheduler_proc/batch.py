@@ -120,11 +120,11 @@ class ScheduleBatch:
         samples = np.array([scheduled.samples for scheduled in rest], np.int32)
         drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
         lens += drafts
-        writes = kv.take_table_writes()
+        writes = kv.tables.take_table_writes()
         plan = BatchPlan(
             step,
             rows.take_setups(),
-            kv.take_page_copies(),
+            kv.tables.take_page_copies(),
             writes.spans,
             writes.pages,
             len(decodes),

@@ -1,14 +1,22 @@
-"""Which parts decide about a batch, by name: settings, and the BatchBuilder that they stand for."""
+"""Which parts decide, by name: the settings that name them, and the prefix cache and BatchBuilder that they
+stand for.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from runtime.errors import ConfigError
 from runtime.registry import resolve
 from scheduler_proc.admission import Admission
 from scheduler_proc.batch_builder import BatchBuilder
+from scheduler_proc.cache.base import PrefixCache
+from scheduler_proc.cache.eviction import make_eviction_policy
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.no_cache import NoCache
+from scheduler_proc.cache.radix_cache import RadixCache
 from scheduler_proc.capacity import CAPACITY_POLICIES
 from scheduler_proc.capacity.as_chosen import AsChosen
 from scheduler_proc.capacity.base import CapacityPolicy
@@ -41,6 +49,20 @@ class BatchingSettings(NamedTuple):
     """package.module:Class of the user's own, or nothing."""
     request_scheduler: str = ""
     """As micro_batch_scheduler, in place of both."""
+
+
+def make_prefix_cache(
+    page_size: int,
+    eviction: str = "lru",
+    *,
+    is_disabled: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> PrefixCache:
+    """`eviction`: a name, or package.module:Class of the user's own. Raises ConfigError."""
+    policy = make_eviction_policy(eviction)
+    if is_disabled:
+        return NoCache(page_size)
+    return RadixCache(page_size, policy, clock)
 
 
 def make_batch_builder(

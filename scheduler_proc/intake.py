@@ -23,11 +23,16 @@ from runtime.messages import (
     TokenizedRequest,
     ToScheduler,
 )
+from runtime.process import FIRST_EPOCH
+from scheduler_proc.cache.retained_pages import RetainedPages, retained_pages
+from scheduler_proc.controls import Controls
 from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.lifecycle import Lifecycle, error_info
 from scheduler_proc.limits import Limits
 from scheduler_proc.queue_times import BOUNDS_S
 from scheduler_proc.request import Request, StopIds
+from scheduler_proc.solitary import DEATHS
+from scheduler_proc.stats_questions import StatsQuestions
 
 TOMBSTONE_S = 30.0
 """How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
@@ -73,13 +78,20 @@ class Intake:
         limits: Limits,
         factories: tuple[FeatureFactory, ...] = (),
         *,
+        questions: StatsQuestions,
         settings: Mapping[str, int | float | str] | None = None,
+        controls: Controls | None = None,
         clock: Callable[[], float] = time.monotonic,
+        epoch: int = FIRST_EPOCH,
     ) -> None:
+        """`epoch`: of this engine. One without two predecessors believes nobody that they died."""
+        self._may_run_alone = epoch >= FIRST_EPOCH + DEATHS
         self._lifecycle = lifecycle
         self._limits = limits
+        self.controls = controls or Controls(lifecycle)
         self._factories = factories
         self._settings = dict(settings or {})
+        self._questions = questions
         self._clock = clock
         self._tombstones = Tombstones(clock)
         self._eos = StopIds(limits.eos_ids)
@@ -104,10 +116,12 @@ class Intake:
     def _take_in(self, message: TokenizedRequest) -> None:
         handle, lifecycle = message.handle, self._lifecycle
         key = sequence_key(handle)
-        earlier = lifecycle.requests.get(key)
+        earlier, cached_tokens = lifecycle.requests.get(key), message.cached_tokens
         if earlier is not None:
             if attempt_of(earlier.handle) >= attempt_of(handle):
                 return
+            if cached_tokens < 0:
+                cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
             lifecycle.replace(earlier)
         if self._tombstones.try_take(handle):
             lifecycle.refuse(handle, message.stream_open, "abort", None)
@@ -117,19 +131,23 @@ class Intake:
             lifecycle.refuse(handle, message.stream_open, "timeout", None)
             return
         try:
-            req = self._checked(message, key, now)
+            req = self._checked(message, key, now, cached_tokens)
         except RequestError as error:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
             return
         lifecycle.add(req, message.stream_open)
+        if message.num_engine_deaths >= DEATHS and self._may_run_alone:
+            lifecycle.solitary.add(req)
         if message.output_ids:
             self._finish_if_complete(req)
 
-    def _checked(self, message: TokenizedRequest, key: bytes, now: float) -> Request:
+    def _checked(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
         """The request, if there is room for it and it can ever run. Raises RequestError."""
         limits, sampling = self._limits, message.sampling
-        if len(self._lifecycle.requests) >= limits.max_live:
-            raise Overloaded(f"{limits.max_live} sequences run or wait already")
+        # What was accepted by the engine before this one is not refused because new ones have come first.
+        max_live = limits.max_live * (2 if attempt_of(message.handle) else 1)
+        if len(self._lifecycle.requests) >= max_live:
+            raise Overloaded(f"{max_live} sequences run or wait already")
         num_prompt = limits.check(message)
         self._num_requests += 1
         req = Request(
@@ -148,7 +166,8 @@ class Intake:
             message.arrived_s if 0.0 < message.arrived_s < now else now,
             message.deadline_s,
             message.num_prompt_logprobs,
-            cached_tokens=message.cached_tokens,
+            cached_tokens=cached_tokens,
+            retained=self._retained(message, num_prompt),
         )
         self._attach_features(req)
         return req
@@ -159,6 +178,18 @@ class Intake:
             return self._never if sampling.ignore_eos else self._eos
         own = frozenset(sampling.stop_token_ids)
         return StopIds(own if sampling.ignore_eos else own | self._limits.eos_ids)
+
+    def _retained(self, message: TokenizedRequest, num_prompt: int) -> tuple[RetainedPages, ...]:
+        if message.retention is None:
+            return ()
+        kv = self._lifecycle.kv
+        if not kv.cache.shares:
+            raise InvalidRequest(
+                "kv_cache_retention_config: this server keeps no KV (disable_radix_cache)",
+                param="kv_cache_retention_config",
+            )
+        message.retention.validate()
+        return retained_pages(message.retention, num_prompt, kv.page_size)
 
     def _attach_features(self, req: Request) -> None:
         features: tuple[RequestFeature, ...] = ()
@@ -195,6 +226,7 @@ class Intake:
             else:
                 self._tombstones.add(handle)
         if message.client:
+            self._questions.forget(message.client)
             for req in list(self._lifecycle.requests.values()):
                 if client_of(req.handle) == message.client:
                     self._lifecycle.finish(req, "abort")
@@ -211,9 +243,25 @@ class Intake:
     # -- questions ------------------------------------------------------------------------------------------
 
     def _control(self, message: ControlRequest) -> None:
-        body: object = self._flush_cache() if message.op == "flush_cache" else self.server_info()
+        if message.op in ("iteration_stats", "request_stats"):
+            self._questions.ask(message)
+            return
+        is_ok = True
+        try:
+            body = self._answer(message)
+        except RequestError as error:
+            body, is_ok = error_info(error), False
         raw = msgspec.Raw(msgspec.msgpack.encode(body))
-        self._lifecycle.output.reply(ControlReply(message.client, message.number, raw))
+        self._lifecycle.output.reply(ControlReply(message.client, message.number, raw, is_ok))
+
+    def _answer(self, message: ControlRequest) -> object:
+        """Raises RequestError."""
+        match message.op:
+            case "server_info":
+                return self.server_info()
+            case "flush_cache":
+                return self._flush_cache()
+        return self.controls.answer(message)
 
     def _flush_cache(self) -> dict[str, int | float | str]:
         """Everything that no running request uses; what they use becomes evictable when they end."""
@@ -225,6 +273,7 @@ class Intake:
         lifecycle, kv = self._lifecycle, self._lifecycle.kv
         return {
             **self._settings,
+            "is_paused": self.controls.is_paused,
             "num_running": kv.rows.num_running,
             "num_waiting": len(lifecycle.waiting),
             "queued_tokens": lifecycle.waiting.num_tokens(),
@@ -234,7 +283,11 @@ class Intake:
             "num_pages": kv.pages.num_pages,
             "num_free_pages": kv.pages.num_free,
             "num_cached_pages": kv.cache.num_pages,
-            "num_evicted_pages": kv.cache.num_evicted,
+            "num_evicted_pages": kv.counts.num_evicted,
+            "num_new_pages": kv.counts.num_new,
+            "num_reused_pages": kv.counts.num_reused,
+            "num_missed_pages": kv.counts.num_missed,
+            "cache_hit_rate": kv.counts.hit_rate,
             "num_accepted": lifecycle.num_accepted,
             "num_terminated": lifecycle.num_terminated,
             "num_replaced": lifecycle.num_replaced,
@@ -242,4 +295,5 @@ class Intake:
             "queue_time_bounds_s": list(BOUNDS_S),
             "queue_time_counts": lifecycle.queue_times.counts,
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
+            **self._questions.totals(),
         }

@@ -23,6 +23,7 @@ from scheduler_proc.deadlines import Deadlines
 from scheduler_proc.output import Output
 from scheduler_proc.queue_times import QueueTimes
 from scheduler_proc.request import Request, Status
+from scheduler_proc.solitary import SolitaryRuns
 from scheduler_proc.waiting_queue import SortKey, WaitingQueue, no_key
 
 Reason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
@@ -47,12 +48,17 @@ class Lifecycle:
         """By sequence key: at most one attempt of a sequence is alive."""
         self.waiting = WaitingQueue(sort_key)
         self.deadlines = Deadlines(self.requests)
+        self.solitary = SolitaryRuns()
         self.queue_times = QueueTimes()
         self._clock = clock
         self.num_accepted = 0
         self.num_terminated = 0
         self.num_replaced = 0
         self.num_retracted = 0
+        self.num_paused = 0
+        """Of those that wait: who had a row before."""
+        self.on_finish: Callable[[Request], object] | None = None
+        """Called with every sequence that was taken in and ends, before it gives back what it holds."""
 
     def add(self, req: Request, stream_open: Raw) -> None:
         """A new sequence waits for its row."""
@@ -80,15 +86,22 @@ class Lifecycle:
             req.status = Status.RUNNING
             if not req.num_retractions:
                 self.queue_times.add(now - req.arrived_s)
+            else:
+                self.num_paused -= 1
         self.waiting.remove_at(positions)
 
     def finish(
         self, req: Request, reason: Reason, *, stop_token: int = -1, error: ErrorInfo | None = None
     ) -> None:
         """The end: everything it holds is given back, and its stream is closed."""
+        if self.on_finish is not None:
+            self.on_finish(req)
+        closed = Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error)
+        for feature in req.features:
+            closed = feature.closing(closed)
         self._let_go(req)
         self.num_terminated += 1
-        self.output.close(Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error))
+        self.output.close(closed)
 
     def finish_expired(self) -> None:
         """End everything that has reached its deadline; what it has put out so far stays."""
@@ -108,8 +121,10 @@ class Lifecycle:
 
         Committed tokens are kept; those in flight are dropped and come out again, to the same values.
         """
+        req.computed_len = max(req.computed_len, req.kv_len)
         self._give_back_row(req)
         req.num_retractions += 1
+        self.num_paused += 1
         req.status = Status.WAITING
         self.num_retracted += 1
         self.waiting.add(req)
@@ -117,10 +132,14 @@ class Lifecycle:
     def _let_go(self, req: Request) -> None:
         if req.status is Status.WAITING:
             self.waiting.remove(req)
+            if req.num_retractions:
+                self.num_paused -= 1
         req.status = Status.FINISHED
         if req.row >= 0:
             self._give_back_row(req)
         del self.requests[req.key]
+        if self.solitary:
+            self.solitary.discard(req)
         if req.features:
             for feature in req.features:
                 feature.release()

@@ -49,9 +49,22 @@ class Limits:
             raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
         if message.output_ids:
             check_ids("output_ids", message.output_ids, self.vocab_size)
+        self._check_resumed(message, num_prompt)
         if sampling.return_context_logits or sampling.return_generation_logits:
             self._check_logits(message, num_prompt)
         return num_prompt
+
+    def _check_resumed(self, message: TokenizedRequest, num_prompt: int) -> None:
+        """What an earlier attempt is said to have delivered must be what one can."""
+        num_output = len(message.output_ids) // TOKEN_BYTES
+        max_output = self.last_len(num_prompt, message.sampling.max_tokens) - num_prompt
+        for what, count, limit in (
+            ("tokens of output", num_output, max_output),
+            ("logprobs of the prompt", message.num_prompt_logprobs, num_prompt - 1),
+            ("cached tokens", message.cached_tokens, num_prompt),
+        ):
+            if count > limit:
+                raise InvalidRequest(f"resume: {count} {what}, there are at most {limit}", param="resume")
 
     def last_len(self, num_prompt: int, max_tokens: int) -> int:
         """Number of tokens, prompt and output, at which a sequence ends."""

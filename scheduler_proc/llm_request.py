@@ -112,7 +112,8 @@ class KvCacheView:
         """Blocks that the request holds at its last token at most, those that it holds already and those that
         it may share with others included.
         """
-        return self._kv.num_pages_for(request.orig_prompt_len + request.max_new_tokens)
+        num_prompt = request.orig_prompt_len
+        return self._kv.most_pages_of(num_prompt, num_prompt + request.max_new_tokens)
 
     def get_num_free_blocks(self) -> int:
         """Blocks that could be taken now; what only the prefix cache uses counts as free."""

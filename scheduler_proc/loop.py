@@ -24,16 +24,19 @@ RETRY_S = 0.002
 """Pause when requests live but nothing can be done: a detokenizer has no room, or a feature is not ready. So
 short that a deadline needs no timer.
 """
+PAUSED_S = 0.02
+"""The same while generation is paused, which may take long: a deadline may be kept so much too late."""
 CHECK_AFTER_IDLE_S = 1.0
 
 
 class Load(NamedTuple):
-    """What tokenizers admit new requests by, and the size of the newest step."""
+    """What tokenizers admit new requests by, the size of the newest step, and who runs alone."""
 
     num_running: int
     num_waiting: int
     num_received: int
     batch_size: int
+    solitary: bytes
 
 
 class SchedulerLoop:
@@ -60,7 +63,7 @@ class SchedulerLoop:
             self._is_checked = False
             return 0.0
         if not self._scheduler.is_idle:
-            return RETRY_S
+            return PAUSED_S if self._scheduler.controls.is_paused else RETRY_S
         if not self._is_checked and self._clock() - self._idle_since >= CHECK_AFTER_IDLE_S:
             self._check()
         return HEARTBEAT_S / 2
@@ -84,16 +87,23 @@ class SchedulerLoop:
             len(scheduler.lifecycle.waiting),
             scheduler.intake.num_received,
             scheduler.step_log.batch_size,
+            scheduler.lifecycle.solitary.shown,
         )
 
-    def status(self) -> dict[str, int | float]:
+    def progress(self) -> dict[str, int]:
+        """Steps, by which the launcher tells a slow worker from a stuck one."""
+        return {"num_launched": self._scheduler.num_steps, "num_finished": self._scheduler.num_committed}
+
+    def status(self) -> dict[str, int | float | bytes]:
         """The scheduler's part of its slot on the status page."""
         lifecycle, kv = self._scheduler.lifecycle, self._scheduler.kv
         return {
             **self.load()._asdict(),
+            **self.progress(),
             "queued_prompt_tokens": lifecycle.waiting.num_tokens(),
             "num_free_pages": kv.num_available,
             "num_pages": kv.pages.num_pages,
             "tokens_per_s": self._scheduler.step_log.tokens_per_s(),
+            "is_paused": self._scheduler.controls.is_paused,
             "max_len": kv.rows.tokens.shape[1],
         }

@@ -6,25 +6,28 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+from runtime.checkpoint_config import CheckpointConfig
 from runtime.config import RuntimeConfig
 from runtime.errors import ExecutorError
 from runtime.messages import ErrorInfo
-from runtime.model_config import ModelConfig
 from runtime.plan import WorkerReady
-from runtime.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.pooling import read_pooling
+from runtime.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
 from runtime.registry import resolve
 from runtime.transport import Outbox, Waiter
-from scheduler_proc.cache import CACHES
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
-from scheduler_proc.composition import BatchingSettings, make_batch_builder
+from scheduler_proc.composition import BatchingSettings, make_batch_builder, make_prefix_cache
+from scheduler_proc.controls import Controls
 from scheduler_proc.executor import Executor
+from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.logprobs import attach_logprobs
+from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
 from scheduler_proc.intake import FeatureFactory, Intake
 from scheduler_proc.lifecycle import Lifecycle
@@ -36,7 +39,10 @@ from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.prefill_adder import StepLimits
 from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_log import StepLog
+from scheduler_proc.step_profile import StepProfile
+from scheduler_proc.step_stats import StatsSettings, StepStats
 
 # By device: where the worker runs. On a CPU it needs a process of its own; each entry is
 # `create(context, on_wait)`, which returns once the worker is ready.
@@ -60,19 +66,23 @@ def build_scheduler(
     executor: Executor,
     limits: WorkerReady,
     outboxes: Sequence[Outbox],
+    epoch: int = FIRST_EPOCH,
+    profile_dir: Path | None = None,
 ) -> Scheduler:
-    """Compose the parts. `outboxes`: one for each detokenizer.
+    """Compose the parts. `outboxes`: one for each detokenizer; `profile_dir`: as StepProfile's.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
     page_size = limits.page_size
     max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
     rows = Rows(limits.max_rows, max_len)
-    cache = resolve("prefix cache", "none" if config.disable_radix_cache else "radix", CACHES)(page_size)
-    kv = KVCacheManager(limits.num_pages, page_size, rows, cache)
-    output = make_output(outboxes)
+    cache = make_prefix_cache(page_size, config.radix_eviction_policy, is_disabled=config.disable_radix_cache)
+    kv = KVCacheManager(limits.num_pages, page_size, rows, cache, limits.attention_window)
+    output = make_output(outboxes, epoch)
     policy = resolve("schedule policy", config.schedule_policy, POLICIES)()
     lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output, sort_key=sort_key_of(policy, kv))
+    step_limits = StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows)
+    questions = make_questions(config, lifecycle, step_limits, limits.device)
     intake = Intake(
         lifecycle,
         Limits(
@@ -84,21 +94,14 @@ def build_scheduler(
             config.gather_generation_logits,
             config.max_logits_bytes,
         ),
-        feature_factories(output),
-        settings={
-            "model": config.served_model_name,
-            "device": limits.device,
-            "batching_type": config.batching,
-            "capacity_scheduler": config.request_scheduler or config.capacity_policy,
-            "schedule_policy": config.schedule_policy,
-            "micro_batch_scheduler": config.micro_batch_scheduler,
-            "max_batch_size": config.max_batch_size or limits.max_rows,
-            "chunked_prefill_size": config.chunked_prefill_size,
-            "max_steps_in_flight": executor.max_in_flight,
-        },
+        embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
+        questions=questions,
+        settings=_settings_in_force(config, executor, limits),
+        epoch=epoch,
+        controls=Controls(lifecycle, StepProfile(profile_dir)),
     )
     batching = BatchingSettings(
-        StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows),
+        step_limits,
         config.batching,
         config.capacity_policy,
         config.schedule_conservativeness,
@@ -107,16 +110,55 @@ def build_scheduler(
     )
     builder = make_batch_builder(batching, lifecycle, policy)
     step_log = StepLog(kv, lifecycle.waiting, config.decode_log_interval)
-    return Scheduler(lifecycle, intake, builder, executor, step_log)
+    return Scheduler(lifecycle, intake, builder, executor, step_log, questions)
 
 
-def feature_factories(output: Output) -> tuple[FeatureFactory, ...]:
+def _settings_in_force(
+    config: RuntimeConfig, executor: Executor, limits: WorkerReady
+) -> dict[str, int | float | str]:
+    """For /server_info."""
+    return {
+        "model": config.served_model_name,
+        "device": limits.device,
+        "batching_type": config.batching,
+        "capacity_scheduler": config.request_scheduler or config.capacity_policy,
+        "schedule_policy": config.schedule_policy,
+        "micro_batch_scheduler": config.micro_batch_scheduler,
+        "radix_eviction_policy": "none" if config.disable_radix_cache else config.radix_eviction_policy,
+        "max_batch_size": config.max_batch_size or limits.max_rows,
+        "chunked_prefill_size": config.chunked_prefill_size,
+        "max_steps_in_flight": executor.max_in_flight,
+    }
+
+
+def make_questions(
+    config: RuntimeConfig, lifecycle: Lifecycle, limits: StepLimits, device: str
+) -> StatsQuestions:
+    kept = StatsSettings(
+        limits,
+        config.batching == "static",
+        config.iter_stats_max_iterations,
+        config.request_stats_max_iterations,
+        hides_memory=device.startswith("cuda"),
+    )
+    return StatsQuestions(StepStats(lifecycle, kept), lifecycle.output)
+
+
+def feature_factories(
+    output: Output, kv: KVCacheManager, clock: Callable[[], float] = time.monotonic
+) -> tuple[FeatureFactory, ...]:
     """In the order of their hooks: the last ones report what counts."""
     return (
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
         attach_generation_logits(output.add_tensor),
+        attach_perf_metrics(kv, clock),
         attach_logprobs(output.add_logprobs),
     )
+
+
+def embedding_factories(config: RuntimeConfig, output: Output) -> tuple[FeatureFactory, ...]:
+    pooling = read_pooling(Path(config.model), config.pooling)
+    return (attach_embedding(pooling.kind, output.add_tensor),)
 
 
 class Heartbeat:
@@ -126,23 +168,27 @@ class Heartbeat:
         self._context = context
         self._fields: dict[str, Any] = {}
         self._load: Load | None = None
+        self._loop: SchedulerLoop | None = None
         self._next_at = 0.0
 
     def beat(self) -> None:
-        """From within a wait: the process lives, its figures are those of the last turn."""
+        """From within a wait: the process lives; but for the steps its figures are those of the last turn."""
+        if self._loop is not None:
+            self._fields |= self._loop.progress()
         self._context.beat(**self._fields)
 
     def beat_after(self, loop: SchedulerLoop) -> None:
         """Between two turns. Tokenizers admit by the load, so a change of it is
         shown at once; the other figures are gathered at each heartbeat only.
         """
+        self._loop = loop
         now = time.monotonic()
         load = loop.load()
         if now >= self._next_at:
             self._next_at = now + HEARTBEAT_S / 2
             self._fields = loop.status()
         elif load != self._load:
-            self._fields |= load._asdict()
+            self._fields |= load._asdict() | loop.progress()
         else:
             return
         self._load = load
@@ -159,11 +205,14 @@ def main(context: ProcessContext) -> None:
         if context.stop.is_set():
             return
         raise
-    eos_ids = frozenset(ModelConfig.from_path(Path(config.model)).eos_token_ids)
+    eos_ids = frozenset(CheckpointConfig.read(Path(config.model)).eos_token_ids)
     outboxes = [
         context.outbox(context.endpoints.detokenizer_in(i)) for i in range(config.detokenizer_workers)
     ]
-    scheduler = build_scheduler(config, eos_ids, executor, executor.limits, outboxes)
+    profile_dir = Path(config.profile_dir or context.endpoints.run_dir).absolute()
+    scheduler = build_scheduler(
+        config, eos_ids, executor, executor.limits, outboxes, context.epoch, profile_dir
+    )
     loop = SchedulerLoop(scheduler, inbox)
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
@@ -179,7 +228,13 @@ def main(context: ProcessContext) -> None:
             timeout_s = loop.turn()
             if timeout_s:
                 waiter.wait(timeout_s)
-        scheduler.fail_all(ErrorInfo("the server is shutting down", "shutting_down", None, 503))
+        if context.is_launch_ending:
+            scheduler.fail_all(ErrorInfo("the server is shutting down", "shutting_down", None, 503))
+    except ExecutorError as error:
+        if config.restart == "never":
+            text = f"the model worker failed: {error}"[:4096]
+            scheduler.fail_all(ErrorInfo(text, "worker_failed", None, 503))
+        raise
     finally:
         executor.close()
 

@@ -31,6 +31,8 @@ MAX_BACKLOG = 8192
 is left alone; below it aborts are still applied. With the batch before them, which is being refused, they are
 80 MB if every one is an error with a long text.
 """
+MAX_BACKLOG_BYTES = 64 << 20
+"""Of sequences opened: one that is made again brings its output so far."""
 MAX_TENSORS = 1024
 """Raw frames behind one message."""
 HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
@@ -78,8 +80,9 @@ class Output(Protocol):
 class OutputLane:
     """Output to one detokenizer."""
 
-    def __init__(self, outbox: Outbox) -> None:
+    def __init__(self, outbox: Outbox, epoch: int = 0) -> None:
         self._outbox = outbox
+        self._epoch = epoch
         self._refused: list[tuple[Message, Sequence[Frame]]] = []
         self._replies: list[ControlReply] = []
         self._num_sent = 0
@@ -89,6 +92,7 @@ class OutputLane:
         self._handles: list[bytes] = []
         self._tokens: list[bytes] = []
         self._opened: list[Raw] = []
+        self._opened_bytes = 0
         self._logprobs: list[TokenLogprobs] = []
         self._closed: list[Closed] = []
         self._prompt_logprobs: list[TokenLogprobs] = []
@@ -97,6 +101,7 @@ class OutputLane:
 
     def open(self, handle: bytes, stream_open: Raw) -> None:
         self._opened.append(stream_open)
+        self._opened_bytes += len(stream_open)
 
     def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
         self._handles.append(handles.tobytes())
@@ -129,7 +134,8 @@ class OutputLane:
     @property
     def is_full(self) -> bool:
         # Only what arrivals leave here is counted: the rest is bounded by what lives and what is in flight.
-        return len(self._opened) + len(self._replies) >= MAX_BACKLOG
+        num_left = len(self._opened) + len(self._replies)
+        return num_left >= MAX_BACKLOG or self._opened_bytes >= MAX_BACKLOG_BYTES
 
     def flush(self) -> bool:
         if self._refused and not self._try_send_refused():
@@ -146,6 +152,7 @@ class OutputLane:
                 tuple(self._logprobs),
                 tuple(self._closed),
                 tuple(self._prompt_logprobs),
+                self._epoch,
             )
             self._clear()
             self._refused.append((batch, ()))
@@ -176,8 +183,8 @@ class OutputLane:
 class OutputRouter:
     """Output to several detokenizers: a sequence belongs to number `client id` mod their number."""
 
-    def __init__(self, outboxes: Sequence[Outbox]) -> None:
-        self._lanes = [OutputLane(outbox) for outbox in outboxes]
+    def __init__(self, outboxes: Sequence[Outbox], epoch: int = 0) -> None:
+        self._lanes = [OutputLane(outbox, epoch) for outbox in outboxes]
 
     def _lane_of(self, handle: bytes) -> OutputLane:
         return self._lanes[client_of(handle) % len(self._lanes)]
@@ -226,6 +233,6 @@ class OutputRouter:
         return has_room
 
 
-def make_output(outboxes: Sequence[Outbox]) -> Output:
-    """`outboxes`: one for each detokenizer, in their order."""
-    return OutputLane(outboxes[0]) if len(outboxes) == 1 else OutputRouter(outboxes)
+def make_output(outboxes: Sequence[Outbox], epoch: int = 0) -> Output:
+    """`outboxes`: one for each detokenizer, in their order. `epoch`: the engine's."""
+    return OutputLane(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import logging
 
+import numpy as np
+
 from runtime.errors import RequestError
 from scheduler_proc.admission import MAX_PASSED_OVER, Admission
 from scheduler_proc.cache.kv_cache_manager import Prefix
@@ -33,7 +35,7 @@ class Preemption:
         priority and the latest started first. Who waits is admitted where all are.
         """
         waiting, rows = self._lifecycle.waiting, self._rows
-        if not len(waiting) or not rows.num_running:
+        if not len(waiting) or not rows.num_running or self._lifecycle.solitary:
             return
         lowest = rows.priority[rows.running].min()
         locked: list[Prefix] = []
@@ -64,7 +66,7 @@ class Preemption:
     def _try_free(self, num_rows: int, num_pages: int, priority: int) -> bool:
         """So many rows and pages, from requests below this priority; nothing when they cannot give enough."""
         victims = [req for req in self._rows.running_requests() if req.priority < priority]
-        held = int(self._kv.num_pages[[req.row for req in victims]].sum())
+        held = int(self._kv.num_held(np.array([req.row for req in victims], np.intp)).sum())
         if num_rows > self._rows.num_free + len(victims) or num_pages > self._kv.num_available + held:
             return False
         while self._rows.num_free < num_rows or not self._capacity.has_room_for(num_pages):

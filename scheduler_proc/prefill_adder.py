@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from scheduler_proc.batch import ScheduleBatch, ScheduledRow
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.capacity.base import CapacityPolicy
@@ -31,6 +33,10 @@ class PrefillTotals(NamedTuple):
     num_admitted: int
     num_new_tokens: int
     num_cached_tokens: int
+    num_prefills: int = 0
+    """Requests of which it computes what they came to their row with."""
+    num_recomputed_tokens: int = 0
+    """New tokens that are computed again, or are output: see InflightBatchingStats."""
 
 
 class PrefillAdder:
@@ -54,6 +60,8 @@ class PrefillAdder:
         self._num_admitted = 0
         self._num_prefill_tokens = 0
         self._num_cached_tokens = 0
+        self._num_prefills = 0
+        self._num_recomputed_tokens = 0
 
     @property
     def can_admit(self) -> bool:
@@ -63,13 +71,20 @@ class PrefillAdder:
 
     @property
     def totals(self) -> PrefillTotals:
-        return PrefillTotals(self._num_admitted, self._num_prefill_tokens, self._num_cached_tokens)
+        return PrefillTotals(
+            self._num_admitted,
+            self._num_prefill_tokens,
+            self._num_cached_tokens,
+            self._num_prefills,
+            self._num_recomputed_tokens,
+        )
 
     def try_continue_together(self, decodes: RowArray) -> bool:
         """The next token of every plain decode. False: budget or pages are short; take them one by one."""
         num_decodes = len(decodes)
         if num_decodes > self._token_budget or num_decodes > self._request_budget:
             return False
+        self._kv.give_back_unseen(decodes)
         if self._guards_growth and not self._capacity.may_grow(decodes, self._rows.kv_len[decodes] + 1):
             return False
         if not self._kv.try_reserve_next(decodes):
@@ -89,6 +104,8 @@ class PrefillAdder:
         if num_left <= 0 or self._token_budget <= 0 or self._request_budget <= 0:
             return True
         num_new = self._chunk_len(req, start, num_left)
+        if self._kv.window is not None:
+            self._kv.give_back_unseen(np.array([req.row], np.intp))
         if not self._try_reserve(req, start + num_new):
             return False
         self._schedule(req, start, num_new, samples=num_new == num_left)
@@ -150,6 +167,11 @@ class PrefillAdder:
         self._request_budget -= 1
         if is_prefill:
             self._num_prefill_tokens += num_new
+            self._num_prefills += 1
+            end = start + num_new
+            if req.computed_len or end > req.num_prompt:
+                first_time = min(end, req.num_prompt) - max(start, req.computed_len)
+                self._num_recomputed_tokens += num_new - max(0, first_time)
         if req.features:
             self._plan_features(scheduled)
         self._batch.add(scheduled)

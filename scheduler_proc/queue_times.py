@@ -12,7 +12,9 @@ class QueueTimes:
         self.counts = [0] * (len(BOUNDS_S) + 1)
         """How many waited at most so long and longer than the bound before; the last: longer than all."""
         self.sum_s = 0.0
+        self.num_added = 0
 
     def add(self, seconds: float) -> None:
         self.counts[bisect_left(BOUNDS_S, seconds)] += 1
         self.sum_s += seconds
+        self.num_added += 1

@@ -20,6 +20,7 @@ from scheduler_proc.rows import MAX_STOP_IDS, Rows
 
 if TYPE_CHECKING:
     from scheduler_proc.cache.base import CacheNode
+    from scheduler_proc.cache.retained_pages import RetainedPages
     from scheduler_proc.features.base import RequestFeature
 
 
@@ -85,6 +86,8 @@ class Request:
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
     num_retractions: int = 0
+    computed_len: int = 0
+    """Tokens that were computed in stays that it has lost."""
     status: Status = Status.WAITING
     row: int = -1
     num_given: int = 0
@@ -97,6 +100,8 @@ class Request:
     """The page that it waits for while another row computes it."""
     place: Place = (0, False, 0, 0)
     """Where it waits, while it does: see WaitingQueue."""
+    retained: tuple[RetainedPages, ...] = ()
+    """How firmly the cache is to keep its pages."""
     features: tuple[RequestFeature, ...] = ()
     slot: Hashable = None
     """What it leases of the device's slots while it holds a row."""

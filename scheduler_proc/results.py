@@ -48,9 +48,12 @@ class Sampled(NamedTuple):
 
     ids: list[int]
     logprobs: RowLogprobs | None = None
-    vector: FloatArray | None = None
+    vector: Frame | None = None
+    """[hidden_size] float32, of an embedding model; then the id means nothing."""
     logits: Sequence[RawLogits] = ()
     """Of positions from that of the first of `ids` on; maybe of more than there are ids."""
+    step: int = 0
+    """Its number."""
 
 
 class PromptResult(NamedTuple):
@@ -70,6 +73,7 @@ class LooseResults:
     def __init__(
         self, batch: ScheduleBatch, result: StepResult, tokens: IntArray, frames: tuple[Frame, ...]
     ) -> None:
+        self._step = result.step
         self._place = len(batch.order) - len(batch.loose)
         self._tokens: list[int] = tokens[self._place :].tolist()
         self._counts = iter(unpack_ids(result.counts)[len(batch.single) :].tolist())
@@ -98,8 +102,10 @@ class LooseResults:
             self._logprob_at += count
             logprobs = RowLogprobs(self._chosen[at], self._top_ids[at], self._top[at])
         logits = self._logits.get((place, "generation_logits"), ()) if self._logits else ()
+        vectors = self._logits.get((place, "embedding")) if self._logits else None
+        vector = None if vectors is None else vectors[0].frame
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
-        return Sampled(ids, logprobs, None, logits), prompt
+        return Sampled(ids, logprobs, vector, logits, self._step), prompt
 
     def _prompt_result(self, place: int, scheduled: ScheduledRow) -> PromptResult:
         wanted = scheduled.wanted

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from runtime.errors import ExecutorError, RequestError
+from runtime.errors import RequestError
 from runtime.messages import ErrorInfo, ToScheduler
 from runtime.wire import IntArray, unpack_ids
 from scheduler_proc.batch import ScheduleBatch, ScheduledRow
@@ -19,9 +19,11 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.executor import Executor, StepHandle
 from scheduler_proc.intake import Intake
 from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.prefill_adder import PrefillTotals
 from scheduler_proc.request import Request
 from scheduler_proc.results import LooseResults, Sampled
 from scheduler_proc.rows import BoolArray, RowArray
+from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_log import StepLog
 
 
@@ -35,18 +37,26 @@ class Scheduler:
         builder: BatchBuilder,
         executor: Executor,
         step_log: StepLog,
+        questions: StatsQuestions,
     ) -> None:
         self.lifecycle = lifecycle
         self.intake = intake
+        self.controls = intake.controls
+        self.profile = intake.controls.profile
         self.builder = builder
         self.capacity = builder.capacity
         self.executor = executor
         self.step_log = step_log
+        self.questions = questions
+        self.stats = questions.stats
         self.kv: KVCacheManager = lifecycle.kv
         self.rows = lifecycle.kv.rows
         self.output = lifecycle.output
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
+        """Launched since the start,"""
+        self.num_committed = 0
+        """and committed."""
 
     @property
     def is_idle(self) -> bool:
@@ -58,27 +68,32 @@ class Scheduler:
     def step(self, inbox: Iterable[ToScheduler]) -> bool:
         """One turn of the loop. Returns whether it launched or committed anything.
 
-        While the other end refuses output nothing new is launched; the inbox is still applied, and what is in
-        flight is committed, so memory stays bounded by what is alive. Raises ExecutorError after every
-        request has failed.
+        While the other end refuses output, or generation is paused, nothing new is launched; the inbox is
+        still applied, and what is in flight is committed, so memory stays bounded by what is alive. Raises
+        ExecutorError when the executor is of no use any more; the requests are as they were, so the caller
+        decides what becomes of them.
         """
+        self.profile.begin()
         for message in inbox:
             self.intake.receive(message)
         self.lifecycle.finish_expired()
-        try:
-            worked = self._launch_and_commit() if self.output.flush() else self._commit_down_to(0)
-        except ExecutorError as error:
-            self.fail_all(ErrorInfo(f"the model worker failed: {error}"[:4096], "worker_failed", None, 503))
-            raise
+        self.profile.mark("receive")
+        may_launch = self.output.flush() and not self.controls.is_paused
+        worked = self._launch_and_commit() if may_launch else self._commit_down_to(0)
+        if worked and self.questions.num_waiting:
+            self.questions.answer_waiting()
         self.output.flush()
+        self.profile.mark("flush")
+        self.profile.end_turn()
         return worked
 
     def _launch_and_commit(self) -> bool:
         batch, totals = self.builder.build(self.executor.feeds_back)
+        self.profile.mark("build")
         self.step_log.note_batch(len(batch), totals)
         if not len(batch):
             return self._commit_down_to(0)
-        self._launch(batch)
+        self._launch(batch, totals)
         self._commit_down_to(self.executor.max_in_flight - 1)
         return True
 
@@ -90,28 +105,36 @@ class Scheduler:
 
     # -- launch and commit ----------------------------------------------------------------------------------
 
-    def _launch(self, batch: ScheduleBatch) -> None:
+    def _launch(self, batch: ScheduleBatch, totals: PrefillTotals) -> None:
         self.num_steps += 1
         self.capacity.note_step()
-        plan = batch.launch(self.num_steps, self.kv)
+        plan = self.profile.of_plan(batch.launch(self.num_steps, self.kv))
         handle = self.executor.launch(plan)
+        self.stats.note_launch(self.num_steps, batch, totals)
         batch.publish_prefills(self.kv)
         if plan.defer_sampling:  # its masks need the tokens of every earlier step
             self._commit_down_to(0)
             self.executor.sample(handle, batch.masks())
         self.in_flight.append((batch, handle))
+        self.profile.mark("launch", step=self.num_steps, num_rows=len(batch))
 
     def _commit_oldest(self) -> None:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""
         batch, handle = self.in_flight.popleft()
         result = handle.result()
+        self.profile.mark("wait", step=result.step)
+        self.profile.note_result(result)
         tokens = unpack_ids(result.tokens)
+        num_before = self.step_log.num_tokens
         held = batch.still_held()
         n = len(batch.order) - len(batch.loose)
         self._commit_singles(batch.order[:n], tokens[:n], held[:n])
         if batch.loose:
             frames = handle.frames if result.tensors else ()
             self._commit_loose(batch.loose, held[n:], LooseResults(batch, result, tokens, frames))
+        self.num_committed += 1
+        self.stats.note_commit(batch, self.step_log.num_tokens - num_before)
+        self.profile.mark("commit", step=result.step)
 
     def _commit_singles(self, rows: RowArray, tokens: IntArray, held: BoolArray) -> None:
         if not held.all():
@@ -146,6 +169,9 @@ class Scheduler:
         ids = req.cut(sampled.ids)
         for feature in req.features:
             ids = feature.accept(sampled if ids is sampled.ids else sampled._replace(ids=ids))
+        if not ids:
+            self.lifecycle.finish(req, "stop")
+            return
         self.rows.append(row, ids)
         if scheduled.guesses:  # KV of rejected ones is overwritten by the next step
             self.rows.kv_len[row] = scheduled.start + scheduled.num_known + len(ids) - 1
@@ -167,6 +193,7 @@ class Scheduler:
     def fail_all(self, error: ErrorInfo) -> None:
         """End every live request; what is in flight is not waited for."""
         self.in_flight.clear()
+        self.stats.forget_in_flight()
         for req in list(self.lifecycle.requests.values()):
             self.lifecycle.finish(req, "error", error=error)
         self.output.flush()

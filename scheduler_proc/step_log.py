@@ -40,7 +40,8 @@ class StepLog:
         self._num_cached_tokens = 0
         self._next_prefill_line_at = 0.0
         self._num_decode_steps = 0
-        self._num_tokens = 0
+        self.num_tokens = 0
+        """Output tokens since the start."""
         self._line_tokens = 0
         self._line_at = clock()
         self._rate_tokens = 0
@@ -65,15 +66,15 @@ class StepLog:
 
     def note_tokens(self, num_tokens: int) -> None:
         """Output tokens were committed."""
-        self._num_tokens += num_tokens
+        self.num_tokens += num_tokens
 
     def tokens_per_s(self) -> float:
         """Output tokens per second over the last second or so."""
         now = self._clock()
         if now - self._rate_at >= RATE_WINDOW_S:
-            self._tokens_per_s = (self._num_tokens - self._rate_tokens) / (now - self._rate_at)
+            self._tokens_per_s = (self.num_tokens - self._rate_tokens) / (now - self._rate_at)
             self._rate_at = now
-            self._rate_tokens = self._num_tokens
+            self._rate_tokens = self.num_tokens
         return self._tokens_per_s
 
     def _usage(self) -> float:
@@ -98,7 +99,7 @@ class StepLog:
 
     def _log_decode(self) -> None:
         now = self._clock()
-        rate = (self._num_tokens - self._line_tokens) / max(now - self._line_at, 1e-9)
+        rate = (self.num_tokens - self._line_tokens) / max(now - self._line_at, 1e-9)
         rows = self._kv.rows
         logger.info(
             "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.1f,"
@@ -110,5 +111,5 @@ class StepLog:
             len(self._waiting),
         )
         self._num_decode_steps = 0
-        self._line_tokens = self._num_tokens
+        self._line_tokens = self.num_tokens
         self._line_at = now

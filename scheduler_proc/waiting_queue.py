@@ -1,5 +1,5 @@
-"""WaitingQueue: the requests that hold no row, always in the order (priority, retracted first, sort key,
-arrival).
+"""WaitingQueue: the requests that hold no row, always in the order (priority, retracted and made again first,
+sort key, arrival).
 
 Kept in order as requests come and go, so that nothing sorts it in a step.
 """
@@ -10,6 +10,7 @@ import bisect
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
+from runtime.handle import attempt_of
 from scheduler_proc.request import Place, Request
 
 SortKey: TypeAlias = Callable[[Request], float]
@@ -44,7 +45,8 @@ class WaitingQueue:
         return iter(self._requests)
 
     def add(self, req: Request) -> None:
-        place = req.place = (-req.priority, req.num_retractions == 0, self._sort_key(req), req.seq)
+        is_new = not req.num_retractions and not attempt_of(req.handle)
+        place = req.place = (-req.priority, is_new, self._sort_key(req), req.seq)
         self.version += 1
         if not self._places or place > self._places[-1]:  # nearly always
             self._places.append(place)

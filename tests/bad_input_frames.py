@@ -120,7 +120,6 @@ FRAME_CASES = (
     _damaged("another magic", lambda frame: [b"HTTP" + frame[4:]]),
     _damaged("another version", lambda frame: [frame[:4] + b"\x63\0" + frame[6:]]),
     _damaged("another schema", lambda frame: [frame[:6] + b"\0" * 6 + frame[12:]]),
-    _damaged("another epoch", lambda frame: [frame[:12] + b"\xff" * 4 + frame[16:]]),
     _damaged("three frames", lambda frame: [frame, frame, frame]),
     _damaged("16 MiB", lambda frame: [frame[:16] + b"\xc6\x01\0\0\0" + b"\0" * (1 << 24)]),
     FrameCase("a foreign message", lambda codec, client: [codec.header + msgspec.msgpack.encode(Foreign())]),

@@ -10,10 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+import msgspec
 import numpy as np
 
 from carousel import BatchManager, GenerationExecutor, InferenceRequest
 from runtime.config import RuntimeConfig
+from runtime.stats import InflightBatchingStats, IterationStats, IterationStatsPage, KvCacheStats
 from tests.fake_ring import WAIT_S, Answer, FakeRing, say_nothing
 
 LARGEST = (1 << 64) - 1
@@ -101,3 +103,18 @@ def managers(run_dir: Path) -> Iterator[Make]:
             return manager, ring, caller
 
         yield make
+
+
+def statistics(*iterations: int) -> dict[str, Any]:
+    """What the fake ring answers to a question for them."""
+    kv = KvCacheStats(10, 4, 6, 16, 6, 6, 0, 6, 0.0)
+    step = InflightBatchingStats(3, 1, 2, 0, 7, 0, 0, 1.0)
+    limits = (8, 8, 0, 8, 64, 0, 64, 0, 1, 0)
+    records = tuple(
+        IterationStats(
+            "11-22-2026 04:00:00", number, 1.0, 0.0, 0, 3, 0, 0, *limits, kv, inflight_batching_stats=step
+        )
+        for number in iterations
+    )
+    page: dict[str, Any] = msgspec.to_builtins(IterationStatsPage(records, 0, iterations[-1]))
+    return page

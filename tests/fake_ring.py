@@ -48,6 +48,8 @@ from tests.launched import free_ports
 
 EPOCH = 7
 WAIT_S = 5.0
+STATS_OPS = ("iteration_stats", "request_stats")
+NO_STATS = {"records": [], "numDropped": 0, "newest": 0}
 PROMPT_TOKENS = 5
 CLIENT_ID = 0x1234567890ABCDEF
 
@@ -159,7 +161,7 @@ class FakeRing:
         self._endpoints = Endpoints(run_dir)
         config = config or RuntimeConfig(served_model_name="fake", device="cpu", context_length=64)
         self._max_waiting = config.max_waiting
-        launch = LaunchFile(config, EPOCH)
+        launch = LaunchFile(config)
         self._endpoints.config_file.write_bytes(msgspec.json.encode(launch))
         self._endpoints.state_file.write_text(json.dumps({"state": "ready", "pid": os.getpid()}))
         self.status = StatusPage(self._endpoints.status_file, create=True)
@@ -298,7 +300,8 @@ class FakeRing:
         if isinstance(message, AbortRequest):
             self.aborts.append(message)
         elif isinstance(message, ControlRequest):
-            body = msgspec.Raw(msgspec.msgpack.encode({"op": message.op, **self.info}))
+            stats = NO_STATS if message.op in STATS_OPS else {}
+            body = msgspec.Raw(msgspec.msgpack.encode({"op": message.op, **stats, **self.info}))
             reply = ControlReply(message.client, message.number, body)
             self._send(self._lane_of(reply), reply)
         else:

@@ -20,6 +20,11 @@ NUM_TOP = 4
 IdArray = npt.NDArray[np.int64]
 
 
+def seen(context: IdArray, window: int) -> IdArray:
+    """What the newest token of a context sees of it: the last `window` tokens; 0: all."""
+    return context[-window:] if window else context
+
+
 def hash_of(context: IdArray, seed: int, history: Sequence[int], top_p_age: int = 0) -> int:
     """`top_p_age`: so far has top_p decayed; 0 also where it does not decay."""
     h = zlib.crc32(context.tobytes(), (seed + 7919 * top_p_age) & 0xFFFFFFFF)

@@ -37,6 +37,7 @@ from tests.fake_sampling import (
     hash_of,
     next_top_p_age,
     prompt_hash,
+    seen,
 )
 
 TensorName: TypeAlias = Literal["context_logits", "generation_logits"]
@@ -77,8 +78,8 @@ class FakeRow:
         has_phrases = any(len(word) > 1 for word in self.bad_words)
         return setup.presence_penalty != 0.0 or setup.no_repeat_ngram > 0 or has_phrases
 
-    def sample(self, context: IdArray, mask: bytes | None) -> tuple[int, int]:
-        """(token, hash) of what follows the context; remembers it."""
+    def sample(self, context: IdArray, mask: bytes | None, window: int) -> tuple[int, int]:
+        """(token, hash) of what follows the context, of whose KV the window is read; remembers it."""
         setup = self.setup
         assert not self.looks_back or len(self.history) == len(context), "a history of another length"
         forbidden = forbidden_ids(self.history, self.bad_words, setup.no_repeat_ngram)
@@ -86,7 +87,7 @@ class FakeRow:
             forbidden |= self.stop_ids
         decays = setup.top_p_decay != 1.0
         penalised = self.history if setup.presence_penalty else ()
-        h = hash_of(context, setup.seed, penalised, self.top_p_age if decays else 0)
+        h = hash_of(seen(context, window), setup.seed, penalised, self.top_p_age if decays else 0)
         token = choose(h, self.allowed if mask is None else allowed_ids(mask), forbidden)
         if self.looks_back:
             self.history.append(token)
@@ -137,10 +138,13 @@ class FakeExecutor:
         feeds_back: bool = True,
         jitter: float = 0.0,
         seed: int = 0,
+        window: int = 0,
     ) -> None:
+        """window: tokens that a token sees, itself included; 0: all."""
         self.max_in_flight = max_in_flight
         self.feeds_back = feeds_back
         self.page_size = page_size
+        self.window = window
         self.fails_at_step = -1
         self.num_computed = 0
         """New tokens of all plans."""
@@ -287,7 +291,7 @@ class FakeExecutor:
         context = self._kv[self._slots(row, 0, end)]
         got: list[tuple[int, int]] = []
         for position in range(end - num_drafts, end + 1):
-            got.append(state.sample(context[:position], mask))
+            got.append(state.sample(context[:position], mask, self.window))
             if position < end and context[position] != got[-1][0] + state.salt:
                 break
         self._last_token[row] = got[-1][0]
@@ -303,7 +307,9 @@ class FakeExecutor:
             end = first + len(targets)
             assert end <= starts[entry.index] + lens[entry.index], "positions beyond the chunk"
             context = self._kv[self._slots(row, 0, end)]
-            hashes = [prompt_hash(context[: position + 1]) for position in range(first, end)]
+            hashes = [
+                prompt_hash(seen(context[: position + 1], self.window)) for position in range(first, end)
+            ]
             if entry.returns_logits:
                 for i in range(0, len(hashes), 2):  # as large frames are split
                     logits.add(entry.index, "context_logits", first + i, hashes[i : i + 2])

@@ -19,6 +19,8 @@ from runtime.messages import (
     GenerateRequest,
     Hello,
     Ping,
+    ProcessFailed,
+    ProcessReady,
     RequestFailed,
     Resume,
     StopMatched,
@@ -27,6 +29,7 @@ from runtime.messages import (
     TokenizedRequest,
     TokenLogprobs,
 )
+from runtime.plan import BatchPlan, RowSetup, SampleMasks, StepResult, WorkerReady
 from runtime.sampling_params import SamplingParams
 from runtime.transport import SCHEMA, Codec
 from runtime.wire import HEADER_BYTES, PROTOCOL_VERSION, Message, pack_ids
@@ -35,6 +38,7 @@ HANDLE = make_handle(12345, 6)
 SAMPLING = SamplingParams(
     seed=1, max_tokens=2, stop=("END",), stop_token_ids=(5,), logit_bias=((7, 1.5),), logprobs=2
 )
+STEP = 1 << 30
 RESUME = Resume(pack_ids([4, 5]), 3, -1.5, 0, 16)
 
 
@@ -77,7 +81,24 @@ def samples() -> dict[str, list[Message]]:
             ControlReply(12345, 1, _raw({"a": 1})),
         ],
         "client_in": [Hello(PROTOCOL_VERSION, SCHEMA.hex()), Ping(12345)],
+        # Steps far from those that run: who knows their numbers is the engine itself. For the same reason
+        # there is no WorkerCommand, WorkerFailed or ProcessFailed that names a process: each is an order.
+        "rank_in": [_plan(), SampleMasks(STEP, ((1, packed),))],
+        "step_results": [
+            StepResult(STEP, pack_ids([5, 6]), pack_ids([1]), packed, 1, pack_ids([7]), packed),
+            WorkerReady(8, 16, 4, 64, 300),
+        ],
+        "launcher_in": [
+            ProcessReady("tokenizer", 1, {"num_pages": 3}),
+            ProcessFailed("nobody", "no reason", 70),
+        ],
     }
+
+
+def _plan() -> BatchPlan:
+    setup = RowSetup(1, 3, seed=3)
+    ids = pack_ids([1, 2, 3])
+    return BatchPlan(STEP, (setup,), (), ids, pack_ids([4]), 1, pack_ids([1]), pack_ids([2]), pack_ids([5]))
 
 
 def hostile_frames(name: str, epoch: int, count: int, rng: random.Random) -> Iterator[list[bytes]]:

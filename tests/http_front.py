@@ -56,7 +56,7 @@ class Front:
             index=0,
             stop=self.stop,
             ready=self.ready.set,
-            beat=lambda: None,
+            beat=lambda **_: None,
         )
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._serve, args=(context,), name="http-front")
@@ -145,7 +145,8 @@ def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> 
         patch.setattr("api_server.main.TICK_S", 0.005)
         patch.setattr("client.connection.TICK_S", 0.005)
         # A fake ring says once that it lives.
-        patch.setattr("client.ring_watch.SILENCE_S", 3600.0)
+        for module in ("ring_watch", "connection"):
+            patch.setattr(f"client.{module}.SILENCE_S", 3600.0)
         patch.setattr("uvicorn.server.asyncio", HurriedAsyncio())
         front = Front(ring, config)
         try:

@@ -48,7 +48,7 @@ def free_ports(count: int) -> int:
 class Launched:
     """One launch with its own run directory and a free port."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, module: str = "launch") -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="launched-")
         self.run_dir = Path(self._folder.name) / "run"
         if "--run-dir" in arguments:
@@ -58,7 +58,8 @@ class Launched:
         self.process = subprocess.Popen(
             [
                 sys.executable,
-                str(ROOT / "launch.py"),
+                "-m",
+                module,
                 "--port",
                 "0",
                 "--run-dir",
@@ -68,6 +69,7 @@ class Launched:
             stdout=self._log,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
+            cwd=ROOT,
         )
 
     def state(self) -> dict[str, Any]:
@@ -123,9 +125,9 @@ class Launched:
 
 
 @contextmanager
-def launched(*arguments: str) -> Iterator[Launched]:
-    """A launch that is ready; ended and cleaned up with the block."""
-    launch = Launched(*arguments)
+def launched(*arguments: str, module: str = "launch") -> Iterator[Launched]:
+    """A launch that is ready; ended and cleaned up with the block. `module`: what is run as launch.py."""
+    launch = Launched(*arguments, module=module)
     try:
         yield launch.wait_ready()
     finally:

@@ -39,6 +39,8 @@ TINY: dict[str, Any] = {
     "eos_token_id": None,
     "pad_token_id": 0,
 }
+# Into how many ranks tests/cpu/test_tensor_parallel.py cuts each case; with four, KV heads are shared.
+RANK_COUNTS = (2, 4)
 _EXPERTS: dict[str, Any] = TINY | {"num_experts_per_tok": 2, "head_dim": 16}
 _GEMMA: dict[str, Any] = TINY | {
     "num_hidden_layers": 3,
@@ -243,5 +245,8 @@ FAMILIES: dict[str, Family] = {
         },
     ),
 }
+
+QUANTIZED = ("int8",)
+"""Methods of quantisation that the first case of every family is run with (test_int8_models.py)."""
 
 CASES: dict[str, Case] = {name: case for family in FAMILIES.values() for name, case in family.cases.items()}

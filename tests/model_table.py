@@ -1,6 +1,6 @@
-"""The table of docs/models.md, made from the table of architectures and the registry of tests.
+"""The tables of docs/models.md, made from the table of architectures and the registries of tests.
 
-`python -m tests.model_table` writes it into the file.
+`python -m tests.model_table` writes them into the file.
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from pathlib import Path
 
 from runtime.architectures import ARCHITECTURES, Windowed
-from tests.model_registry import FAMILIES
+from tests.model_registry import FAMILIES, QUANTIZED, RANK_COUNTS
+from tests.transformers_registry import REFUSED, SERVED
 
 MODELS_DOC = Path(__file__).resolve().parents[1] / "docs" / "models.md"
-BEGIN = "<!-- begin of the table: python -m tests.model_table -->\n"
-END = "<!-- end of the table -->\n"
+BEGIN = "<!-- begin of the {} table: python -m tests.model_table -->\n"
+END = "<!-- end of the {} table -->\n"
 
 _WINDOWS: dict[Windowed, str] = {
     "none": "none",
@@ -26,8 +27,9 @@ _WINDOWS: dict[Windowed, str] = {
 def model_table() -> str:
     """One row per architecture, as Markdown."""
     lines = [
-        "| models | `architectures` in config.json | spec | window | soft-cap | experts | compared as |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| models | `architectures` | computed by | window | soft-cap | experts | TP, tested with "
+        "| quantised | compared as |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for architecture, row in ARCHITECTURES.items():
         family = FAMILIES[architecture]
@@ -35,22 +37,48 @@ def model_table() -> str:
         cells = [
             family.models,
             f"`{architecture}`",
-            f"`{module}.py`",
+            f"native, `{module}.py`",
             _WINDOWS[row.windowed],
             "yes" if "attention_softcap" in row.keys else "no",
             "yes" if "num_experts" in row.keys else "no",
+            ", ".join(map(str, RANK_COUNTS)),
+            ", ".join(f"`{name}`" for name in QUANTIZED),
             ", ".join(f"`{name}`" for name in family.cases),
         ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def with_table(text: str) -> str:
-    """The document with the table of today between its two marks."""
-    before, _, rest = text.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return before + BEGIN + model_table() + END + after
+def served_table() -> str:
+    """One row per architecture that has been compared over the transformers backend."""
+    lines = [
+        "| models | `architectures` | computed by |",
+        "| --- | --- | --- |",
+    ]
+    lines += [f"| {served.models} | `{name}` | transformers |" for name, served in SERVED.items()]
+    return "\n".join(lines) + "\n"
+
+
+def refused_table() -> str:
+    """One row per config that the transformers backend is seen to refuse, with words of its error."""
+    lines = ["| `model_type` | with | why not |", "| --- | --- | --- |"]
+    for name, (recipe, reason) in REFUSED.items():
+        detail = name.removeprefix(recipe.model_type).strip("_").replace("_", " ")
+        lines.append(f"| `{recipe.model_type}` | {detail} | {reason} |")
+    return "\n".join(lines) + "\n"
+
+
+TABLES = {"native": model_table, "transformers": served_table, "refused": refused_table}
+
+
+def with_tables(text: str) -> str:
+    """The document with the tables of today between their marks."""
+    for name, table in TABLES.items():
+        before, _, rest = text.partition(BEGIN.format(name))
+        _, _, after = rest.partition(END.format(name))
+        text = before + BEGIN.format(name) + table() + END.format(name) + after
+    return text
 
 
 if __name__ == "__main__":
-    MODELS_DOC.write_text(with_table(MODELS_DOC.read_text()))
+    MODELS_DOC.write_text(with_tables(MODELS_DOC.read_text()))

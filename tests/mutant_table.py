@@ -8,6 +8,7 @@ from typing import Any
 
 from scheduler_proc.batch import ScheduleBatch
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.page_tables import PageTables
 from scheduler_proc.cache.radix_cache import RadixCache
 from scheduler_proc.deadlines import Deadlines
 from scheduler_proc.features.generation_logits import GenerationLogits
@@ -46,7 +47,12 @@ STEP_MUTANTS = [
         "duplicates freed, row still reads them", KVCacheManager, "_repoint", "mine[:] = pages", "pass", 0
     ),
     Mutant(
-        "repointing not told to the device", KVCacheManager, "_repoint", "self._changed(row, at)", "pass", 0
+        "repointing not told to the device",
+        KVCacheManager,
+        "_repoint",
+        "self.tables.changed(row, at)",
+        "pass",
+        0,
     ),
     Mutant("duplicates never freed", KVCacheManager, "_repoint", "self.pages.free(mine)", "pass", 0),
     Mutant(
@@ -108,7 +114,7 @@ STEP_MUTANTS = [
         "row_setup",
         "self.parked if looks_back",
         "self.parked[: 4 * self.num_prompt] if looks_back",
-        1,
+        2,
     ),
     Mutant(
         "min_tokens not told to the device",
@@ -122,8 +128,8 @@ STEP_MUTANTS = [
     Mutant("page boundary off by one", KVCacheManager, "try_reserve_next", ">= have", "> have", 0),
     Mutant(
         "growth not told to the device",
-        KVCacheManager,
-        "try_reserve_next",
+        PageTables,
+        "append_one",
         "np.minimum(self._dirty_from[rows], have)",
         "self._dirty_from[rows]",
         0,
@@ -150,7 +156,7 @@ STEP_MUTANTS = [
     ),
     Mutant(
         "fork without the copy of its last page",
-        KVCacheManager,
+        PageTables,
         "take_page_copies",
         "return copies",
         "return ()",
@@ -214,7 +220,7 @@ STEP_MUTANTS = [
         "accept",
         "len(sampled.ids)",
         "len(sampled.logprobs.chosen)",
-        51,
+        62,
     ),
     Mutant(
         "a retracted request never queued again", Lifecycle, "retract", "self.waiting.add(req)", "pass", 2
@@ -261,11 +267,9 @@ STEP_MUTANTS = [
         "_find",
         " and req.handle == handle",
         "",
-        33,
+        38,
     ),
-    Mutant(
-        "one sequence more than may live", Intake, "_checked", ">= limits.max_live", "> limits.max_live", 1
-    ),
+    Mutant("one sequence more than may live", Intake, "_checked", ">= max_live", "> max_live", 1),
     Mutant(
         "a position that is looked at taken from the cache",
         KVCacheManager,

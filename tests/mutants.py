@@ -19,8 +19,10 @@ from typing import Any
 from tests import simulation
 from tests.mutant_table import STEP_MUTANTS, Mutant
 from tests.mutant_table_batching import BATCHING_MUTANTS
+from tests.mutant_table_stats import STATS_MUTANTS
+from tests.mutant_table_window import WINDOW_MUTANTS
 
-MUTANTS = [*STEP_MUTANTS, *BATCHING_MUTANTS]
+MUTANTS = [*STEP_MUTANTS, *BATCHING_MUTANTS, *STATS_MUTANTS, *WINDOW_MUTANTS]
 
 
 def edited(function: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
@@ -46,10 +48,11 @@ def in_force(mutant: Mutant) -> Iterator[None]:
 def try_catch(mutant: Mutant, seed: int) -> BaseException | None:
     """What the run of this seed says of the mutant; None when it notices nothing."""
     changes = dict(mutant.changes) | ({"jitter": mutant.jitter} if mutant.jitter else {})
-    setting = simulation.setting_of(seed, **changes) if changes else None
+    # A model that sees all of its context shows most, so a window is for the mistakes that need one.
+    setting = simulation.setting_of(seed, **{"window": 0} | changes) if changes else None
     with in_force(mutant):
         try:
-            simulation.run(seed, setting)
+            simulation.run(seed, setting, window=0)
         except Exception as error:
             return error
     return None

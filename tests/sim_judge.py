@@ -31,6 +31,7 @@ def judge(spec: Spec, detokenizer: FakeDetokenizer) -> str:
     check_logprobs(spec, detokenizer.logprobs[spec.handle], given, have, hashes)
     check_generation_logits(spec, detokenizer, given, have, hashes)
     check_prompt_outputs(spec, detokenizer, is_complete=len(have) > 0)
+    check_perf_metrics(spec, closed, len(detokenizer.tokens[spec.handle]))
     return closed.error.code if closed.error is not None else closed.reason
 
 
@@ -94,6 +95,31 @@ def check_prompt_outputs(spec: Spec, detokenizer: FakeDetokenizer, *, is_complet
     assert logits == want_logits, "logits of the prompt"
     if want_logprobs or want_logits:
         assert detokenizer.closed[spec.handle].cached_tokens <= message.num_prompt_logprobs, "not bypassed"
+
+
+def check_perf_metrics(spec: Spec, closed: Closed, num_new: int) -> None:
+    """num_new: tokens that came with this attempt."""
+    metrics = closed.perf_metrics
+    if not spec.message.sampling.return_perf_metrics:
+        assert metrics is None
+        return
+    if metrics is None:  # refused where it arrived
+        assert not num_new
+        assert closed.reason in ("abort", "timeout", "error")
+        return
+    timing, pages = metrics.timing_metrics, metrics.kv_cache_metrics
+    times = (
+        timing.arrival_time,
+        timing.first_scheduled_time,
+        timing.first_token_time,
+        timing.last_token_time,
+    )
+    known = [each for each in times if each is not None]
+    assert known == sorted(known), "what was later came before"
+    assert (timing.last_token_time is not None) is (num_new > 0)
+    assert (metrics.last_iter or 0) - (metrics.first_iter or 0) >= num_new // 8 - 1, "more than a step gives"
+    num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
+    assert pages.num_reused_blocks + pages.num_missed_blocks <= num_prompt
 
 
 def expected(h: int, token: int, k: int) -> Logprobs:

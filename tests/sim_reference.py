@@ -18,6 +18,7 @@ from tests.fake_sampling import (
     hash_of,
     next_top_p_age,
     prompt_hash,
+    seen,
 )
 from tests.stand_ins import parity_mask
 
@@ -33,6 +34,8 @@ class Spec:
     max_len: int
     start: list[int] = field(default_factory=list)
     """Tokens it begins with when it is a fork: prompt and output of its parent."""
+    window: int = 0
+    """Tokens that the model sees; 0: all."""
     ended_from_outside: bool = False
     """An abort or a stop string may have cut it short."""
     is_sent: bool = False
@@ -52,7 +55,9 @@ def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
     if sampling.top_p_decay != 1.0:
         for token in tokens[num_prompt:]:
             age = next_top_p_age(age, token, sampling.top_p_reset_ids)
-    h = hash_of(context_of(spec, tokens), seed, tokens if sampling.presence_penalty else (), age)
+    h = hash_of(
+        seen(context_of(spec, tokens), spec.window), seed, tokens if sampling.presence_penalty else (), age
+    )
     forbidden = forbidden_ids(tokens, sampling.bad_words_ids, sampling.no_repeat_ngram_size)
     if len(tokens) < num_prompt + sampling.min_tokens:
         forbidden |= stop_ids_of(sampling)
@@ -69,7 +74,7 @@ def context_of(spec: Spec, tokens: list[int]) -> IdArray:
 def prompt_hashes(spec: Spec) -> list[int]:
     """Of the logits at each position of its prompt."""
     prompt = context_of(spec, unpack_ids(spec.message.input_ids).tolist())
-    return [prompt_hash(prompt[: position + 1]) for position in range(len(prompt))]
+    return [prompt_hash(seen(prompt[: position + 1], spec.window)) for position in range(len(prompt))]
 
 
 def stop_ids_of(sampling: SamplingParams) -> frozenset[int]:

@@ -6,14 +6,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
+
 from runtime.plan import BatchPlan
+from runtime.process import FIRST_EPOCH
 from runtime.registry import resolve
 from runtime.transport import MemoryChannel
 from runtime.wire import TOKEN_BYTES, unpack_ids
-from scheduler_proc.cache import CACHES
+from scheduler_proc.cache.eviction import EVICTION_POLICIES
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
-from scheduler_proc.composition import BatchingSettings, make_batch_builder
+from scheduler_proc.composition import BatchingSettings, make_batch_builder, make_prefix_cache
 from scheduler_proc.intake import FeatureFactory, Intake
 from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.limits import Limits
@@ -25,13 +28,21 @@ from scheduler_proc.prefill_adder import StepLimits
 from scheduler_proc.request import Status
 from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_log import StepLog
+from scheduler_proc.step_stats import StatsSettings, StepStats
 from tests.fakes import VOCAB_SIZE, FakeExecutor, FakeHandle, RecordingOutbox
 from tests.sim_detokenizer import FakeDetokenizer
 from tests.sim_reference import EOS_IDS
+from tests.sim_stats import StatsWatch
 
 STEP_S = 0.01
+EVICTION_NAMES = [*EVICTION_POLICIES, "tests.stand_ins:RandomEviction"]
+WALL_S = 1_700_000_000.0
+"""Seconds since 1970, at any time."""
 MAX_LOGITS_BYTES = 1 << 20
+MAX_GUESSES = 4
+"""Of the stand-in for speculation, in a step."""
 BATCHING_NAMES = ["inflight_fused", "inflight_fused", "inflight", "static"]
 POLICY_NAMES = ["fcfs", "lpm", "dfs-weight", "shortest-first", "lof", "tests.stand_ins:RandomPolicy"]
 
@@ -69,6 +80,27 @@ class Setting:
     """Of one step; 0: all that run."""
     micro_batch_scheduler: str = ""
     request_scheduler: str = ""
+    eviction: str = "lru"
+    window: int = 0
+    """Tokens that the model sees; 0: all."""
+    max_iterations: int = 1000
+    max_request_iterations: int = 0
+    """Of which statistics are kept."""
+
+    def stats(self, limits: StepLimits) -> StatsSettings:
+        return StatsSettings(
+            limits, self.batching == "static", self.max_iterations, self.max_request_iterations
+        )
+
+    def who_is_in_a_step(self, limits: StepLimits) -> BatchingSettings:
+        return BatchingSettings(
+            limits,
+            self.batching,
+            self.capacity,
+            self.conservativeness,
+            self.micro_batch_scheduler,
+            self.request_scheduler,
+        )
 
     @staticmethod
     def draw(rng: random.Random) -> Setting:
@@ -103,7 +135,14 @@ class Setting:
             batching="inflight_fused" if has_own_scheduler else rng.choice(BATCHING_NAMES),
             max_requests=rng.choice([0, 0, 0, 1, 3]),
             request_scheduler="tests.stand_ins:RandomScheduler" if has_own_scheduler else "",
+            eviction=aside(rng).choice(EVICTION_NAMES),
+            window=aside(rng).choices([0, 1, 7, 20, 45], [12, 1, 1, 1, 1])[0],
         )
+
+
+def aside(rng: random.Random) -> random.Random:
+    """The same randomness, from which may be drawn without changing what a seed draws otherwise."""
+    return random.Random(hash(rng.getstate()[1]))
 
 
 class WatchedExecutor(FakeExecutor):
@@ -125,17 +164,22 @@ class System:
         rng: random.Random,
         factories: tuple[FeatureFactory, ...] = (),
         clock: Callable[[], float] | None = None,
+        epoch: int = FIRST_EPOCH,
     ) -> None:
         self.now = 1.0
         clock = clock or (lambda: self.now)
         self.rows = Rows(setting.max_rows, setting.max_len)
-        cache = resolve("prefix cache", setting.cache, CACHES)(setting.page_size)
-        self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache)
+        cache = make_prefix_cache(
+            setting.page_size, setting.eviction, is_disabled=setting.cache == "none", clock=clock
+        )
+        self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache, setting.window)
+        self.gave_back: set[int] = set()
+        """Stays that gave back pages before their end."""
         self.outboxes = [
             RecordingOutbox(lambda: rng.random() < setting.refusal) for _ in range(setting.num_detokenizers)
         ]
         self.outbox = self.outboxes[0]
-        self.output = make_output(self.outboxes)
+        self.output = make_output(self.outboxes, epoch)
         self.slots = SlotPool(setting.num_slots)
         policy = resolve("schedule policy", setting.policy, POLICIES)()
         sort_key = sort_key_of(policy, self.kv)
@@ -148,26 +192,24 @@ class System:
             max_in_flight=setting.depth,
             feeds_back=setting.feeds_back,
             jitter=setting.jitter,
+            window=setting.window,
         )
         self.executor.watch = self._check_plan
+        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
+        self.stats = StepStats(self.lifecycle, setting.stats(limits), clock, lambda: WALL_S)
+        self.watch = StatsWatch(self.stats, self.lifecycle, clock)
+        questions = StatsQuestions(self.stats, self.output)
         intake = Intake(
             self.lifecycle,
             Limits(VOCAB_SIZE, setting.max_len, EOS_IDS, setting.max_live, True, True, MAX_LOGITS_BYTES),
-            (*factories, *feature_factories(self.output)),
+            (*factories, *feature_factories(self.output, self.kv, clock)),
+            questions=questions,
             clock=clock,
+            epoch=epoch,
         )
-        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
-        batching = BatchingSettings(
-            limits,
-            setting.batching,
-            setting.capacity,
-            setting.conservativeness,
-            setting.micro_batch_scheduler,
-            setting.request_scheduler,
-        )
-        builder = make_batch_builder(batching, self.lifecycle, policy)
+        builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy)
         step_log = StepLog(self.kv, self.lifecycle.waiting, 40)
-        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log)
+        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log, questions)
         self.setting = setting
         self.detokenizer = FakeDetokenizer()
         self.inbox = MemoryChannel("scheduler_in")
@@ -181,7 +223,10 @@ class System:
         self.kv.check()
         self.lifecycle.check()
         check_rows(self.kv)
+        if self.setting.max_iterations >= 100:
+            self.watch.check()
         self._check_batching(running)
+        self._check_window()
         live = self.lifecycle.requests.values()
         assert len(live) <= self.setting.max_live, "more sequences live than may"
         assert not any(0.0 < req.deadline_s <= self.now for req in live), "alive after its deadline"
@@ -194,8 +239,22 @@ class System:
             now = set(self.rows.tenancy[self.rows.running].tolist())
             assert not now & earlier or now <= earlier, "joined a closed batch"
 
+    def _check_window(self) -> None:
+        """Who has begun to give back what no later token sees holds as many pages as its window needs."""
+        window, size = self.setting.window, self.setting.page_size
+        if not window:
+            return
+        for req in self.rows.running_requests():
+            if self.kv.num_gone.item(req.row):
+                held = self.kv.num_held(np.array([req.row])).item()
+                self.gave_back.add(self.rows.tenancy.item(req.row))
+                num_guessed = MAX_GUESSES if req.features else 0
+                most = 1 - (1 - window) // size - (-num_guessed // size)
+                assert held <= most, "more pages than a window"
+
     def _check_plan(self, plan: BatchPlan) -> None:
         """What a step may hold at most, and whether it may hold prompts and decodes together."""
+        self.watch.note_launch(plan)
         setting, rows = self.setting, unpack_ids(plan.rows)
         assert len(rows) <= (setting.max_requests or setting.max_rows), "too many requests in a step"
         assert len(plan.input_ids) <= setting.budget * TOKEN_BYTES, "too many tokens in a step"
@@ -226,4 +285,4 @@ def check_rows(kv: KVCacheManager) -> None:
         assert req.predicted_len <= req.max_len, "overrun past the length limit"
         if kv.cache.shares and req.kv_len >= req.num_given:
             num_full = req.num_given // kv.page_size
-            assert kv.num_shared[req.row] >= num_full, "prompt not published"
+            assert kv.num_gone[req.row] or kv.num_shared[req.row] >= num_full, "prompt not published"

@@ -9,11 +9,12 @@ import msgspec
 
 from runtime.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.messages import StreamOpen, TokenizedRequest
+from runtime.retention import RetainedRange, Retention
 from runtime.sampling_params import SamplingParams
 from runtime.wire import TOKEN_BYTES, pack_ids, unpack_ids
 from tests.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
 from tests.sim_reference import Spec
-from tests.sim_system import STEP_S, Setting
+from tests.sim_system import STEP_S, Setting, aside
 
 NAMESPACES = (b"", b"", b"tenant", b"adapter")
 TRAITS = (("grammar", 0.2), ("speculation", 0.2), ("adapter", 0.2), ("wide", 0.1))
@@ -24,6 +25,7 @@ class Traffic:
 
     def __init__(self, rng: random.Random, setting: Setting, specs: Mapping[bytes, Spec]) -> None:
         self._rng = rng
+        self._aside = aside(rng)
         self._setting = setting
         self._specs = specs
         self._stems = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(4, 40))] for _ in range(3)]
@@ -41,6 +43,7 @@ class Traffic:
             msgspec.Raw(b""),
             rng.choice([0, 0, 0, 5, -2]),
             NAMESPACES[num_namespace],
+            retention=self._draw_retention(),
         )
         return [self._sequence(first, index, traits) for index in range(rng.choice([1, 1, 1, 2, 4]))]
 
@@ -53,7 +56,20 @@ class Traffic:
         message = msgspec.structs.replace(
             first, handle=handle, sampling=sampling, stream_open=stream_open(handle, num_prompt)
         )
-        return Spec(message, traits, min(num_prompt + sampling.max_tokens, self._setting.max_len))
+        setting = self._setting
+        max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
+        return Spec(message, traits, max_len, window=setting.window)
+
+    def _draw_retention(self) -> Retention | None:
+        rng = self._aside
+        if self._setting.cache == "none" or rng.random() < 0.6:
+            return None
+        edges = sorted(rng.sample(range(50), 4))
+        ranges = [
+            RetainedRange(start, end, rng.randrange(101), rng.choice([0, 50, 400]))
+            for start, end in (edges[:2], edges[2:])
+        ]
+        return Retention(tuple(ranges), rng.randrange(101), rng.choice([0, 100]))
 
     def _draw_prompt(self) -> list[int]:
         rng = self._rng
@@ -79,6 +95,7 @@ class Traffic:
             prompt_logprobs=prompt_logprobs,
             return_context_logits=rng.random() < (0.05 if prompt_logprobs is None else 0.4),
             return_generation_logits=rng.random() < 0.1,
+            return_perf_metrics=max_tokens % 5 == 0,  # draws nothing: the seeds of the mutants stay
             **({} if has_grammar else self._draw_prohibitions()),
             **self._draw_top_p_decay(),
         )

@@ -21,7 +21,14 @@ from typing import Any
 import msgspec
 
 from runtime.handle import attempt_of, make_handle, sequence_key
-from runtime.messages import AbortRequest, ControlRequest, StopMatched, TokenizedRequest, ToScheduler
+from runtime.messages import (
+    AbortRequest,
+    ControlRequest,
+    PauseMode,
+    StopMatched,
+    TokenizedRequest,
+    ToScheduler,
+)
 from runtime.wire import pack_ids, unpack_ids
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.request import Request, Status, StopIds
@@ -39,9 +46,10 @@ MAX_IDLE_STEPS = 400
 class Simulation:
     """One run: draws traffic, feeds it in, and judges the output."""
 
-    def __init__(self, seed: int, setting: Setting | None = None) -> None:
+    def __init__(self, seed: int, setting: Setting | None = None, **changes: Any) -> None:
+        """changes: of the setting that is drawn where none is given."""
         self.rng = random.Random(seed)
-        self.setting = setting or Setting.draw(self.rng)
+        self.setting = setting or dataclasses.replace(Setting.draw(self.rng), **changes)
         self.specs: dict[bytes, Spec] = {}
         self.system = System(self.setting, self.rng, (self._features,))
         self.counts: Counter[str] = Counter()
@@ -123,6 +131,11 @@ class Simulation:
             self._resubmit(rng.choice(in_prompt or live))
         elif draw < 0.13:
             self._send(ControlRequest(1, 1, rng.choice(["flush_cache", "server_info"])))
+        elif draw < 0.14:
+            never_retracts = self.system.setting.capacity != "max_utilization"
+            mode: PauseMode = "in_place" if never_retracts or rng.random() < 0.5 else "retract"
+            self._send(ControlRequest(1, 1, "pause_generation", mode))
+            self._send(ControlRequest(1, 2, "continue_generation"))
         elif draw < 0.17:
             self._fork()
         elif draw < 0.19:
@@ -183,7 +196,7 @@ class Simulation:
         message = TokenizedRequest(
             handle, pack_ids(prompt), sampling, stream_open(handle, len(prompt)), 0, parent.namespace
         )
-        spec = Spec(message, frozenset(), parent.max_len, tokens, is_sent=True)
+        spec = Spec(message, frozenset(), parent.max_len, tokens, window=self.setting.window, is_sent=True)
         self.specs[sequence_key(handle)] = spec
         stops = StopIds(stop_ids_of(sampling))
         child = Request(
@@ -196,6 +209,7 @@ class Simulation:
             lifecycle.open(handle, message.stream_open)
             lifecycle.requests[child.key] = child
             child.status = Status.RUNNING
+            system.watch.note_fork(child)
             self.counts["forked"] += 1
         else:
             lifecycle.add(child, message.stream_open)
@@ -228,7 +242,8 @@ class Simulation:
         self.counts["sequences"] += len(self.specs)
         self.counts["retracted"] += system.lifecycle.num_retracted
         self.counts["replaced"] += system.lifecycle.num_replaced
-        self.counts["evicted pages"] += system.kv.cache.num_evicted
+        self.counts["evicted pages"] += system.kv.counts.num_evicted
+        self.counts["given back"] += len(system.gave_back)
         return self.counts
 
     def _check_liveness(self) -> None:
@@ -254,9 +269,9 @@ def setting_of(seed: int, **changes: Any) -> Setting:
     return dataclasses.replace(Setting.draw(random.Random(seed)), **changes)
 
 
-def run(seed: int, setting: Setting | None = None) -> Counter[str]:
-    """One run. Whatever goes wrong names the seed that shows it."""
-    simulation = Simulation(seed, setting)
+def run(seed: int, setting: Setting | None = None, **changes: Any) -> Counter[str]:
+    """One run, as Simulation's. Whatever goes wrong names the seed that shows it."""
+    simulation = Simulation(seed, setting, **changes)
     try:
         return simulation.run()
     except BaseException as error:

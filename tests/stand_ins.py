@@ -134,6 +134,23 @@ class WideStart(HookOrder):
         return Cost(rows=self._num_rows, pages=self._num_rows - 1)
 
 
+class RandomEviction:
+    """A user's eviction policy: any rank is allowed; sometimes it is none, or it raises."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(7)
+        self._num_asked = 0
+
+    def rank(self, run: object) -> object:
+        self._num_asked += 1
+        draw = self._random.random()
+        if self._num_asked == 1 or draw > 0.1:
+            return draw
+        if draw > 0.05:
+            raise ValueError("an eviction policy of the user's")
+        return None
+
+
 class RandomPolicy:
     """A user's policy: any subset in any order is allowed; sometimes it answers nonsense or raises."""
 

@@ -15,8 +15,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from runtime.errors import RequestError
-from runtime.handle import client_of, describe
+from runtime.errors import Overloaded, RequestError
+from runtime.handle import attempt_of, client_of, describe
 from runtime.messages import AbortRequest, ChatMessage, ErrorInfo, GenerateRequest, RequestFailed
 from runtime.status_page import Status
 from runtime.transport import Inbox, Outbox
@@ -24,6 +24,7 @@ from runtime.wire import IntArray, Message
 from text.codec import PromptEncoder
 from tokenizer_proc.bad_words import with_bad_words_as_ids
 from tokenizer_proc.receipt import Receipt
+from tokenizer_proc.sent_count import SentCount
 from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
 from tokenizer_proc.validation import Admission, PromptField, Validator, error_info
 
@@ -35,7 +36,13 @@ MAX_DRAIN = 256
 MAX_BATCH_CHARS = 1 << 16
 # What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
 CHARS_PER_MESSAGE = 4
-MAX_LONG_TEXTS = 64
+MAX_LONG_CHARS = 1 << 24
+"""Of long texts that wait for the thread, some ten seconds of its work: a further one is refused, so that no
+caller waits for what others have sent.
+"""
+LONG_RETRY_S = 5.0
+DRAIN_RETRY_S = 5.0
+"""When to ask again a server that is shutting down: whatever takes its place has to start."""
 
 
 @dataclass(slots=True, eq=False)
@@ -92,11 +99,14 @@ class TokenizerLoop:
         scheduler_status: Callable[[], Status],
         secret: bytes,
         num_sent_elsewhere: Callable[[], int] = lambda: 0,
+        epochs_elsewhere: Callable[[], tuple[int, ...]] = tuple,
+        is_draining: Callable[[], bool] = lambda: False,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
         """`detokenizers` in the order of their indexes. `secret` keys the digest that separates the caches of
         different salts; it stays in the ring. `num_sent_elsewhere`: the sum of the other tokenizers'
-        `num_sent`.
+        `num_sent`; `epochs_elsewhere`: their epochs. `is_draining`: whether new requests are refused because
+        the launch ends; one that is submitted again is not new.
         """
         self._inbox = inbox
         self._scheduler = _Exit(scheduler)
@@ -106,7 +116,8 @@ class TokenizerLoop:
         self._validator = validator
         self._admission = admission
         self._scheduler_status = scheduler_status
-        self._num_sent_elsewhere = num_sent_elsewhere
+        self._sent_count = SentCount(num_sent_elsewhere, epochs_elsewhere)
+        self._is_draining = is_draining
         self._sequences = SequenceMaker(secret)
         self._clock = clock
         self._receipt = clock()
@@ -160,7 +171,7 @@ class TokenizerLoop:
     def _has_room(self) -> bool:
         """Whether everything before could be passed on."""
         blocked = [way for way in (self._scheduler, *self._detokenizers) if not way.try_flush()]
-        return not blocked and len(self._long) < MAX_LONG_TEXTS
+        return not blocked
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)
@@ -187,8 +198,9 @@ class TokenizerLoop:
 
     def _take(self, request: GenerateRequest) -> None:
         field = self._validator.check_request(request)
-        num_sent = self.num_sent + self._num_sent_elsewhere()
-        self._admission.check(self._scheduler_status(), num_sent, request.sampling.n)
+        # What is made again after a restart was let in once: it is not refused now.
+        if not attempt_of(request.handle):
+            self._admit(request)
         self._turn_chars += sum(map(len, request.sampling.bad_words))
         job = Job(
             request,
@@ -206,6 +218,14 @@ class TokenizerLoop:
             assert request.text is not None
             self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
 
+    def _admit(self, request: GenerateRequest) -> None:
+        """Raises Overloaded when there is no room, or will be none."""
+        if self._is_draining():
+            raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
+        status = self._scheduler_status()
+        num_sent = self._sent_count.total(self.num_sent, status)
+        self._admission.check(status, num_sent, request.sampling.n)
+
     def _render(self, request: GenerateRequest) -> str:
         self._validator.check_messages(request)
         assert request.messages is not None
@@ -220,12 +240,24 @@ class TokenizerLoop:
     def _add_text(self, prompt: _TextPrompt) -> None:
         max_len = self._scheduler_status().max_len
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
+        is_long = len(prompt.text) > MAX_BATCH_CHARS
+        if is_long and not attempt_of(prompt.job.handles[0]):
+            self._check_long(len(prompt.text))
         self._num_encoding += len(prompt.job.handles)
-        if len(prompt.text) > MAX_BATCH_CHARS:
+        if is_long:
             self._long.append(_LongPrompt(prompt, self._thread.submit(self._encode, [prompt])))
             return
         self._batch.append(prompt)
         self._turn_chars += len(prompt.text)
+
+    def _check_long(self, num_chars: int) -> None:
+        """Raises Overloaded when too much waits for the thread; one text may always."""
+        num_waiting = sum(len(long.prompt.text) for long in self._long)
+        if num_waiting and num_waiting + num_chars > MAX_LONG_CHARS:
+            raise Overloaded(
+                f"texts of {num_waiting} characters wait to be encoded; try a long one again later",
+                retry_after_s=LONG_RETRY_S,
+            )
 
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
-from runtime.model_config import ModelConfig
+from runtime.checkpoint_config import CheckpointConfig
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.tcp_gate import TcpGate
 from runtime.transport import JoinedInbox, Waiter, ZmqInbox
@@ -57,14 +57,17 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
         ],
         tokenizer=open_tokenizer(config.tokenizer, config.chat_template),
         validator=Validator(
-            ModelConfig.from_path(Path(config.model)).vocab_size,
+            CheckpointConfig.read(Path(config.model)).vocab_size,
             config.context_length,
             takes_text=not config.skip_tokenizer_init,
+            task=config.task,
         ),
         admission=Admission(max_waiting=config.max_waiting, max_running=config.max_running_requests),
         scheduler_status=lambda: context.status.read("scheduler"),
         secret=context.secret,
         num_sent_elsewhere=lambda: sum(context.status.read("tokenizer", index).num_sent for index in others),
+        epochs_elsewhere=lambda: tuple(context.status.read("tokenizer", index).epoch for index in others),
+        is_draining=lambda: context.status.read("launcher").state == "draining",
     )
 
 

@@ -18,7 +18,6 @@ from runtime.wire import IntArray, pack_ids
 
 PROMPT_TAIL_TOKENS = 8
 NAMESPACE_BYTES = 16
-SEEDS = 1 << 63
 # Of a handle's index, which has two bytes.
 MAX_INDEX = (1 << 16) - 1
 
@@ -45,23 +44,6 @@ def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
     return tuple(sibling(handle, index) for index in range(first, min(first + count, MAX_INDEX + 1)))
 
 
-def sequence_sampling(sampling: SamplingParams, number: int) -> SamplingParams:
-    """What the request's sequence `number`, from 0, asks for."""
-    if sampling.n == 1:
-        return sampling
-    if number == 0:
-        return msgspec.structs.replace(sampling, n=1)
-    seed = sampling.seed
-    return msgspec.structs.replace(
-        sampling,
-        n=1,
-        seed=None if seed is None else (seed + number) % SEEDS,
-        # They belong to the prompt, which all share: the first one brings them.
-        prompt_logprobs=None,
-        return_context_logits=False,
-    )
-
-
 class SequenceMaker:
     def __init__(self, secret: bytes) -> None:
         """`secret` keys the digest that separates the caches of different salts."""
@@ -77,7 +59,7 @@ class SequenceMaker:
             yield TokenizedRequest(
                 handle=handle,
                 input_ids=input_ids,
-                sampling=sequence_sampling(job.sampling, number),
+                sampling=job.sampling.of_sequence(number),
                 stream_open=msgspec.Raw(self._encode_open(_stream_open(job, handle, ids))),
                 priority=request.priority,
                 namespace=space,
@@ -86,6 +68,8 @@ class SequenceMaker:
                 num_prompt_logprobs=0 if resume is None else resume.num_prompt_logprobs,
                 arrived_s=job.arrived_s,
                 deadline_s=job.deadline_s,
+                retention=request.retention,
+                num_engine_deaths=request.num_engine_deaths,
             )
 
 

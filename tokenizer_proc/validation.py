@@ -5,13 +5,14 @@ Every check raises the error that the user gets, naming the field as the user wr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
-from runtime.messages import ErrorInfo, GenerateRequest
+from runtime.messages import ErrorInfo, GenerateRequest, Resume, Task
 from runtime.status_page import Status
 from runtime.transport import DECODE_ERRORS
 from runtime.wire import TOKEN_BYTES, IntArray, unpack_ids
@@ -35,19 +36,19 @@ class Validator:
     """Longest sequence, prompt and output, that the model takes."""
     takes_text: bool = True
     """There is a tokenizer."""
+    task: Task = "generate"
+    """What the model is served for."""
 
     def check_request(self, request: GenerateRequest) -> PromptField:
         """Check what needs no tokenizer; say which field holds the prompt. Raises InvalidRequest."""
+        check_task(request.task, self.task)
         request.sampling.validate()
         request.sampling.check_vocabulary(self.vocab_size)
         self._check_sequences(request)
+        if request.retention is not None:
+            request.retention.validate()
         if request.resume is not None:
-            num_output = len(self._ids("resume", request.resume.output_ids))
-            if num_output > self.context_length:
-                raise InvalidRequest(
-                    f"resume: {num_output} tokens of output, the longest sequence is {self.context_length}",
-                    param="resume",
-                )
+            self._check_resume(request.resume)
         given: list[PromptField] = []
         if request.text is not None:
             given.append("text")
@@ -132,6 +133,16 @@ class Validator:
                 f"resume: only one sequence can be resumed at a time, n is {num_sequences}", param="resume"
             )
 
+    def _check_resume(self, resume: Resume) -> None:
+        num_output = len(self._ids("resume", resume.output_ids))
+        if num_output > self.context_length:
+            raise InvalidRequest(
+                f"resume: {num_output} tokens of output, the longest sequence is {self.context_length}",
+                param="resume",
+            )
+        if not math.isfinite(resume.cumulative_logprob):
+            raise InvalidRequest("resume: cumulative_logprob must be finite", param="resume")
+
     def _ids(self, field: str, packed: bytes) -> IntArray:
         if len(packed) % TOKEN_BYTES:
             raise InvalidRequest(f"{field}: {len(packed)} bytes are not whole int32 ids", param=field)
@@ -142,6 +153,23 @@ class Validator:
                 f"{field}: token id {outside[0]} is not between 0 and {self.vocab_size - 1}", param=field
             )
         return ids
+
+
+def check_task(asked: Task, served: Task) -> None:
+    """Raises InvalidRequest when the server was started for the other one."""
+    if asked == served:
+        return
+    if served == "embed":
+        raise InvalidRequest(
+            "this server was started with --task embed: it has no output to generate; ask for embeddings",
+            param="task",
+            code="task_not_served",
+        )
+    raise InvalidRequest(
+        "this server generates: it serves embeddings only when it is started with --task embed",
+        param="task",
+        code="task_not_served",
+    )
 
 
 def _check_no_template_options(request: GenerateRequest) -> None:

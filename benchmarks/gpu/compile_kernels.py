@@ -26,7 +26,9 @@ from triton.compiler import ASTSource
 
 from model_worker.kernels.triton import (
     decode_attention,
+    decode_inputs,
     draw,
+    experts,
     extend_attention,
     rms_norm,
     rope_kv_store,
@@ -53,6 +55,13 @@ class Variant:
 
 def variants() -> Iterator[Variant]:
     """What Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch."""
+    yield from _of_attention()
+    yield from _of_layers()
+    yield from _of_experts()
+    yield from _of_a_step()
+
+
+def _of_attention() -> Iterator[Variant]:
     decode = {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_N": 64, "HAS_WINDOW": False, "HAS_SOFTCAP": False}
     for page_size in (1, 16):
         for splits in (1, 8):
@@ -83,6 +92,9 @@ def variants() -> Iterator[Variant]:
         constants["BLOCK_N"] = extend_attention.BLOCK_N
         kinds = {"kv_lens": "*i32", "query_start": "*i32"}
         yield Variant(f"extend page {page_size}", extend_attention._attend_tile, constants, 4, 2, kinds)
+
+
+def _of_layers() -> Iterator[Variant]:
     yield Variant(
         "rope and store",
         rope_kv_store._rotate_and_store,
@@ -100,16 +112,45 @@ def variants() -> Iterator[Variant]:
     for adds in (False, True):
         constants = {"SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
         yield Variant("add and norm" if adds else "norm", rms_norm._norm_row, constants, 8)
+    yield Variant("silu and mul", silu_and_mul._gate, {"WIDTH": 14336, "BLOCK": 1024}, 4)
+
+
+def _of_experts() -> Iterator[Variant]:
+    """Qwen3-30B-A3B: 128 experts of 768, 8 a token."""
+    kinds = dict.fromkeys(("order", "ends", "tile_ends"), "*i64")
+    kinds["num_experts"] = "i32"
+    for rows in (experts.SMALL_TILE, experts.LARGE_TILE):
+        for weighted in (False, True):
+            constants = {
+                "WIDTH": 2048 if weighted else 1536,
+                "DEPTH": 768 if weighted else 2048,
+                "PER_TOKEN": 8,
+                "WEIGHTED": weighted,
+                "BLOCK_E": 128,
+                "BLOCK_M": rows,
+                "BLOCK_N": experts.BLOCK_N,
+                "BLOCK_K": experts.BLOCK_K,
+            }
+            name = f"experts {'down' if weighted else 'gate and up'}, {rows} pairs"
+            yield Variant(name, experts._grouped_product, constants, 4, 3, kinds)
+
+
+def _of_a_step() -> Iterator[Variant]:
     kinds = dict.fromkeys(("logits", "temperatures", "top_ps", "min_logit_gaps", "lowest", "scores"), "*fp32")
     kinds |= dict.fromkeys(("seeds", "positions", "top_ks", "tokens"), "*i64")
-    kinds |= {"cut": "*i32", "ids": "*i32", "greedy": "*i1", "vocab_size": "i32", "num_blocks": "i32"}
+    kinds |= {"cut": "*i32", "ids": "*i32", "greedy": "*i64", "vocab_size": "i32", "num_blocks": "i32"}
     block = {"BLOCK": draw.BLOCK}
     yield Variant("draw: cut", draw._cut, block, 16, 3, kinds)
     for truncates in (False, True):
         name = "draw: best in block" + (", truncated" if truncates else "")
         yield Variant(name, draw._best_in_block, {**block, "TRUNCATES": truncates}, 4, 3, kinds)
     yield Variant("draw: best of blocks", draw._best_of_blocks, {"BLOCK": 128}, 1, 3, kinds)
-    yield Variant("silu and mul", silu_and_mul._gate, {"WIDTH": 14336, "BLOCK": 1024}, 4)
+    kinds = dict.fromkeys(("input_ids", "positions", "last_token", "entries", "pages"), "*i64")
+    kinds["n"] = "i32"
+    block = {"BLOCK": decode_inputs.BLOCK}
+    yield Variant("write pages", decode_inputs._write_pages, block, 4, 3, kinds)
+    block["PAGE_SIZE"] = 16
+    yield Variant("resolve decodes", decode_inputs._resolve_decodes, block, 4, 3, kinds)
 
 
 def compiled(variant: Variant) -> dict[str, int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +28,16 @@ class AttentionLayer:
     scale: float
     sliding_window: int | None
     softcap: float | None = None
+
+
+def widest_window(windows: Iterable[int | None]) -> int:
+    """Tokens that the layer which looks back the farthest sees, the newest included; 0: one sees all."""
+    widest = 0
+    for window in windows:
+        if window is None:
+            return 0
+        widest = max(widest, window)
+    return widest
 
 
 class AttentionBackend(Protocol):

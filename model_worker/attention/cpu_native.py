@@ -18,25 +18,24 @@ from model_worker.kernels.native.library import (
     load_kernels,
 )
 from model_worker.kv_pool import MHATokenToKVPool
-from runtime.config import kernel_cache_dir
+from runtime.environment import kernel_cache_dir
 
 
-class _Step:
+class NativeStep:
     """The call that a step's layers share, and the tensors its pointers are into."""
 
-    __slots__ = ("_kept", "call")
+    __slots__ = ("call", "kv_lens", "query_start")
 
     def __init__(self, batch: ForwardBatch, num_threads: int, force_float_math: bool) -> None:
-        kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int64)
-        query_start = torch.tensor(batch.query_start, dtype=torch.int64)
+        self.kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int64)
+        self.query_start = torch.tensor(batch.query_start, dtype=torch.int64)
         assert batch.page_table.dtype is torch.int32
-        self._kept = (kv_lens, query_start)
         self.call = AttentionCall(
             out_slots=batch.out_slots.data_ptr(),
             page_table=batch.page_table.data_ptr(),
             rows=batch.rows.data_ptr(),
-            kv_lens=kv_lens.data_ptr(),
-            query_start=query_start.data_ptr(),
+            kv_lens=self.kv_lens.data_ptr(),
+            query_start=self.query_start.data_ptr(),
             page_table_stride=batch.page_table.stride(0),
             num_tokens=batch.query_start[-1],
             num_seqs=batch.batch_size,
@@ -44,6 +43,11 @@ class _Step:
             num_threads=num_threads,
             force_float_math=force_float_math,
         )
+
+    def read_from(self, kv_lens: Tensor, query_start: Tensor) -> None:
+        """Take the sequences' lengths [B] and ends [B + 1], int64, from these tensors instead."""
+        self.kv_lens, self.query_start = kv_lens, query_start
+        self.call.kv_lens, self.call.query_start = kv_lens.data_ptr(), query_start.data_ptr()
 
 
 class CpuNativeAttention:
@@ -58,7 +62,7 @@ class CpuNativeAttention:
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Lay out what the kernel reads of the batch, once for all layers."""
-        batch.attn_metadata = _Step(batch, torch.get_num_threads(), self._force_float_math)
+        batch.attn_metadata = NativeStep(batch, torch.get_num_threads(), self._force_float_math)
 
     def forward(
         self,
@@ -71,7 +75,7 @@ class CpuNativeAttention:
         cos_sin: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
-        assert isinstance(batch.attn_metadata, _Step), "prepare(batch) runs before the forward"
+        assert isinstance(batch.attn_metadata, NativeStep), "prepare(batch) runs before the forward"
         call = batch.attn_metadata.call
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         assert q.dtype is k.dtype is v.dtype is k_pool.dtype

@@ -37,6 +37,9 @@ class _Step:
 class TritonAttention:
     """AttentionBackend for any float dtype and head size, on one NVIDIA GPU."""
 
+    stays_on_device = True
+    """Decodes take their lengths from the device: batch.kv_lens may be more than they are."""
+
     def __init__(self) -> None:
         if torch.cuda.is_available():
             self._num_multiprocessors = torch.cuda.get_device_properties().multi_processor_count

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_worker.device.base import Device, Stream, Ticket
+from model_worker.device.base import Device, Graph, Stream, Ticket
 from runtime.registry import resolve
 
 DEVICES = {
@@ -11,13 +11,14 @@ DEVICES = {
 }
 
 
-def make_device(name: str, *, threaded: bool) -> Device:
+def make_device(name: str, *, threaded: bool, index: int = 0) -> Device:
     """The device of that name. `threaded`: a CPU stream runs beside its caller; a CUDA stream always does.
+    `index`: which of several GPUs.
 
     Raises ConfigError for an unknown name or a device that this machine lacks.
     """
-    device: Device = resolve("device", name, DEVICES)(threaded=threaded)
+    device: Device = resolve("device", name, DEVICES)(threaded=threaded, index=index)
     return device
 
 
-__all__ = ["DEVICES", "Device", "Stream", "Ticket", "make_device"]
+__all__ = ["DEVICES", "Device", "Graph", "Stream", "Ticket", "make_device"]

@@ -45,6 +45,13 @@ class Stream(Protocol):
         """Finish what was launched and let go of the stream."""
 
 
+class Graph(Protocol):
+    """Work that was recorded."""
+
+    def replay(self) -> None:
+        """Do it again, on the current stream and the same memory."""
+
+
 class Device(Protocol):
     name: str
     torch_device: torch.device
@@ -67,5 +74,12 @@ class Device(Protocol):
 
     def download(self, tensor: Tensor) -> Tensor:
         """`tensor` on the host; may be read once the ticket of the work that called this is done."""
+
+    def capture(self, fn: Callable[[], None]) -> Graph:
+        """Record what `fn` launches on the current stream; it has run once or twice by then.
+
+        `fn` must neither wait for the device nor depend on anything but memory that outlives the graph.
+        Raises what `fn` raises, torch.OutOfMemoryError among them.
+        """
 
     def close(self) -> None: ...

@@ -93,12 +93,20 @@ class ThreadedStream:
             self._thread.join()
 
 
+class Rerun:
+    """The graph of a machine that has none: the function itself."""
+
+    def __init__(self, fn: Callable[[], None]) -> None:
+        self.replay = fn
+
+
 class CpuDevice:
     name = "cpu"
     torch_device = torch.device("cpu")
     prefers_one_pass = False
 
-    def __init__(self, *, threaded: bool) -> None:
+    def __init__(self, *, threaded: bool, index: int = 0) -> None:
+        """`index`: there is one CPU, whatever it is."""
         self.forward_stream = ThreadedStream("forward") if threaded else InlineStream()
         # Results are in host memory already: a second thread would only add a switch.
         self.copy_stream = self.forward_stream
@@ -118,6 +126,10 @@ class CpuDevice:
 
     def download(self, tensor: Tensor) -> Tensor:
         return tensor
+
+    def capture(self, fn: Callable[[], None]) -> Rerun:
+        fn()
+        return Rerun(fn)
 
     def close(self) -> None:
         self.forward_stream.close()

@@ -13,6 +13,9 @@ from runtime.errors import ConfigError
 
 T = TypeVar("T")
 
+# bf16 in the matrix units, and asynchronous copies into shared memory: Ampere and later.
+MIN_CAPABILITY = (8, 0)
+
 
 class CudaTicket(Generic[T]):
     __slots__ = ("_error", "_value", "event")
@@ -63,11 +66,20 @@ class CudaDevice:
     name = "cuda"
     prefers_one_pass = True
 
-    def __init__(self, *, threaded: bool) -> None:
+    def __init__(self, *, threaded: bool, index: int = 0) -> None:
         """A CUDA stream runs beside its caller whether `threaded` or not."""
         if not torch.cuda.is_available():
             raise ConfigError("device: cuda was asked for, but torch finds no NVIDIA GPU; try --device cpu")
-        self.torch_device = torch.device("cuda", torch.cuda.current_device())
+        capability = torch.cuda.get_device_capability(index)
+        if capability < MIN_CAPABILITY:
+            name = torch.cuda.get_device_name(index)
+            raise ConfigError(
+                f"device: {name} has compute capability {'.'.join(map(str, capability))}; the kernels need "
+                f"{'.'.join(map(str, MIN_CAPABILITY))} (Ampere) or later; try --device cpu"
+            )
+        torch.cuda.set_device(index)
+        self.torch_device = torch.device("cuda", index)
+        self._graph_pool: Any = None
         self.forward_stream = CudaStream(self.torch_device)
         self.copy_stream = CudaStream(self.torch_device)
 
@@ -92,6 +104,19 @@ class CudaDevice:
         # Its memory belongs to the stream that computed it and must not be reused before this copy.
         tensor.record_stream(torch.cuda.current_stream(self.torch_device))
         return host
+
+    def capture(self, fn: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        # What is done once (compiling a kernel, a library's workspace) cannot be recorded.
+        fn()
+        if self._graph_pool is None:
+            # Graphs are replayed one after the other and keep nothing in the pool between replays.
+            self._graph_pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        stream = torch.cuda.current_stream(self.torch_device)
+        # thread_local: another thread of the process may allocate meanwhile.
+        with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
+            fn()
+        return graph
 
     def close(self) -> None:
         self.forward_stream.close()

@@ -8,27 +8,53 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import zmq
+
 from model_worker.device import make_device
+from model_worker.distributed.selection import join_ranks
+from model_worker.executors.ranks import Ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
+from runtime.errors import ExecutorError
 from runtime.plan import BatchPlan, SampleMasks
 from runtime.process import ProcessContext
+
+ROOM_POLL_MS = 10
 
 
 class InprocExecutor:
     feeds_back = True
 
-    def __init__(self, worker: ModelWorker, *, max_in_flight: int) -> None:
+    def __init__(self, worker: ModelWorker, *, max_in_flight: int, followers: Ranks | None = None) -> None:
+        """followers: the other ranks of the model, which are processes of their own."""
         self.max_in_flight = max_in_flight
         self.limits = worker.limits
         self._worker = worker
+        self._followers = followers
+        self._poller = zmq.Poller()
+        if followers is not None:
+            followers.register(self._poller)
 
     def launch(self, plan: BatchPlan) -> WorkerStep:
+        self._tell(plan)
         return self._worker.launch(plan)
 
     def sample(self, handle: WorkerStep, masks: SampleMasks) -> None:
+        self._tell(masks)
         self._worker.sample(handle, masks)
 
+    def _tell(self, message: BatchPlan | SampleMasks) -> None:
+        if self._followers is not None:
+            self._followers.send(message, self._wait)
+
+    def _wait(self) -> None:
+        assert self._followers is not None
+        name = self._followers.died(dict(self._poller.poll(ROOM_POLL_MS)))
+        if name is not None:
+            raise ExecutorError(f"{name} has died")
+
     def close(self) -> None:
+        if self._followers is not None:
+            self._followers.close()
         self._worker.close()
 
 
@@ -37,4 +63,7 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> InprocExecut
     config = context.config
     overlap = not config.disable_overlap_schedule
     device = make_device(config.device, threaded=overlap)
-    return InprocExecutor(load_worker(config, device, on_wait), max_in_flight=2 if overlap else 1)
+    group = join_ranks(context, device, on_wait)
+    worker = load_worker(config, device, on_wait, group)
+    followers = Ranks(context, range(1, config.tp_size)) if config.tp_size > 1 else None
+    return InprocExecutor(worker, max_in_flight=2 if overlap else 1, followers=followers)

@@ -6,9 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_worker.distributed.cut import Cut
+from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import PackedLinear, can_pack, packed_rows
-from model_worker.layers.linear import pack_once
+from model_worker.kernels.native.operators import PackedLinear, TakeRows, can_pack, can_take, pack
 from model_worker.layers.weight import Weight
 
 
@@ -17,7 +18,7 @@ class TokenEmbedding(nn.Module):
 
     def __init__(
         self,
-        vocab_size: int,
+        vocab_size: int | Cut,
         hidden_size: int,
         *,
         multiplier: float = 1.0,
@@ -28,20 +29,46 @@ class TokenEmbedding(nn.Module):
         # As a tensor it is rounded to the dtype, as the reference has it.
         self._multiplier = None if multiplier == 1.0 else torch.tensor(multiplier, dtype=dtype, device=device)
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
-        self._kernels: NativeKernels | None = None
+        self._take: TakeRows | None = None
 
     def use_native(self, kernels: NativeKernels) -> None:
-        """Read the weight as a head that shares it may have packed it."""
-        self._kernels = kernels
+        """Read the weight, which a head that shares it may have packed, with the C++ kernel from now on."""
+        if can_take(self.weight):
+            self._take = TakeRows(kernels)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, hidden_size]."""
-        if self.weight.packed:
-            assert self._kernels is not None
-            rows = packed_rows(self._kernels, self.weight, input_ids)
-        else:
-            rows = F.embedding(input_ids, self.weight)
+        rows = self._rows(input_ids)
         return rows if self._multiplier is None else rows * self._multiplier
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        if self._take is not None:
+            return self._take(self.weight, ids, packed=self.weight.packed)
+        return F.embedding(ids, self.weight)
+
+
+class VocabParallelEmbedding(TokenEmbedding):
+    """A TokenEmbedding of which each rank has some tokens' rows: the others add zero."""
+
+    def __init__(
+        self,
+        vocabulary: Cut,
+        hidden_size: int,
+        *,
+        group: RankGroup,
+        multiplier: float = 1.0,
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        super().__init__(vocabulary, hidden_size, multiplier=multiplier, dtype=dtype, device=device)
+        self._group = group
+        self._first = vocabulary.start
+        self._last = vocabulary.room - 1
+
+    def _rows(self, ids: Tensor) -> Tensor:
+        local = ids - self._first
+        nearest = local.clamp(0, self._last)
+        return self._group.all_reduce(super()._rows(nearest).mul_((nearest == local).unsqueeze(1)))
 
 
 class LMHead(nn.Module):
@@ -55,11 +82,40 @@ class LMHead(nn.Module):
     def use_native(self, kernels: NativeKernels) -> None:
         """Compute with the C++ kernel from now on, where it has one for this weight; weights are loaded."""
         if can_pack(kernels, self.weight):
-            pack_once(kernels, self.weight)
+            pack(kernels, self.weight)
+            self.weight.packed = True
             self._packed = PackedLinear(kernels, self.weight, None, out_dtype=torch.float32)
 
-    def forward(self, hidden: Tensor) -> Tensor:
-        """hidden [S, hidden_size] -> logits [S, vocab_size] float32."""
+    @property
+    def is_packed(self) -> bool:
+        """The C++ kernel computes it."""
+        return self._packed is not None
+
+    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if it is given."""
         if self._packed is not None:
-            return self._packed(hidden)
-        return F.linear(hidden, self.weight).float()
+            logits = self._packed(hidden)
+            return logits if out is None else out.copy_(logits)
+        logits = F.linear(hidden, self.weight)
+        # The copy is the conversion: a buffer to write to costs nothing more.
+        return logits.float() if out is None else out.copy_(logits)
+
+
+class ParallelLMHead(LMHead):
+    """An LMHead of which each rank has some tokens' rows."""
+
+    def __init__(self, weight: Weight, group: RankGroup) -> None:
+        super().__init__(weight)
+        self._group = group
+        self._vocab_size = weight.cuts[0].total
+
+    def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if given, on rank 0, which
+        alone looks at them; on the others [0, vocab_size].
+        """
+        gathered = self._group.gather(super().forward(hidden))
+        if gathered is None:
+            return torch.empty(0, self._vocab_size, dtype=torch.float32, device=hidden.device)
+        # What lies behind the vocabulary is room that its last ranks do not fill.
+        logits = gathered[:, : self._vocab_size]
+        return logits.contiguous() if out is None else out.copy_(logits)

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_worker.distributed.cut import Cut
+from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import LANES
 from model_worker.kernels.native.operators import RmsNorm as NativeRmsNorm
@@ -33,7 +35,7 @@ class RMSNorm(nn.Module):
 
     def __init__(
         self,
-        size: int,
+        size: int | Cut,
         eps: float,
         *,
         dtype: torch.dtype,
@@ -65,12 +67,50 @@ class RMSNorm(nn.Module):
         return fused_add_rms_norm(residual, update, self.weight, self.eps)
 
 
+class SplitRMSNorm(RMSNorm):
+    """An RMSNorm over a vector of which each rank has as much; elements that several have count as often.
+
+    So the mean over all elements is the mean of the ranks' means.
+    """
+
+    def __init__(
+        self,
+        size: Cut,
+        eps: float,
+        *,
+        group: RankGroup,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        wide: bool = False,
+        changes: Sequence[Change] = (),
+    ) -> None:
+        super().__init__(size, eps, dtype=dtype, device=device, wide=wide, changes=changes)
+        self._group = group
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """There is no kernel that stops in the middle for the other ranks."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """See Norm; x is the rank's part."""
+        wide = x.float()
+        mean = self._group.all_reduce(wide.square().mean(-1, keepdim=True)) / self._group.size
+        normed = wide * torch.rsqrt(mean + self.eps)
+        if self.weight.dtype is torch.float32:
+            return (self.weight * normed).to(x.dtype)
+        return self.weight * normed.to(x.dtype)
+
+    def add_and_norm(self, residual: Tensor, update: Tensor) -> Tensor:
+        """See Norm."""
+        normed: Tensor = self(residual.add_(update))
+        return normed
+
+
 class LayerNorm(nn.Module):
     """(x - mean(x)) / deviation(x) * weight + bias. size (heads, head_dim): each head has its own."""
 
     def __init__(
         self,
-        size: int | tuple[int, int],
+        size: int | tuple[Cut, int],
         eps: float,
         *,
         bias: bool,
@@ -80,7 +120,7 @@ class LayerNorm(nn.Module):
     ) -> None:
         super().__init__()
         self.eps = eps
-        shape = (size,) if isinstance(size, int) else size
+        shape: tuple[int | Cut, ...] = (size,) if isinstance(size, int) else size
         self.weight = Weight(*shape, dtype=dtype, device=device, changes=changes)
         self.bias = Weight(*shape, dtype=dtype, device=device, changes=changes) if bias else None
 

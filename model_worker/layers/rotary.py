@@ -10,6 +10,8 @@ import math
 import torch
 from torch import Tensor
 
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import RotaryAngles
 from model_worker.kernels.rope import rope_cos_sin
 from model_worker.layers.weight import Change
 from runtime.rope_config import RopeConfig
@@ -30,8 +32,17 @@ class RotaryEmbedding:
             turned = torch.full((rope.rotary_dim // 2,), rope.attention_factor)
             self._amplitude = self._padded(turned, 1.0).repeat(2).to(device)
 
+        self._native: RotaryAngles | None = None
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernel from now on, where frequencies depend on no position."""
+        if self._rope.type != "dynamic":
+            self._native = RotaryAngles(kernels, self._inv_freq, self._amplitude)
+
     def cos_sin(self, positions: Tensor) -> Tensor:
         """positions [T] int64 -> [T, head_dim] float32, as apply_rope takes it."""
+        if self._native is not None:
+            return self._native(positions)
         inv_freq = self._inv_freq
         if self._rope.type == "dynamic":
             inv_freq = self._padded(_dynamic_frequencies(positions, self._rope))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from model_worker.attention.base import AttentionBackend, AttentionLayer
+from model_worker.distributed.cut import Cut
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.layers.norm import LayerNorm, RMSNorm
@@ -14,7 +15,7 @@ from model_worker.models.spec import has_bias
 
 
 class SelfAttention(nn.Module):
-    """Grouped-query attention of one layer."""
+    """Grouped-query attention of one layer, of this rank's heads."""
 
     def __init__(self, parts: Parts, layer_id: int) -> None:
         super().__init__()
@@ -22,32 +23,32 @@ class SelfAttention(nn.Module):
         head_dim = config.head_dim
         self.layer = AttentionLayer(
             layer_id=layer_id,
-            num_heads=config.num_heads,
-            num_kv_heads=config.num_kv_heads,
+            num_heads=parts.num_heads,
+            num_kv_heads=parts.num_kv_heads,
             head_dim=head_dim,
             scale=config.attention_scale,
-            sliding_window=config.sliding_windows[layer_id],
+            sliding_window=config.attention_window(layer_id),
             softcap=config.attention_softcap,
         )
-        q_size, kv_size = config.num_heads * head_dim, config.num_kv_heads * head_dim
-        self.split = (q_size, kv_size, kv_size)
+        queries, keys = parts.heads(config.num_heads), parts.heads(config.num_kv_heads)
+        self.split = (queries.length, keys.length, keys.length)
         adjacent = spec.rotary_pairs == "adjacent"
         self._order = rotary_order(head_dim, config.rope.rotary_dim, adjacent=adjacent)
-        num_turned = config.num_heads + config.num_kv_heads
+        num_turned = parts.num_heads + parts.num_kv_heads
         self.qkv_proj = parts.linear(
             config.hidden_size,
-            {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size},
+            {"q_proj": queries, "k_proj": keys, "v_proj": keys},
             bias=has_bias(spec.qkv_bias, config.attention_bias),
             changes=() if self._order is None else (reorder_rows(self._order, num_turned),),
         )
-        self.o_proj = parts.linear(
-            q_size, config.hidden_size, bias=has_bias(spec.o_bias, config.attention_bias)
+        self.o_proj = parts.joining_linear(
+            queries, config.hidden_size, bias=has_bias(spec.o_bias, config.attention_bias)
         )
-        self.q_norm = self._head_norm(parts, config.num_heads)
-        self.k_norm = self._head_norm(parts, config.num_kv_heads)
+        self.q_norm = self._head_norm(parts, queries)
+        self.k_norm = self._head_norm(parts, keys)
         self._norms_projections = spec.qk_norm == "projection"
 
-    def _head_norm(self, parts: Parts, num_heads: int) -> RMSNorm | LayerNorm | None:
+    def _head_norm(self, parts: Parts, features: Cut) -> RMSNorm | LayerNorm | None:
         if not parts.config.qk_norm:
             return None
         changes = () if self._order is None else (reorder_scales(self._order),)
@@ -58,9 +59,9 @@ class SelfAttention(nn.Module):
             case "head":
                 return parts.norm(head_dim, changes)
             case "each_head":
-                return parts.norm((num_heads, head_dim), changes)
+                return parts.norm((features.in_units_of(head_dim), head_dim), changes)
             case "projection":
-                return parts.norm(num_heads * head_dim, changes)
+                return parts.split_norm(features, changes)
 
     def forward(
         self,

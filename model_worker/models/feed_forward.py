@@ -6,14 +6,13 @@ from collections.abc import Callable
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from model_worker.distributed.cut import whole
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import LANES, SiluAndMul
 from model_worker.kernels.silu_and_mul import silu_and_mul
-from model_worker.layers.weight import ExpertWeight
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
 from runtime.model_config import Activation, ExpertsConfig
@@ -23,7 +22,7 @@ def make_feed_forward(parts: Parts, layer_id: int) -> nn.Module:
     """What the layer has, by the config and the spec: hidden [T, hidden_size] -> [T, hidden_size]."""
     config = parts.config
     if config.experts is not None and config.expert_layers[layer_id]:
-        return SparseMLP(parts, config.experts)
+        return (SparseMLP if parts.group.size == 1 else ParallelSparseMLP)(parts, config.experts)
     return GatedMLP(parts) if parts.spec.gated_mlp else PlainMLP(parts)
 
 
@@ -34,14 +33,14 @@ class GatedMLP(nn.Module):
         super().__init__()
         config = parts.config
         bias = has_bias(parts.spec.mlp_bias, config.mlp_bias)
-        width = config.intermediate_size
+        width = parts.even(config.intermediate_size)
         self.gate_up_proj = parts.linear(
             config.hidden_size, {"gate_proj": width, "up_proj": width}, bias=bias
         )
-        self.down_proj = parts.linear(width, config.hidden_size, bias=bias)
+        self.down_proj = parts.joining_linear(width, config.hidden_size, bias=bias)
         self._activation = config.hidden_act
         self._activate = _gate(config.hidden_act)
-        self._width = width
+        self._width = width.length
 
     def use_native(self, kernels: NativeKernels) -> None:
         """Compute the gate with the C++ kernel from now on, where it has one for this gate and width."""
@@ -61,8 +60,9 @@ class PlainMLP(nn.Module):
         super().__init__()
         config = parts.config
         bias = has_bias(parts.spec.mlp_bias, config.mlp_bias)
-        self.up_proj = parts.linear(config.hidden_size, config.intermediate_size, bias=bias)
-        self.down_proj = parts.linear(config.intermediate_size, config.hidden_size, bias=bias)
+        width = parts.even(config.intermediate_size)
+        self.up_proj = parts.linear(config.hidden_size, width, bias=bias)
+        self.down_proj = parts.joining_linear(width, config.hidden_size, bias=bias)
         self._activate = ACTIVATIONS[config.hidden_act]
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -72,33 +72,36 @@ class PlainMLP(nn.Module):
 
 
 class Experts(nn.Module):
-    """The experts' weights, stacked."""
+    """The experts' weights, stacked; of each expert, this rank's part of its inner dimension."""
 
     def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
         super().__init__()
-        hidden, width = parts.config.hidden_size, experts.intermediate_size
-        self.gate_up_proj = ExpertWeight(
-            experts.num_experts,
-            2 * width,
-            hidden,
-            dtype=parts.dtype,
-            device=parts.device,
-            parts={"gate_proj": width, "up_proj": width},
-        )
-        self.down_proj = ExpertWeight(
-            experts.num_experts,
-            hidden,
-            width,
-            dtype=parts.dtype,
-            device=parts.device,
-            parts={"down_proj": hidden},
-        )
+        hidden, width = parts.config.hidden_size, parts.even(experts.intermediate_size)
+        gate_up = {"gate_proj": width, "up_proj": width}
+        self.gate_up_proj = parts.expert_linear(experts.num_experts, hidden, gate_up)
+        self.down_proj = parts.expert_linear(experts.num_experts, width, {"down_proj": whole(hidden)})
         self._activate = _gate(parts.config.hidden_act)
 
     def forward(self, expert: int, hidden: Tensor) -> Tensor:
-        """One expert's output for the tokens that it was given: [n, hidden_size], both ways."""
-        gated = self._activate(F.linear(hidden, self.gate_up_proj[expert]))
-        return F.linear(gated, self.down_proj[expert])
+        """One expert's output for the tokens that it was given, [n, hidden_size] both ways: what this rank's
+        part adds to it.
+        """
+        gated = self._activate(self.gate_up_proj(expert, hidden))
+        projected: Tensor = self.down_proj(expert, gated)
+        return projected
+
+    @property
+    def are_plain(self) -> bool:
+        """Their weights are stored as they are multiplied, without scales: `all_at_once` knows no others."""
+        return self.gate_up_proj.weight_scale is None and self.down_proj.weight_scale is None
+
+    def all_at_once(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+        """Each token's sum over its experts, [T, hidden_size]; weights and ids [T, num_per_token]."""
+        # Imported where a GPU is used, and only there: a CPU needs no triton.
+        from model_worker.kernels.triton.experts import fused_experts
+
+        gate_up, down = self.gate_up_proj.weight.data, self.down_proj.weight.data
+        return fused_experts(hidden, gate_up, down, weights, ids, self._activate)
 
 
 class SparseMLP(nn.Module):
@@ -106,7 +109,8 @@ class SparseMLP(nn.Module):
 
     def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
         super().__init__()
-        self.router = parts.linear(parts.config.hidden_size, experts.num_experts, bias=False)
+        self.router = parts.linear(parts.config.hidden_size, experts.num_experts, bias=False, quantized=False)
+        self._num_experts = experts.num_experts
         self.experts = Experts(parts, experts)
         self._num_per_token = experts.num_per_token
         self._renormalize = experts.renormalize
@@ -115,11 +119,13 @@ class SparseMLP(nn.Module):
         """hidden [T, hidden_size] -> [T, hidden_size].
 
         Tokens are sorted by expert, so that each expert is one matrix product. How many each has is read on
-        the host: on a GPU this waits for the layers before it.
+        the host, but on a GPU, which would have to be waited for; there only quantised experts are done so.
         """
         weights, ids = self._route(hidden)
+        if hidden.is_cuda and self.experts.are_plain:
+            return self.experts.all_at_once(hidden, weights, ids)
         by_expert = ids.flatten().argsort(stable=True)
-        counts = ids.flatten().bincount(minlength=self.experts.gate_up_proj.shape[0]).tolist()
+        counts = ids.flatten().bincount(minlength=self._num_experts).tolist()
         tokens = by_expert // self._num_per_token
         outputs = hidden.new_empty(len(tokens), hidden.shape[1])
         start = 0
@@ -140,6 +146,18 @@ class SparseMLP(nn.Module):
         if self._renormalize:
             weights /= weights.sum(-1, keepdim=True)
         return weights.to(hidden.dtype), ids
+
+
+class ParallelSparseMLP(SparseMLP):
+    """A SparseMLP of which each rank has a part of every expert: summed once, over all experts."""
+
+    def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
+        super().__init__(parts, experts)
+        self._group = parts.group
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """hidden [T, hidden_size] -> [T, hidden_size], the same on all ranks."""
+        return self._group.all_reduce(super().forward(hidden))
 
 
 def _gate(activation: Activation) -> Callable[[Tensor], Tensor]:

@@ -1,17 +1,26 @@
-"""What every module of the decoder is built from: the config, the spec, and norms and projections by them."""
+"""What every module of the decoder is built from: the config, the spec, and norms and projections by them.
+
+How a model is cut for its ranks is decided here: a lone rank gets layers that know no other.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from model_worker.layers.linear import Linear
-from model_worker.layers.norm import LayerNorm, RMSNorm
-from model_worker.layers.weight import Change
+from model_worker.distributed.cut import Cut, by_heads, by_vocabulary, even
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.layers.embedding import LMHead, ParallelLMHead, TokenEmbedding, VocabParallelEmbedding
+from model_worker.layers.linear import ExpertLinear, Linear, RowParallelLinear
+from model_worker.layers.norm import LayerNorm, RMSNorm, SplitRMSNorm
+from model_worker.layers.weight import Change, Weight
 from model_worker.models.spec import ModelSpec
+from model_worker.quant.base import QuantMethod
+from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.model_config import ModelConfig
 
 
@@ -23,9 +32,29 @@ class Parts:
     spec: ModelSpec
     dtype: torch.dtype
     device: torch.device | str
+    group: RankGroup = SOLO
+    quant: QuantMethod = UNQUANTIZED  # of the linear layers; embedding, head and routers keep the dtype
 
-    def norm(self, size: int | tuple[int, int], changes: Sequence[Change] = ()) -> RMSNorm | LayerNorm:
-        """The family's norm over the last dimension."""
+    @property
+    def num_heads(self) -> int:
+        """Heads of this rank."""
+        return self.config.num_heads // self.group.size
+
+    @property
+    def num_kv_heads(self) -> int:
+        """KV heads of this rank, one that others have too included."""
+        return self.config.num_kv_heads_per_rank(self.group.size)
+
+    def heads(self, num_heads: int) -> Cut:
+        """This rank's part of the features of that many heads."""
+        return by_heads(num_heads, self.config.head_dim, self.group.rank, self.group.size)
+
+    def even(self, size: int) -> Cut:
+        """This rank's part of a layer's inner dimension."""
+        return even(size, self.group.rank, self.group.size)
+
+    def norm(self, size: int | tuple[Cut, int], changes: Sequence[Change] = ()) -> RMSNorm | LayerNorm:
+        """The family's norm over the last dimension, of which every rank has all."""
         config, kind = self.config, self.spec.norm
         if kind in ("layer", "layer_bias"):
             return LayerNorm(
@@ -37,31 +66,75 @@ class Parts:
                 changes=changes,
             )
         assert isinstance(size, int), "an RMS norm has one weight for all heads"
+        return RMSNorm(size, config.norm_eps, **self._rms_options(changes))
+
+    def split_norm(self, size: Cut, changes: Sequence[Change] = ()) -> RMSNorm:
+        """The family's RMS norm over a vector of which this rank has a part."""
+        options = self._rms_options(changes)
+        if self.group.size == 1:
+            return RMSNorm(size, self.config.norm_eps, **options)
+        return SplitRMSNorm(size, self.config.norm_eps, group=self.group, **options)
+
+    def _rms_options(self, changes: Sequence[Change]) -> dict[str, Any]:
+        kind = self.spec.norm
         if kind == "rms_offset":
             changes = (*changes, _plus_one)
-        return RMSNorm(
-            size,
-            config.norm_eps,
-            dtype=self.dtype,
-            device=self.device,
-            wide=kind != "rms",
-            changes=changes,
-        )
+        return {"dtype": self.dtype, "device": self.device, "wide": kind != "rms", "changes": changes}
 
     def linear(
         self,
         in_features: int,
-        out_features: int | Mapping[str, int],
+        out_features: int | Cut | Mapping[str, Cut],
         *,
         bias: bool,
         changes: Sequence[Change] = (),
+        quantized: bool = True,
     ) -> Linear:
-        """A projection. A mapping packs several; the checkpoint has them apart unless the spec says not."""
-        if self.spec.packed_in_checkpoint and not isinstance(out_features, int):
-            out_features = sum(out_features.values())
+        """A projection of what every rank has; each gives its part of the outputs. A mapping packs several;
+        the checkpoint has them apart unless the spec says not. quantized: as the model's other layers are.
+        """
         return Linear(
-            in_features, out_features, bias=bias, dtype=self.dtype, device=self.device, changes=changes
+            in_features,
+            out_features,
+            bias=bias,
+            dtype=self.dtype,
+            device=self.device,
+            one_tensor=self.spec.packed_in_checkpoint,
+            changes=changes,
+            quant=self.quant if quantized else UNQUANTIZED,
         )
+
+    def joining_linear(self, in_features: Cut, out_features: int, *, bias: bool) -> Linear:
+        """A projection of what each rank has a part of; all give the whole output."""
+        options: dict[str, Any] = {"dtype": self.dtype, "device": self.device, "quant": self.quant}
+        if self.group.size == 1:
+            return Linear(in_features, out_features, bias=bias, **options)
+        return RowParallelLinear(in_features, out_features, group=self.group, bias=bias, **options)
+
+    def expert_linear(
+        self, num_experts: int, in_features: int | Cut, parts: Mapping[str, Cut]
+    ) -> ExpertLinear:
+        """One projection of every expert, whose parts the checkpoint has under these names."""
+        return ExpertLinear(
+            num_experts, in_features, parts, dtype=self.dtype, device=self.device, quant=self.quant
+        )
+
+    def token_embedding(self, multiplier: float) -> TokenEmbedding:
+        config, group = self.config, self.group
+        options: dict[str, Any] = {"multiplier": multiplier, "dtype": self.dtype, "device": self.device}
+        if group.size == 1:
+            return TokenEmbedding(config.vocab_size, config.hidden_size, **options)
+        vocabulary = by_vocabulary(config.vocab_size, group.rank, group.size)
+        return VocabParallelEmbedding(vocabulary, config.hidden_size, group=group, **options)
+
+    def lm_head(self, embedding: TokenEmbedding) -> LMHead:
+        """The head; of a model with tied embeddings, over the embedding's own weight."""
+        config, group = self.config, self.group
+        weight = embedding.weight
+        if not config.tie_word_embeddings:
+            rows = by_vocabulary(config.vocab_size, group.rank, group.size)
+            weight = Weight(rows, config.hidden_size, dtype=self.dtype, device=self.device)
+        return LMHead(weight) if group.size == 1 else ParallelLMHead(weight, group)
 
 
 def _plus_one(weight: Tensor) -> Tensor:

@@ -6,24 +6,28 @@ Module names follow the checkpoints: a parameter's name is its tensor's name. Kn
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
-from model_worker.attention.base import AttentionBackend
+from model_worker.attention.base import AttentionBackend, widest_window
+from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.kernels.native.operators import TakeRows, can_take
+from model_worker.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.layers.embedding import LMHead, TokenEmbedding
-from model_worker.layers.linear import Linear
+from model_worker.layers.linear import ExpertLinear, Linear
 from model_worker.layers.norm import RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
-from model_worker.layers.weight import Weight
 from model_worker.models.attention import SelfAttention
 from model_worker.models.decoder_layer import LAYOUTS
-from model_worker.models.feed_forward import GatedMLP
+from model_worker.models.feed_forward import GatedMLP, SparseMLP
 from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
+from model_worker.quant.base import QuantMethod
+from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.model_config import ModelConfig
 
 
@@ -36,9 +40,7 @@ class Decoder(nn.Module):
         multiplier = config.embedding_multiplier
         if spec.scaled_embedding:
             multiplier *= math.sqrt(config.hidden_size)
-        self.embed_tokens = TokenEmbedding(
-            config.vocab_size, config.hidden_size, multiplier=multiplier, dtype=parts.dtype, device=device
-        )
+        self.embed_tokens = parts.token_embedding(multiplier)
         layer_type = LAYOUTS[spec.layout]
         self.layers = nn.ModuleList(layer_type(parts, layer_id) for layer_id in range(config.num_layers))
         self.norm = parts.norm(config.hidden_size)
@@ -46,6 +48,16 @@ class Decoder(nn.Module):
         self.window_rotary: RotaryEmbedding | None = None
         if config.window_rope is not None:
             self.window_rotary = RotaryEmbedding(config.window_rope, config.head_dim, device)
+        self._has_window = [window is not None for window in config.sliding_windows]
+        self._take: Callable[[Tensor, Tensor], Tensor] = _take_rows
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernels from now on what belongs to no layer."""
+        if can_take(self.embed_tokens.weight):
+            self._take = TakeRows(kernels)
+        for rotary in (self.rotary, self.window_rotary):
+            if rotary is not None:
+                rotary.use_native(kernels)
 
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
         """The final hidden states [W, hidden_size] of the tokens at batch.output_indices."""
@@ -55,7 +67,7 @@ class Decoder(nn.Module):
             window_cos_sin = self.window_rotary.cos_sin(batch.positions)
 
         def attend(attention: SelfAttention, hidden: Tensor) -> Tensor:
-            turns = cos_sin if attention.layer.sliding_window is None else window_cos_sin
+            turns = window_cos_sin if self._has_window[attention.layer.layer_id] else cos_sin
             attended: Tensor = attention(hidden, turns, batch, kv_pool, backend)
             return attended
 
@@ -64,32 +76,63 @@ class Decoder(nn.Module):
             update = layer(residual, update, attend)
         assert update is not None, "a model has at least one layer"
         wanted = batch.output_indices
-        return self.norm.add_and_norm(residual.index_select(0, wanted), update.index_select(0, wanted))
+        return self.norm.add_and_norm(self._take(residual, wanted), self._take(update, wanted))
+
+
+def _take_rows(table: Tensor, index: Tensor) -> Tensor:
+    return table.index_select(0, index)
+
+
+NATIVE = (Decoder, Linear, ExpertLinear, LMHead, TokenEmbedding, RMSNorm, GatedMLP)
+"""Modules that the C++ kernels can compute."""
 
 
 class CausalLM(nn.Module):
     """A decoder with a language-model head. Weights are uninitialised until the loader fills them."""
 
+    stays_on_device = True
+    """On a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
+
     def __init__(
-        self, config: ModelConfig, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device | str
+        self,
+        config: ModelConfig,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        group: RankGroup = SOLO,
+        quant: QuantMethod = UNQUANTIZED,
     ) -> None:
+        """group: the ranks that the model is cut for; this one's part is built. quant: of linear layers."""
         super().__init__()
         self.config = config
         self.spec = spec
-        self.model = Decoder(Parts(config, spec, dtype, device))
-        if config.tie_word_embeddings:
-            head = self.model.embed_tokens.weight
-        else:
-            head = Weight(config.vocab_size, config.hidden_size, dtype=dtype, device=device)
-        self.lm_head = LMHead(head)
+        parts = Parts(config, spec, dtype, device, group, quant)
+        windows = [config.attention_window(layer_id) for layer_id in range(config.num_layers)]
+        self.kv_layout = KVLayout(
+            config.num_layers, parts.num_kv_heads, config.head_dim, widest_window(windows)
+        )
+        self.model = Decoder(parts)
+        self.lm_head = parts.lm_head(self.model.embed_tokens)
 
     def use_native(self, kernels: NativeKernels) -> None:
         """Compute with the C++ kernels from now on, where they exist. Weights must be loaded: some are
         rearranged in place and cannot be loaded again.
         """
         for module in self.modules():
-            if isinstance(module, Linear | LMHead | TokenEmbedding | RMSNorm | GatedMLP):
+            if isinstance(module, NATIVE):
                 module.use_native(kernels)
+
+    def batch_dependent(self) -> str:
+        """A module whose sums may be rounded differently in another batch, by its name; empty: there is none.
+
+        The C++ linear layers add in one order for any number of rows; torch's do not.
+        """
+        for name, module in self.named_modules():
+            is_torch = isinstance(module, Linear | LMHead) and not module.is_packed
+            if is_torch or isinstance(module, SparseMLP):
+                return name
+        return ""
 
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
         """Compute the batch's tokens, write their KV, return final hidden states [W, hidden_size].
@@ -100,11 +143,11 @@ class CausalLM(nn.Module):
         hidden: Tensor = self.model(batch, kv_pool, backend)
         return hidden
 
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """The head: hidden [n, hidden_size] -> logits [n, vocab_size] float32. The caller decides how many
-        rows at a time, for they are large.
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """The head: hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given; on
+        ranks other than 0 no rows. The caller decides how many rows at a time, for they are large.
         """
-        logits: Tensor = self.lm_head(hidden)
+        logits: Tensor = self.lm_head(hidden, out)
         multiplier, softcap = self.config.logits_multiplier, self.config.logits_softcap
         if multiplier != 1.0:
             logits *= multiplier

@@ -37,6 +37,7 @@ TOP_P_DECAY = 1 << 13
 EDITS = PENALTY | BIAS
 FORBIDS = MIN_LEN | BAD_WORDS | NGRAM
 REMEMBERS = PENALTY | HISTORY | TOP_P_DECAY
+TRUNCATES = TOP_K | TOP_P | MIN_P
 
 GREEDY_BELOW = 1e-5  # temperature
 
@@ -52,7 +53,7 @@ class SampleRows:
 
 
 class SamplingColumns:
-    """Columns [max_rows]: what decides the work is on the host, what enters the arithmetic on the device."""
+    """Columns by row: what decides the work is on the host, what enters the arithmetic on the device."""
 
     def __init__(self, max_rows: int, vocab_size: int, device: Device) -> None:
         self._device = device
@@ -64,12 +65,13 @@ class SamplingColumns:
         self.ngram = np.zeros(max_rows, np.int64)
         self.stop_ids: dict[int, IntArray] = {}
         self.bias: dict[int, tuple[IntArray, FloatArray]] = {}
-        self.floats = torch.zeros((max_rows, 8), dtype=torch.float32, device=device.torch_device)
-        self.integers = torch.zeros((max_rows, 3), dtype=torch.int64, device=device.torch_device)
+        # On the device the last row is nobody's, for the padding of a batch: greedy and harmless.
+        self.floats = torch.ones((max_rows + 1, 8), dtype=torch.float32, device=device.torch_device)
+        self.integers = torch.zeros((max_rows + 1, 4), dtype=torch.int64, device=device.torch_device)
         # Views: one upload fills several columns.
         self.temperature, self.top_p, self.top_p_decay, self.top_p_min = self.floats[:, :4].unbind(1)
         self.min_logit_gap, self.repetition, self.presence, self.frequency = self.floats[:, 4:].unbind(1)
-        self.seed, self.top_k, self.top_p_age = self.integers.unbind(1)
+        self.seed, self.top_k, self.top_p_age, self.is_greedy = self.integers.unbind(1)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Replace what the rows' last tenants left. Ids that the vocabulary does not have are ignored."""
@@ -78,7 +80,10 @@ class SamplingColumns:
         rows = self._device.tensor(np.array([s.row for s in setups], np.int64))
         self.floats[rows] = self._device.tensor(np.array([_floats_of(s) for s in setups], np.float32))
         self.integers[rows] = self._device.tensor(
-            np.array([(s.seed, max(s.top_k, 0), s.top_p_age) for s in setups], np.int64)
+            np.array(
+                [(s.seed, max(s.top_k, 0), s.top_p_age, s.temperature < GREEDY_BELOW) for s in setups],
+                np.int64,
+            )
         )
 
     def _open_on_host(self, setup: RowSetup) -> None:

@@ -11,6 +11,7 @@ the batch.
 
 from __future__ import annotations
 
+import enum
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
+from model_worker.kernels.native.library import NativeKernels
 from model_worker.sampling import columns as col
 from model_worker.sampling.columns import (
     FeatureArray,
@@ -31,6 +33,7 @@ from model_worker.sampling.columns import (
     take,
 )
 from model_worker.sampling.logprobs import Logprobs, logprobs_of
+from model_worker.sampling.native_draw import NativeDraw
 from model_worker.sampling.noise import noise_at, perturbed
 from model_worker.sampling.penalties import PenaltyCounts
 from model_worker.sampling.philox import LANES
@@ -39,6 +42,15 @@ from model_worker.sampling.top_p_decay import TopPDecay
 from model_worker.sampling.truncation import candidates
 from runtime.plan import RowSetup
 from runtime.wire import unpack_ids
+
+NO_ROWS = np.zeros(0, np.int64)
+
+
+class DrawKind(enum.Enum):
+    """What rows need of which a draw is all that is wanted: their logits are not edited."""
+
+    WHOLE = enum.auto()  # greedy rows, and draws from the whole vocabulary
+    TRUNCATED = enum.auto()  # some with top-k, top-p or min-p
 
 
 @dataclass(slots=True)
@@ -50,8 +62,16 @@ class Sampled:
 
 
 class Sampler:
-    def __init__(self, device: Device, *, max_rows: int, max_len: int, vocab_size: int) -> None:
-        """max_len: tokens of the longest sequence, prompt and output."""
+    def __init__(
+        self,
+        device: Device,
+        *,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int,
+        kernels: NativeKernels | None = None,
+    ) -> None:
+        """max_len: tokens of the longest sequence, prompt and output. kernels: draw with them, on a CPU."""
         self._device = device
         self._vocab_size = vocab_size
         self._columns = SamplingColumns(max_rows, vocab_size, device)
@@ -60,6 +80,7 @@ class Sampler:
             self._columns, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, device=device
         )
         self._decay = TopPDecay(self._columns, max_rows, device)
+        self._native = None if kernels is None else NativeDraw(kernels, self._columns, vocab_size)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Give rows to new tenants."""
@@ -84,7 +105,9 @@ class Sampler:
         features: FeatureArray = self._columns.features[who.rows_host]
         present = int(np.bitwise_or.reduce(features, initial=0))
         # What is reported is the model's own distribution, so it is put aside before anything changes it.
-        asked, logits_of = rows_with(features, col.LOGPROBS), rows_with(features, col.LOGITS)
+        asked, logits_of = NO_ROWS, NO_ROWS
+        if present & (col.LOGPROBS | col.LOGITS):
+            asked, logits_of = rows_with(features, col.LOGPROBS), rows_with(features, col.LOGITS)
         raw = logits[self._device.tensor(asked)] if len(asked) else None
         returned = logits[self._device.tensor(logits_of)] if len(logits_of) else None
         if present & col.EDITS:
@@ -96,7 +119,12 @@ class Sampler:
         if present & col.FORBIDS:
             may_empty = bool(masks) or bool(present & col.ALLOWED)
             self._prohibitions.apply(logits, who, features, may_empty=may_empty)
-        tokens = self._draw(logits, who, features) if present & col.NOISE else logits.argmax(dim=1)
+        if self._native is not None and not present & (col.TOP_K | col.TOP_P):
+            tokens = self._native(logits, who)
+        elif present & col.NOISE:
+            tokens = self._draw(logits, who, features)
+        else:
+            tokens = logits.argmax(dim=1)
         if present & col.REMEMBERS:
             self._remember(tokens, who, features)
         logprobs = None
@@ -164,6 +192,10 @@ class Sampler:
         if logits.is_cuda:
             return self._draw_by_kernel(logits, who, features)
         truncated = rows_with(features, col.TOP_K | col.TOP_P)
+        if self._native is not None and len(truncated) < len(features):
+            tokens = self._native(logits, who)
+            self._truncate_some(tokens, logits, who, truncated)
+            return tokens
         whole = np.flatnonzero((features & (col.TOP_K | col.TOP_P | col.NOISE)) == col.NOISE)
         if len(whole) == len(features):
             return self._draw_whole(logits, who.rows, who.positions, bool((features & col.MIN_P).any()))
@@ -174,35 +206,56 @@ class Sampler:
             at = self._device.tensor(whole)
             min_p = bool((features[whole] & col.MIN_P).any())
             tokens[at] = self._draw_whole(logits[at], who.rows[at], who.positions[at], min_p)
+        self._truncate_some(tokens, logits, who, truncated)
+        return tokens
+
+    def _truncate_some(self, tokens: Tensor, logits: Tensor, who: SampleRows, truncated: LongArray) -> None:
+        """Put the draws of rows `truncated` [m] among the tokens [S]."""
         if len(truncated):
             at = self._device.tensor(truncated)
             rows_host = who.rows_host[truncated]
             tokens[at] = self._draw_truncated(logits[at], who.rows[at], who.positions[at], rows_host)
-        return tokens
 
     def _draw_by_kernel(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> Tensor:
         """As `_draw`, for all kinds of rows in the same few launches."""
+        truncates = bool((features & col.TRUNCATES).any())
+        kind = DrawKind.TRUNCATED if truncates else DrawKind.WHOLE
+        decaying = rows_with(features, col.TOP_P_DECAY)
+        if not len(decaying):
+            return self.draw(logits, who.rows, who.positions, kind)
+        top_p = take(self._columns.top_p, who.rows)
+        at = self._device.tensor(decaying)
+        top_p[at] = self._decay.top_p(who.rows[at])
+        return self.draw(logits, who.rows, who.positions, kind, top_p)
+
+    def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
+        """What `draw` has to do for the tokens of these rows; None: a draw is not all that they need."""
+        present = int(np.bitwise_or.reduce(self._columns.features[rows_host], initial=0))
+        if present & ~(col.NOISE | col.TRUNCATES):
+            return None
+        return DrawKind.TRUNCATED if present & col.TRUNCATES else DrawKind.WHOLE
+
+    def draw(
+        self, logits: Tensor, rows: Tensor, positions: Tensor, kind: DrawKind, top_p: Tensor | None = None
+    ) -> Tensor:
+        """Tokens [n] int64 of logits [n, V], by kernels that read the parameters by row: all of it is decided
+        on the device. rows, positions [n] int64; top_p [n] float32 in place of the rows' own.
+        """
         # Imported where a GPU is used, and only there: a CPU needs no triton.
         from model_worker.kernels.triton.draw import draw
 
-        c, rows = self._columns, who.rows
-        greedy = self._device.tensor((features & col.NOISE) == 0)
-        seeds, temperature = take(c.seed, rows), take(c.temperature, rows)
-        if not (features & (col.TOP_K | col.TOP_P | col.MIN_P)).any():
-            return draw(logits, temperature, seeds, who.positions, greedy)
-        top_p = take(c.top_p, rows)
-        decaying = rows_with(features, col.TOP_P_DECAY)
-        if len(decaying):
-            at = self._device.tensor(decaying)
-            top_p[at] = self._decay.top_p(rows[at])
+        c = self._columns
+        seeds, temperature, greedy = take(c.seed, rows), take(c.temperature, rows), take(c.is_greedy, rows)
+        if kind is DrawKind.WHOLE:
+            return draw(logits, temperature, seeds, positions, greedy)
         return draw(
             logits,
             temperature,
             seeds,
-            who.positions,
+            positions,
             greedy,
             top_k=take(c.top_k, rows),
-            top_p=top_p,
+            top_p=take(c.top_p, rows) if top_p is None else top_p,
             min_logit_gap=take(c.min_logit_gap, rows),
         )
 

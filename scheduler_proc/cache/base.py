@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from runtime.wire import IntArray
+from scheduler_proc.cache.retained_pages import RetainedPages
 
 NO_PAGES: IntArray = np.empty(0, np.int32)
 
@@ -51,7 +52,6 @@ class PrefixCache(Protocol):
     """Changes whenever a match could come out differently."""
     num_evictable: int
     """Pages that `evict` could give back now."""
-    num_evicted: int
 
     @property
     def num_pages(self) -> int:
@@ -68,8 +68,18 @@ class PrefixCache(Protocol):
     def match_path(self, tokens: bytes, num_tokens: int, namespace: bytes) -> tuple[int, ...]:
         """The uids of the nodes of which `match` would use pages, from the root down. Changes nothing."""
 
-    def insert(self, node: CacheNode, tokens: bytes, pages: IntArray) -> Insertion:
-        """Offer full pages that continue `node`, which is locked; next, move that lock to the new node."""
+    def insert(self, node: CacheNode, tokens: bytes, pages: IntArray, priority: int = 0) -> Insertion:
+        """Offer full pages that continue `node`, which is locked; next, move that lock to the new node.
+        priority: of the request that computed them.
+        """
+
+    def note_hit(self, node: CacheNode, priority: int) -> None:
+        """A request of this priority has begun with what is cached down to `node`."""
+
+    def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
+        """Keep the pages first .. num_pages - 1 on the way to `node`, which is locked and the end of them, as
+        firmly as the spans say; what is in none of them stays as it is. A cache node begins at `first`.
+        """
 
     def lock(self, node: CacheNode) -> None:
         """Keep everything down to node from being evicted. Counted: one `unlock` each."""
@@ -86,8 +96,8 @@ class PrefixCache(Protocol):
         """
 
     def evict(self, num_pages: int) -> IntArray:
-        """Give back the least recently used unlocked pages:
-        num_pages of them, or all there are if that is fewer.
+        """Give back num_pages unlocked pages, or all there are if that is fewer: what is retained least goes
+        first, then as the eviction policy ranks it.
         """
 
     def owned_pages(self) -> Iterator[IntArray]:

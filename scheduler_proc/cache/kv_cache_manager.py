@@ -6,6 +6,11 @@ ends exactly there) and goes on with pages private to it:
     table[row]   | shared: num_shared | private: num_shared .. num_pages |
     kv_len       |--------- written by launched plans -------|
 
+Where every layer has a window, a row gives back what no later token sees, all shared pages at once and then
+private ones. From then on it shares nothing:
+
+    table[row]   | given back: num_gone | private: num_gone .. num_pages |
+
 The device has a copy of the table that only plans change. Knows nothing of messages, budgets or the step
 loop.
 """
@@ -17,17 +22,14 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from runtime.wire import TOKEN_BYTES, IntArray
+from scheduler_proc.cache.attention_window import AttentionWindow
 from scheduler_proc.cache.base import NO_PAGES, CacheNode, PrefixCache
+from scheduler_proc.cache.eviction import eviction_bite
 from scheduler_proc.cache.page_allocator import PageAllocator
+from scheduler_proc.cache.page_counts import PageCounts
+from scheduler_proc.cache.page_tables import PageTables
 from scheduler_proc.request import Request
 from scheduler_proc.rows import RowArray, Rows
-
-CLEAN = np.iinfo(np.int32).max
-
-EVICTION_SHARE = 128
-"""When pages are short, this part of the pool is evicted at a time: it halves what eviction costs a step that
-admits 26 prompts of 1,024 tokens (104 to 48 us), and the cache is smaller by half of it on average.
-"""
 
 PageKey: TypeAlias = tuple[int, bytes]
 """A page that may come to be cached: the node it continues, and its tokens."""
@@ -45,30 +47,29 @@ class Prefix(NamedTuple):
     """The first full page that is not cached; None when there is none, or when nothing is ever shared."""
 
 
-class TableWrites(NamedTuple):
-    """Packed int32: [num_spans, 3] (row, start, n), and the pages of all spans in order."""
-
-    spans: bytes
-    pages: bytes
-
-
 class KVCacheManager:
     """Pages 1 to num_pages of page_size tokens each, shared by the rows and the cache."""
 
-    def __init__(self, num_pages: int, page_size: int, rows: Rows, cache: PrefixCache) -> None:
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        rows: Rows,
+        cache: PrefixCache,
+        attention_window: int = 0,
+    ) -> None:
+        """attention_window: tokens that the layer which looks back the farthest sees; 0: one sees all."""
         self.page_size = page_size
         self.rows = rows
         self.cache = cache
         self.pages = PageAllocator(num_pages)
-        self._eviction_bite = num_pages // EVICTION_SHARE
+        self.counts = PageCounts()
+        self._eviction_bite = eviction_bite(num_pages)
         max_pages_a_row = -(-rows.tokens.shape[1] // page_size)
-        self.table: IntArray = np.zeros((rows.max_rows, max_pages_a_row), np.int32)
-        self.num_pages: IntArray = np.zeros(rows.max_rows, np.int32)
-        # How many of them, from the first on, the cache owns.
-        self.num_shared: IntArray = np.zeros(rows.max_rows, np.int32)
-        # First entry that the device was not told of.
-        self._dirty_from: IntArray = np.full(rows.max_rows, CLEAN, np.int32)
-        self._copies: list[tuple[int, int, int]] = []  # row, source page, target page
+        self.tables = tables = PageTables(rows.max_rows, max_pages_a_row)
+        self.table, self.num_pages = tables.pages, tables.num_pages
+        self.num_shared, self.num_gone = tables.num_shared, tables.num_gone
+        self.window = AttentionWindow(attention_window, page_size) if attention_window else None
         self._computing: set[PageKey] = set()  # next pages of running rows
 
     @property
@@ -79,7 +80,61 @@ class KVCacheManager:
     def num_pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
 
-    # -- more room for a row --------------------------------------------------------------------------------
+    def num_held(self, rows: RowArray) -> IntArray:
+        """[n] pages of each row, those that it shares included."""
+        return self.num_pages[rows] - self.num_gone[rows]
+
+    def most_pages(self, rows: RowArray, num_tokens: IntArray) -> IntArray:
+        """[n] pages that each row holds at most from now until it has so many tokens."""
+        gone = self.num_gone[rows]
+        pages = -(-num_tokens // self.page_size)
+        if self.window is None:
+            return pages
+        window = self.window.num_pages
+        first = self.window.most_pages(self.rows.num_given[rows], num_tokens)
+        return np.where(gone > 0, np.minimum(pages - gone, window), first)
+
+    def most_pages_of(self, num_given: int, num_tokens: int) -> int:
+        """Pages that a request holds at most until it has num_tokens, if it gets its row with num_given."""
+        if self.window is None:
+            return self.num_pages_for(num_tokens)
+        return int(self.window.most_pages(num_given, num_tokens))
+
+    # -- less and more room for a row -----------------------------------------------------------------------
+
+    def give_back_unseen(self, rows: RowArray) -> None:
+        """What these rows hold and neither the next token that they compute nor a later one sees. Rows that
+        are not `ready` may not be asked: guesses that are rejected would take their next token back.
+
+        Earlier plans read there before the next owner writes: the device runs plans in order.
+        """
+        if self.window is None:
+            return
+        kv_len, gone, shared = self.rows.kv_len[rows], self.num_gone[rows], self.num_shared[rows]
+        unseen = self.window.num_unseen(kv_len)
+        due = (unseen > gone) & (unseen >= shared) & (kv_len >= self.rows.num_given[rows])
+        if not due.any():
+            return
+        by_one = due & (unseen == gone + 1) & (shared == 0)  # nearly all
+        if by_one.any():
+            self.pages.free(self.table[rows[by_one], gone[by_one]])
+            self.num_gone[rows[by_one]] += 1
+        for i in np.flatnonzero(due & ~by_one).tolist():
+            self._give_back(rows.item(i), unseen.item(i))
+
+    def _give_back(self, row: int, upto: int) -> None:
+        """The first `upto` pages: what is shared to the cache alone, the rest to nobody."""
+        num_shared = self.num_shared.item(row)
+        if num_shared:
+            req = self.rows.tenant[row]
+            assert req is not None
+            root = self.cache.match(b"", 0, req.namespace).node
+            self.cache.lock(root)
+            self.cache.unlock(req.lease)
+            req.lease = root
+            self.num_shared[row] = 0
+        self.pages.free(self.table[row, num_shared or self.num_gone.item(row) : upto])
+        self.num_gone[row] = upto
 
     def try_reserve_next(self, rows: RowArray) -> bool:
         """Room for one more token in each of the rows, evicting if need be. All or nothing."""
@@ -93,9 +148,7 @@ class KVCacheManager:
         pages = self._try_take_pages(len(rows))
         if pages is None:
             return False
-        self.table[rows, have] = pages
-        self.num_pages[rows] = have + 1
-        self._dirty_from[rows] = np.minimum(self._dirty_from[rows], have)
+        self.tables.append_one(rows, have, pages)
         return True
 
     def try_reserve(self, req: Request, upto: int) -> bool:
@@ -106,7 +159,7 @@ class KVCacheManager:
         pages = self._try_take_pages(missing)
         if pages is None:
             return False
-        self._extend(req.row, pages)
+        self.tables.extend(req.row, pages)
         return True
 
     def _try_take_pages(self, n: int) -> IntArray | None:
@@ -114,18 +167,11 @@ class KVCacheManager:
         if shortfall > 0:
             if shortfall > self.cache.num_evictable:
                 return None
-            self.pages.free(self.cache.evict(max(shortfall, self._eviction_bite)))
+            evicted = self.cache.evict(max(shortfall, self._eviction_bite))
+            self.counts.num_evicted += len(evicted)
+            self.pages.free(evicted)
+        self.counts.num_new += n
         return self.pages.try_alloc(n)
-
-    def _extend(self, row: int, pages: IntArray) -> None:
-        at = self.num_pages.item(row)
-        self.table[row, at : at + len(pages)] = pages
-        self.num_pages[row] = at + len(pages)
-        self._changed(row, at)
-
-    def _changed(self, row: int, at: int) -> None:
-        if at < self._dirty_from.item(row):
-            self._dirty_from[row] = at
 
     # -- admission ------------------------------------------------------------------------------------------
 
@@ -182,6 +228,12 @@ class KVCacheManager:
         assert pages is not None
         if num_shared:
             pages = np.concatenate([prefix.pages, pages])
+        self.counts.num_reused += num_shared
+        self.counts.num_missed += self.num_pages_for(req.num_tokens) - num_shared
+        if num_shared:
+            self.cache.note_hit(prefix.node, req.priority)
+            if req.retained:
+                self.cache.retain(prefix.node, 0, num_shared, req.retained)
         self.rows.acquire(req, start)
         self._start_stay(req, prefix.node, num_shared, pages)
         if prefix.next_page is not None:
@@ -191,12 +243,8 @@ class KVCacheManager:
         return num_taken
 
     def _start_stay(self, req: Request, lease: CacheNode, num_shared: int, pages: IntArray) -> None:
-        row, num_pages = req.row, len(pages)
         req.lease = lease
-        self.num_shared[row] = num_shared
-        self.table[row, :num_pages] = pages
-        self.num_pages[row] = num_pages
-        self._dirty_from[row] = 0
+        self.tables.start(req.row, num_shared, pages)
 
     def _announce(self, req: Request, page: PageKey) -> None:
         """Let others wait for the page that req is about to compute, if nobody else computes it."""
@@ -233,17 +281,21 @@ class KVCacheManager:
         would lose pages or leave the row reading freed ones.
         """
         row, size, lease, rows = req.row, self.page_size, req.lease, self.rows
+        if self.num_gone.item(row):
+            return  # without their beginning they are the KV of no prefix
         first = self.num_shared.item(row)
         upto = min(rows.kv_len.item(row), rows.num_tokens.item(row)) // size
         if upto <= first:
             return
         tokens = rows.tokens[row, first * size : upto * size].tobytes()
-        done = self.cache.insert(lease, tokens, self.table[row, first:upto])
+        done = self.cache.insert(lease, tokens, self.table[row, first:upto], req.priority)
         if len(done.found):
             self._repoint(row, first, done.found)
         self.num_shared[row] = first + done.num_owned
         self.cache.move_lock(lease, done.node)
         req.lease = done.node
+        if req.retained:
+            self.cache.retain(done.node, first, first + done.num_owned, req.retained)
 
     def _repoint(self, row: int, at: int, pages: IntArray) -> None:
         """Point the row at pages that hold the same KV as its own; its own are free at once.
@@ -259,7 +311,7 @@ class KVCacheManager:
         mine = self.table[row, at : at + len(pages)]
         self.pages.free(mine)
         mine[:] = pages
-        self._changed(row, at)
+        self.tables.changed(row, at)
 
     # -- the end of a stay ----------------------------------------------------------------------------------
 
@@ -269,11 +321,8 @@ class KVCacheManager:
         if req.computes is not None:
             self._withdraw(req, req.computes)
         row = req.row
-        self.pages.free(self.table[row, self.num_shared.item(row) : self.num_pages.item(row)])
-        self.num_pages[row] = 0
-        self._dirty_from[row] = CLEAN
-        if self._copies:
-            self._copies = [copy for copy in self._copies if copy[0] != row]
+        self.pages.free(self.tables.private(row))
+        self.tables.end(row)
         self.cache.unlock(req.lease)
         req.lease = None
         self.rows.release(req)
@@ -294,53 +343,20 @@ class KVCacheManager:
         if copy is None:
             return False
         self.cache.lock(source.lease)
+        self.counts.num_reused += num_full
         self.rows.acquire(child, source.kv_len)
         pages = np.concatenate([self.table[source.row, :num_full], copy])
         self._start_stay(child, source.lease, num_full, pages)
         if tail:
-            self._copies.append((child.row, self.table.item(source.row, num_full), copy.item(0)))
+            self.tables.copies.append((child.row, self.table.item(source.row, num_full), copy.item(0)))
         return True
 
     def flush(self) -> int:
         """Forget every cached prefix that no row uses. Returns the number of pages freed."""
         pages = self.cache.evict(self.cache.num_evictable)
+        self.counts.num_flushed += len(pages)
         self.pages.free(pages)
         return len(pages)
-
-    # -- what the device must be told, once per plan --------------------------------------------------------
-
-    def take_page_copies(self) -> tuple[tuple[int, int], ...]:
-        """(source, target) pages to copy before the tables change, to be done in this order."""
-        copies = tuple((source, target) for _, source, target in self._copies)
-        self._copies.clear()
-        return copies
-
-    def take_table_writes(self) -> TableWrites:
-        """Every changed row from its first changed entry on.
-
-        They are read from the table now: however often an entry changed since the last plan, the device sees
-        it written once, and what an earlier tenant left unsaid is never said.
-        """
-        rows = np.flatnonzero(self._dirty_from < self.num_pages)
-        if not len(rows):
-            return TableWrites(b"", b"")
-        spans = np.empty((len(rows), 3), np.int32)
-        starts = self._dirty_from[rows]
-        lens = self.num_pages[rows] - starts
-        self._dirty_from[rows] = CLEAN
-        one = lens == 1  # nearly all: decodes that crossed into a new page
-        num_ones = np.count_nonzero(one)
-        if num_ones < len(rows):
-            order = np.argsort(~one, kind="stable")
-            rows = rows[order]
-            starts = starts[order]
-            lens = lens[order]
-        spans[:, 0] = rows
-        spans[:, 1] = starts
-        spans[:, 2] = lens
-        pages = [self.table[rows[:num_ones], starts[:num_ones]]]
-        pages += [self.table[row, start : start + n] for row, start, n in spans[num_ones:].tolist()]
-        return TableWrites(spans.tobytes(), np.concatenate(pages).tobytes())
 
     # -- checks ---------------------------------------------------------------------------------------------
 
@@ -350,11 +366,14 @@ class KVCacheManager:
         """
         self.cache.check()
         running = self.rows.running_requests()
-        private = [self.table[row, self.num_shared[row] : self.num_pages[row]] for row in self.rows.running]
+        private = [self.tables.private(row) for row in self.rows.running.tolist()]
+        assert not (self.num_gone.astype(bool) & self.num_shared.astype(bool)).any(), (
+            "shares without its head"
+        )
         every = np.concatenate([*private, *self.cache.owned_pages(), self.pages.free_pages])
         assert len(every) == self.pages.num_pages, f"{self.pages.num_pages - len(every)} pages lost"
         assert len(np.unique(every)) == len(every), "a page has two owners"
-        assert not self.num_pages[self.rows.tenancy == 0].any(), "a free row holds pages"
+        assert not (self.num_pages + self.num_gone)[self.rows.tenancy == 0].any(), "a free row holds pages"
         assert self._computing == {req.computes for req in running if req.computes is not None}
         if not running:
             assert self.cache.num_evictable == self.cache.num_pages, "a lease was lost"

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from runtime.wire import IntArray
 from scheduler_proc.cache.base import NO_PAGES, CacheNode, Insertion, Match
+from scheduler_proc.cache.retained_pages import RetainedPages
 
 
 class _Nowhere:
@@ -19,7 +20,6 @@ class NoCache:
     version = 0
     num_pages = 0
     num_evictable = 0
-    num_evicted = 0
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -34,8 +34,14 @@ class NoCache:
     def match_path(self, tokens: bytes, num_tokens: int, namespace: bytes) -> tuple[int, ...]:
         return ()
 
-    def insert(self, node: CacheNode, tokens: bytes, pages: IntArray) -> Insertion:
+    def insert(self, node: CacheNode, tokens: bytes, pages: IntArray, priority: int = 0) -> Insertion:
         return Insertion(node, NO_PAGES, 0)
+
+    def note_hit(self, node: CacheNode, priority: int) -> None:
+        """There is nothing to remember it by."""
+
+    def retain(self, node: CacheNode, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
+        """There is nothing to keep; a request that asks for it is refused."""
 
     def lock(self, node: CacheNode) -> None:
         """There is nothing to keep."""

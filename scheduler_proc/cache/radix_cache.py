@@ -3,41 +3,24 @@
     root(namespace) ── node: a run of tokens (packed bytes) and the page of each page_size of them ── children
 
 Runs are bytes, so that comparing a run is one memcmp and a page of it is a dictionary key. Locks count the
-leases in the subtree; what is unlocked may be evicted, from the leaves up, least recently used first. A root
-lives as long as somebody leases it or anything is cached below it.
+leases in the subtree; what is unlocked may be evicted, from the leaves up: what is retained least first, then
+as the eviction policy ranks it. A root lives as long as somebody leases it or anything is cached below it.
 """
 
 from __future__ import annotations
 
-import heapq
-import itertools
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from runtime.retention import DEFAULT_PRIORITY
 from runtime.wire import TOKEN_BYTES, IntArray
 from scheduler_proc.cache.base import NO_PAGES, Insertion, Match
-
-_uids = itertools.count(1)
-
-
-class Node:
-    """A run of pages with no fork inside; a root has an empty run."""
-
-    __slots__ = ("children", "last_used", "lock", "namespace", "pages", "parent", "queued", "tokens", "uid")
-
-    def __init__(
-        self, parent: Node | None, tokens: bytes, pages: IntArray, last_used: int, namespace: bytes
-    ) -> None:
-        self.parent = parent
-        self.tokens = tokens
-        self.pages = pages
-        self.last_used = last_used
-        self.namespace = namespace
-        self.children: dict[bytes, Node] = {}
-        self.lock = 0
-        self.uid = next(_uids)
-        self.queued = False  # has an entry in the eviction heap
+from scheduler_proc.cache.eviction import LRU, EvictionPolicy
+from scheduler_proc.cache.lazy_heap import LazyHeap
+from scheduler_proc.cache.radix_node import Node
+from scheduler_proc.cache.retained_pages import RetainedPages
 
 
 class RadixCache:
@@ -45,18 +28,24 @@ class RadixCache:
 
     shares = True
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        eviction: EvictionPolicy | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`eviction`: by default the least recently used goes first. `clock`: seconds, for retention."""
         self.page_size = page_size
+        self._eviction = eviction or LRU()
+        self._seconds = clock
         self.version = 0
         self.num_evictable = 0
-        self.num_evicted = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
-        # Candidates for eviction, at most one entry a node. Entries are checked when popped: a use or a lock
-        # since
-        # then costs nothing at the time it happens.
-        self._leaves: list[tuple[int, int, Node]] = []
+        # What may be evicted, and what will be retained no longer, at its time.
+        self._leaves: LazyHeap[tuple[float, float, float]] = LazyHeap()
+        self._expiring: LazyHeap[tuple[float]] = LazyHeap()
 
     # -- lookup ---------------------------------------------------------------------------------------------
 
@@ -107,6 +96,8 @@ class RadixCache:
             node = child
         if not runs:
             return node, NO_PAGES
+        if node in self._leaves:
+            self._queue(node)
         return node, runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def _num_equal_pages(self, a: bytes, b: bytes) -> int:
@@ -124,8 +115,11 @@ class RadixCache:
         cut = num_pages * self._page_bytes
         parent = node.parent
         assert parent is not None
-        top = Node(parent, node.tokens[:cut], node.pages[:num_pages].copy(), node.last_used, node.namespace)
+        top = Node(parent, node.tokens[:cut], node.pages[:num_pages].copy(), self._clock, node.namespace)
+        top.take_history_of(node)
         top.lock = node.lock
+        if node in self._expiring:
+            self._expiring.push(top, self._expiring.key_of(node))
         parent.children[node.tokens[: self._page_bytes]] = top
         node.parent = top
         node.tokens = node.tokens[cut:]
@@ -135,20 +129,51 @@ class RadixCache:
 
     # -- growth ---------------------------------------------------------------------------------------------
 
-    def insert(self, node: Node, tokens: bytes, pages: IntArray) -> Insertion:
+    def insert(self, node: Node, tokens: bytes, pages: IntArray, priority: int = 0) -> Insertion:
         found, num_found, num_pages = NO_PAGES, 0, len(pages)
         if node.children:
+            above = node
             node, found = self._walk(node, tokens, len(tokens))
             num_found = len(found)
+            self._note_hit(node, above, priority)
         if num_found < num_pages:
             run = tokens[num_found * self._page_bytes :]
             self._clock += 1
             leaf = Node(node, run, pages[num_found:].copy(), self._clock, node.namespace)
+            leaf.request_priority = priority
             node.children[run[: self._page_bytes]] = leaf
             node = leaf
             self.num_evictable += num_pages - num_found
             self.version += 1
         return Insertion(node, found, num_pages)
+
+    # -- what eviction goes by ------------------------------------------------------------------------------
+
+    def note_hit(self, node: Node, priority: int) -> None:
+        self._note_hit(node, None, priority)
+
+    def _note_hit(self, node: Node, end: Node | None, priority: int) -> None:
+        """Of node and what is above it, up to but without `end`."""
+        at: Node | None = node
+        while at is not end:
+            assert at is not None
+            at.num_hits += 1
+            if priority > at.request_priority:
+                at.request_priority = priority
+            at = at.parent
+
+    def retain(self, node: Node, first: int, num_pages: int, spans: Sequence[RetainedPages]) -> None:
+        at, end = node, num_pages
+        while end > first and at.parent is not None:
+            start = end - len(at.pages)
+            cut = max((edge for span in spans for edge in span[:2] if start < edge < end), default=start)
+            if cut > start:
+                self._split(at, cut - start)
+            for span in spans:
+                if span.start <= cut < span.end:
+                    at.retention = span.priority
+                    at.duration_s = span.duration_s
+            at, end = at.parent, cut
 
     # -- leases ---------------------------------------------------------------------------------------------
 
@@ -165,6 +190,9 @@ class RadixCache:
             assert at is not None, "a lock can only move down"
             if at.lock == 0:
                 self.num_evictable -= len(at.pages)
+                self._leaves.discard(at)
+                if at.duration_s:
+                    self._expiring.discard(at)
                 if at.parent is None:
                     assert self._roots.setdefault(at.namespace, at) is at
             at.lock += 1
@@ -177,6 +205,8 @@ class RadixCache:
             at.lock -= 1
             if at.lock == 0:
                 self.num_evictable += len(at.pages)
+                if at.duration_s:
+                    self._expiring.push(at, (self._seconds() + at.duration_s,))
                 self._nothing_needs(at)
             at = at.parent
 
@@ -199,30 +229,25 @@ class RadixCache:
             return
         if node.parent is None:
             self._roots.pop(node.namespace, None)
-        elif not node.queued:
-            node.queued = True
-            heapq.heappush(self._leaves, (node.last_used, node.uid, node))
+        else:
+            self._queue(node)
+
+    def _queue(self, leaf: Node) -> None:
+        self._leaves.push(leaf, (leaf.retention, self._eviction.rank(leaf), leaf.last_used))
 
     # -- shrinking ------------------------------------------------------------------------------------------
 
     def evict(self, num_pages: int) -> IntArray:
         runs: list[IntArray] = []
         missing = num_pages
-        while missing > 0 and self._leaves:
-            last_used, _, leaf = heapq.heappop(self._leaves)
-            leaf.queued = False
-            if leaf.lock or leaf.children:
-                continue  # it comes back with its last unlock or its last child
-            if last_used != leaf.last_used:
-                self._nothing_needs(leaf)  # used since it was queued: back in line
-                continue
+        if self._expiring:
+            self._expire()
+        while missing > 0 and (leaf := self._leaves.pop()) is not None:
             runs.append(self._take_from(leaf, missing))
             missing -= len(runs[-1])
         if not runs:
             return NO_PAGES
-        num_taken = num_pages - missing
-        self.num_evictable -= num_taken
-        self.num_evicted += num_taken
+        self.num_evictable -= num_pages - missing
         self.version += 1
         return np.concatenate(runs)
 
@@ -238,9 +263,21 @@ class RadixCache:
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.tokens[: self._page_bytes]]
+        if leaf.duration_s:
+            self._expiring.discard(leaf)
         if not parent.lock:
             self._nothing_needs(parent)
         return leaf.pages
+
+    def _expire(self) -> None:
+        """What nobody has used for as long as it was to be retained is like any other."""
+        now = self._seconds()
+        while (node := self._expiring.first()) is not None and self._expiring.key_of(node)[0] <= now:
+            self._expiring.discard(node)
+            node.retention = DEFAULT_PRIORITY
+            node.duration_s = 0.0
+            if node in self._leaves:
+                self._queue(node)
 
     # -- checks ---------------------------------------------------------------------------------------------
 
@@ -267,9 +304,15 @@ class RadixCache:
         nodes = list(self.nodes())
         assert sum(len(node.pages) for node in nodes if not node.lock) == self.num_evictable
         assert all(len(node.tokens) == len(node.pages) * self._page_bytes for node in nodes)
-        assert all(node.queued for node in nodes if not node.lock and not node.children), (
-            "never to be evicted"
-        )
+        leaves = [node for node in nodes if not node.lock and not node.children]
+        assert all(node in self._leaves for node in leaves), "never to be evicted"
+        assert len(self._leaves) == len(leaves), "what is used, or gone, is up for eviction"
+        for node in leaves:
+            retention, _, last_used = self._leaves.key_of(node)
+            assert (retention, last_used) == (node.retention, node.last_used), "its place in line is old"
+        expiring = [node for node in nodes if node.duration_s and not node.lock]
+        assert all(node in self._expiring for node in expiring), "retained for ever"
+        assert len(self._expiring) == len(expiring), "what is used, or gone, expires"
         assert all(root.lock or root.children for root in self._roots.values()), "an empty namespace was kept"
         for node in nodes:
             assert node.parent is not None

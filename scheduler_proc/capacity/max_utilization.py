@@ -72,7 +72,7 @@ class MaxUtilization:
         num_tokens = rows.num_tokens[held]
         left = np.minimum(rows.max_len[held] - num_tokens, MAX_ESTIMATED_TOKENS)
         final_len = num_tokens + np.ceil(left * self.new_token_ratio).astype(np.int64)
-        missing = -(-final_len // self._kv.page_size) - self._kv.num_pages[held]
+        missing = self._kv.most_pages(held, final_len) - self._kv.num_held(held)
         return int(np.maximum(missing, 0).sum())
 
     def pages_for(self, req: Request) -> int:
@@ -84,7 +84,7 @@ class MaxUtilization:
         headroom = int(left * self.new_token_ratio) or 1
         if req.num_retractions:
             headroom = max(headroom, min(left, req.num_retractions * RETRACTION_HEADROOM))
-        return self._kv.num_pages_for(num_tokens + headroom)
+        return self._kv.most_pages_of(num_tokens, num_tokens + headroom)
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
         return True

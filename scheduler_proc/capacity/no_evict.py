@@ -26,8 +26,9 @@ class Outlook:
     """What some requests hold now and can come to hold: one entry each.
 
         pages    | shared: the cache's | private |   still to come   |
-                 |------------- final: at its last token ------------|
+                 |------- final: at its last token, or before -------|
 
+    What has left the attention window is none of them (`KVCacheManager.give_back_unseen`).
     A page that several of them share is there until the last of these has ended: it counts for that one only.
     """
 
@@ -39,8 +40,10 @@ class Outlook:
         self._kv = kv
         self._leases = [req.lease for req in rows.running_requests()]
         self.shared: PageCounts = kv.num_shared[held].astype(np.int64)
-        self.private: PageCounts = kv.num_pages[held] - self.shared
+        self.private: PageCounts = kv.num_held(held) - self.shared
         num_tokens, max_len = rows.num_tokens[held], rows.max_len[held]
+        final = kv.most_pages(held, max_len)
+        num_skipped = self.shared + kv.num_gone[held]
         if newcomer is not None and prefix is not None:
             num_pages = kv.num_pages_for(newcomer.num_tokens)
             self._leases.append(prefix.node)
@@ -48,9 +51,11 @@ class Outlook:
             self.private = np.append(self.private, num_pages - prefix.num_pages)
             num_tokens = np.append(num_tokens, newcomer.num_tokens)
             max_len = np.append(max_len, newcomer.max_len)
-        self.own_tokens: PageCounts = num_tokens - self.shared * page_size
+            final = np.append(final, kv.most_pages_of(newcomer.num_tokens, newcomer.max_len))
+            num_skipped = np.append(num_skipped, prefix.num_pages)
+        self.own_tokens: PageCounts = num_tokens - num_skipped * page_size
         self.tokens_left: PageCounts = (max_len - num_tokens).astype(np.int64)
-        self.final: PageCounts = (-(-max_len // page_size)).astype(np.int64)
+        self.final: PageCounts = final.astype(np.int64)
 
     def _cumulated_shared(self, order: RowArray) -> PageCounts:
         """Of the first requests in this order: 1, 2, ... of them."""
@@ -71,14 +76,20 @@ class Outlook:
         count = np.arange(1, len(order) + 1)
         # The last page of each is full but for one token at the worst.
         until = self.tokens_left[order] + self._kv.page_size - 1
-        pages = (np.cumsum(self.own_tokens[order]) + count * until) // self._kv.page_size
+        if self._kv.window is None:
+            tokens = np.cumsum(self.own_tokens[order]) + count * until
+        else:  # none of them ever holds more than its final pages
+            limit = (self.final - self.shared)[order] * self._kv.page_size
+            each = np.minimum(self.own_tokens[order] + until[:, None], limit)
+            tokens = np.tril(each).sum(axis=1)
+        pages = tokens // self._kv.page_size
         return int((pages + self._cumulated_shared(order)).max())
 
     def pages_in_turn(self) -> int:
         """That they hold at most if they end one after the other, while those whose turn comes later stand
         still: the one that needs the fewest pages first, since it gives back what the next may need.
         """
-        missing = self.final - self.shared - self.private
+        missing = np.maximum(self.final - self.shared - self.private, 0)
         order = np.argsort(-missing)  # the last to end first: when one ends, those before it here are alive
         pages = np.cumsum(self.private[order]) + self._cumulated_shared(order) + missing[order]
         return int(pages.max())
@@ -104,8 +115,8 @@ class GuaranteedNoEvict:
     def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
         kv, rows = self._kv, self._rows
         if self._final_pages < 0:
-            self._final_pages = int((-(-rows.max_len[rows.running] // kv.page_size)).sum())
-        final_pages = self._final_pages + kv.num_pages_for(req.max_len)
+            self._final_pages = int(kv.most_pages(rows.running, rows.max_len[rows.running]).sum())
+        final_pages = self._final_pages + kv.most_pages_of(req.num_tokens, req.max_len)
         num_pages = kv.pages.num_pages - extra_pages
         # Alone, it may use everything: intake has seen to it that it can never need more.
         is_roomy = final_pages <= num_pages or not rows.num_running

@@ -3,7 +3,7 @@
     waiting      ready() ── cost() ──┐ ◄──────────────────────────┐
     running                row_opened() ─ plan_row() ─ accept() ─ row_lost()    (retracted: back to waiting)
              for each chunk of prefill:   plan_chunk() ─ accept_prompt(), if it wanted positions of it
-    finished                                                      row_lost(), release()
+    finished                                           closing(), row_lost(), release()
 
 Only rows whose request has a feature are visited. A feature may end its request by raising RequestError from
 any hook that says so; it must not raise anything else.
@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
+from runtime.messages import Closed
 from scheduler_proc.batch import ScheduledRow
 from scheduler_proc.results import PromptResult, Sampled
 
@@ -59,13 +60,19 @@ class RequestFeature:
         """
 
     def accept(self, sampled: Sampled) -> list[int]:
-        """See the result of a step; return the ids that count:
-        at least one. Raises RequestError to end the request.
+        """See the result of a step; return the ids that count. None at all: the request is complete without
+        them. Raises RequestError to end it.
         """
         return sampled.ids
 
     def accept_prompt(self, result: PromptResult) -> None:
         """See what a chunk with `row.wanted` gave; called before the `accept` of the same step."""
+
+    def closing(self, closed: Closed) -> Closed:
+        """The request is about to end, and still holds what it has; return its terminal, with more in it. Not
+        called when a higher attempt takes its place.
+        """
+        return closed
 
     def row_lost(self) -> None:
         """The row is gone: retracted or finished. What was in flight for it will not come."""

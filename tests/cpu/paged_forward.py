@@ -1,4 +1,4 @@
-"""Drives a CausalLM by hand over a paged pool: what a worker does, without plans."""
+"""Drives a model by hand over a paged pool: what a worker does, without plans."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from model_worker.attention.base import AttentionBackend
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.models.transformer import CausalLM
+from model_worker.served_model import LoadedModel
 
 
 class PagedForward:
@@ -20,27 +20,27 @@ class PagedForward:
 
     def __init__(
         self,
-        model: CausalLM,
+        model: LoadedModel,
         page_size: int,
         *,
+        dtype: torch.dtype = torch.float32,
         num_rows: int = 8,
         max_len: int = 128,
         backend: AttentionBackend | None = None,
     ) -> None:
-        config = model.config
+        layout = model.kv_layout
         pages_per_row = -(-max_len // page_size)
         num_pages = num_rows * pages_per_row
-        weight = model.lm_head.weight
         self.model = model
         self.backend = backend or TorchNativeAttention()
         self.pool = MHATokenToKVPool(
             num_pages,
             page_size,
-            config.num_layers,
-            config.num_kv_heads,
-            config.head_dim,
-            weight.dtype,
-            weight.device,
+            layout.num_layers,
+            layout.num_kv_heads,
+            layout.head_dim,
+            dtype,
+            "cpu",
         )
         shuffled = torch.randperm(num_pages, generator=torch.Generator().manual_seed(page_size)) + 1
         self.page_table = shuffled.to(torch.int32).view(num_rows, pages_per_row)

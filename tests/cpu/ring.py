@@ -13,10 +13,10 @@ import numpy as np
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.worker import load_worker
+from runtime.checkpoint_config import CheckpointConfig
 from runtime.config import RuntimeConfig
 from runtime.handle import HANDLE_BYTES, make_handle
 from runtime.messages import Closed, StreamOpen, TensorBatch, TokenBatch, TokenizedRequest, TokenLogprobs
-from runtime.model_config import ModelConfig
 from runtime.sampling_params import SamplingParams
 from runtime.transport import Framed, MemoryChannel
 from runtime.wire import FloatArray, IntArray, pack_ids, unpack_floats, unpack_ids
@@ -40,6 +40,8 @@ class Setting:
     batching: str = "inflight_fused"
     capacity: str = "max_utilization"
     policy: str = "fcfs"
+    model_impl: str = "auto"
+    window: int = 0
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ class Ring:
     """A model of the folder `model_path` in float32, behind a scheduler of the given setting."""
 
     def __init__(self, model_path: Path, setting: Setting) -> None:
-        model = ModelConfig.from_path(model_path)
+        model = CheckpointConfig.read(model_path)
         config = RuntimeConfig(
             model=str(model_path),
             dtype="float32",
@@ -91,17 +93,22 @@ class Ring:
             batching_type=setting.batching,  # type: ignore[arg-type]
             capacity_scheduler=setting.capacity,
             schedule_policy=setting.policy,
+            model_impl=setting.model_impl,  # type: ignore[arg-type]
+            max_attention_window=setting.window,
             gather_context_logits=True,
             gather_generation_logits=True,
         )
-        worker = load_worker(config, make_device(config.device, threaded=setting.overlap), lambda: None)
-        self._executor = InprocExecutor(worker, max_in_flight=2 if setting.overlap else 1)
+        self._executor = self.make_executor(config, setting)
         self._output = MemoryChannel("detokenizer_in")
         self.scheduler = build_scheduler(
-            config, frozenset(model.eos_token_ids), self._executor, worker.limits, [self._output]
+            config, frozenset(model.eos_token_ids), self._executor, self._executor.limits, [self._output]
         )
         self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0
+
+    def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
+        worker = load_worker(config, make_device(config.device, threaded=setting.overlap), lambda: None)
+        return InprocExecutor(worker, max_in_flight=2 if setting.overlap else 1)
 
     def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> bytes:
         """Hand a request to the scheduler; returns its handle."""

@@ -12,6 +12,7 @@ from model_worker.device.cpu import CpuDevice
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.plan import RowSetup
+from tests.cpu.native import native_kernels
 
 VOCAB = 1003  # not a multiple of the four lanes of a Philox word
 MAX_ROWS = 64
@@ -23,6 +24,10 @@ class OnePassDevice(CpuDevice):
     """A CPU that samples the way a GPU does: no look at intermediate results."""
 
     prefers_one_pass = True
+
+
+class NativeDevice(CpuDevice):
+    """A CPU whose sampler has the C++ kernel."""
 
 
 def setup(row: int = 0, **fields: object) -> RowSetup:
@@ -46,7 +51,8 @@ def sample(
 
 
 def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
-    sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab)
+    kernels = native_kernels() if isinstance(device, NativeDevice) else None
+    sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab, kernels=kernels)
     reopen(sampler, *setups)
     return sampler
 

@@ -11,7 +11,7 @@ import pytest
 
 import client.executor
 from carousel import BatchManager, ConfigError, GenerationExecutor, RingClosed
-from tests.batch_manager_caller import LARGEST, Caller, Make, managers, request
+from tests.batch_manager_caller import LARGEST, Caller, Make, managers, request, statistics
 from tests.executor_back_ends import StandInRuntime, echo
 from tests.fake_ring import WAIT_S, FakeRing, finish, output, say_nothing
 
@@ -79,7 +79,8 @@ def test_a_callback_that_raises_ends_nothing(
         raise ValueError("the caller's own mistake")
 
     monkeypatch.setattr(Caller, name, raise_once)
-    _, _, caller = make(echo)
+    _, ring, caller = make(echo)
+    ring.info = statistics(1)
     caller.give(request(1))
     assert raised.wait(WAIT_S)
     caller.give(request(2))
@@ -176,9 +177,10 @@ def test_made_from_a_directory_it_owns_the_runtime(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (("V1", 1, "MAX_UTILIZATION"), "model_type: V1"),
+        (("V2", 1, "MAX_UTILIZATION"), "model_type: V2"),
+        (("V1", 1, "MAX_UTILIZATION"), "scheduler_config: V1 batches are closed"),
         (("InflightFusedBatching", 2, "MAX_UTILIZATION"), "max_beam_width: 2"),
-        (("InflightFusedBatching", 1, "STATIC_BATCH"), "scheduler_config: STATIC_BATCH"),
+        (("InflightFusedBatching", 1, "GREEDY"), "scheduler_config: GREEDY"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(
@@ -187,3 +189,32 @@ def test_what_is_not_built_is_refused_by_name(
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ConfigError, match=named):
         BatchManager.create("tests", *arguments, lambda _: [], lambda *_: None)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "scheduler_config", "batching", "capacity"),
+    [
+        ("V1", "STATIC_BATCH", "static", "static_batch"),
+        ("InflightBatching", "GUARANTEED_NO_EVICT", "inflight", "guaranteed_no_evict"),
+        ("inflight_fused_batching", "guaranteedNoEvict", "inflight_fused", "guaranteed_no_evict"),
+        ("InflightFusedBatching", "STATIC_BATCH", "inflight_fused", "static_batch"),
+    ],
+)
+def test_types_and_policies_become_the_runtimes_settings(
+    model_type: str, scheduler_config: str, batching: str, capacity: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: dict[str, Any] = {}
+
+    def create(**settings: Any) -> GenerationExecutor:
+        given.update(settings)
+        raise RingClosed("far enough")
+
+    monkeypatch.setattr(GenerationExecutor, "create", create)
+    with pytest.raises(RingClosed, match="far enough"):
+        BatchManager.create("tests", model_type, 1, scheduler_config, lambda _: [], lambda *_: None)
+    assert (given["batching_type"], given["capacity_scheduler"]) == (batching, capacity)
+
+
+def test_prompts_that_are_not_to_be_cut_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"enable_chunked_context: False is not.*chunked_prefill_size"):
+        GenerationExecutor.create(engine_dir="tests", enable_chunked_context=False)

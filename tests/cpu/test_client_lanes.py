@@ -13,7 +13,16 @@ import pytest
 
 from carousel import AsyncClient, Client, RingClosed, SamplingParams
 from runtime.handle import client_of, split_handle
-from runtime.messages import AbortRequest, ControlRequest, GenerateRequest, OutputBatch, SequenceOutput
+from runtime.messages import (
+    AbortRequest,
+    ControlRequest,
+    FromClient,
+    GenerateRequest,
+    OutputBatch,
+    SequenceOutput,
+)
+from runtime.transport import Codec
+from runtime.wire import Message
 from tests.fake_ring import EPOCH, WAIT_S, FakeRing, fake_ring, finish, output
 
 NUM_TOKENIZERS = 3
@@ -135,13 +144,22 @@ def test_a_lane_that_does_not_answer_is_an_error_after_the_timeout(
             Client(tmp_path, connect_timeout=0.1)
 
 
-def test_a_lane_of_another_start_of_the_ring_is_refused(
+def test_the_lanes_may_have_been_started_one_after_the_other(
     ring: FakeRing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ack = ring._ack
+    """A detokenizer that was replaced has a later epoch than the others."""
+    ack, send = ring._ack, ring._send
+    epochs = {lane: Codec(FromClient, EPOCH + lane).header for lane in range(NUM_DETOKENIZERS)}
     monkeypatch.setattr(ring, "_ack", lambda lane: msgspec.structs.replace(ack(lane), epoch=EPOCH + lane))
-    with pytest.raises(RingClosed, match="started again"):
-        Client(ring.run_dir, connect_timeout=WAIT_S)
+
+    def send_from(lane: int, message: Message, frames: tuple[bytes, ...] = ()) -> None:
+        ring._from_client.header = epochs[lane]
+        send(lane, message, frames)
+
+    monkeypatch.setattr(ring, "_send", send_from)
+    with Client(ring.run_dir, connect_timeout=WAIT_S) as client:
+        for number in range(2 * NUM_DETOKENIZERS):
+            assert client.generate(str(number), timeout=WAIT_S).text == f"{number}.0"
 
 
 def test_an_asynchronous_client_uses_all_lanes(ring: FakeRing) -> None:

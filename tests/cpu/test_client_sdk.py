@@ -130,7 +130,7 @@ def test_a_client_process_that_dies_frees_its_rows(launch: Launched) -> None:
 
 @pytest.mark.parametrize("role", ["worker", "scheduler", "detokenizer", "tokenizer"])
 def test_a_ring_that_fails_ends_every_call_and_none_hangs(role: str) -> None:
-    with launched(*SETTINGS) as launch, Client(launch.run_dir) as client:
+    with launched(*SETTINGS, "--restart=never") as launch, Client(launch.run_dir) as client:
         streams = [client.stream(prompt, ENDLESS, timeout=30) for prompt in PROMPTS[:3]]
         next(streams[0])
         began = time.monotonic()

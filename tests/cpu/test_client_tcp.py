@@ -43,6 +43,7 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     create_certificates(root / "server", "server")
     for name in ("client", "stranger"):
         create_certificates(root / name, "client")
+        (root / name / "client.key_secret").chmod(0o600)
         (root / name / "server.key").write_bytes((root / "server/server.key").read_bytes())
     (root / "server/clients/one.key").write_bytes((root / "client/client.key").read_bytes())
     return root
@@ -121,6 +122,7 @@ def test_a_server_with_another_key_is_not_talked_to(tmp_path: Path, keys: Path, 
     mine.mkdir()
     create_certificates(mine, "server")
     (mine / "client.key_secret").write_bytes((keys / "client/client.key_secret").read_bytes())
+    (mine / "client.key_secret").chmod(0o600)
     with ring_at(tmp_path, door) as ring:
         with pytest.raises(RingClosed, match="has not answered"):
             Client(address(door), curve_dir=mine, connect_timeout=0.2)
@@ -210,6 +212,7 @@ def test_on_this_machine_they_are_not(host: str) -> None:
 def test_a_missing_or_unreadable_key_is_named(keys: Path, tmp_path: Path, missing: str) -> None:
     for name in ("client.key_secret", "server.key"):
         (tmp_path / name).write_bytes((keys / "client" / name).read_bytes())
+        (tmp_path / name).chmod(0o600)
     broken = tmp_path / missing
     for content in (
         None,

@@ -81,7 +81,7 @@ def scheduler_context(run_dir: Path, config: RuntimeConfig) -> Iterator[ProcessC
     """What a launcher prepares, and the scheduler process's view of it."""
     endpoints = Endpoints(run_dir)
     run_dir.mkdir(mode=0o700, exist_ok=True)
-    endpoints.config_file.write_bytes(msgspec.json.encode(LaunchFile(config, 1)))
+    endpoints.config_file.write_bytes(msgspec.json.encode(LaunchFile(config)))
     page = StatusPage(endpoints.status_file, create=True)
     context = ProcessContext("scheduler", run_dir)
     try:

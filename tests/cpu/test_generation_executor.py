@@ -23,6 +23,7 @@ from carousel import (
     GenerationRequest,
     InferenceRequest,
     InvalidRequest,
+    RequestError,
     RingClosed,
     SamplingParams,
     StartError,
@@ -253,6 +254,36 @@ def test_stats_count_what_is_active_and_what_is_queued(executor: GenerationExecu
     wait_until(lambda: num_active(executor) == 0, 2.0, "the rows are free")
 
 
+def test_statistics_of_each_iteration_are_pulled_and_pushed(executor: GenerationExecutor) -> None:
+    executor.generate([3, 4], GREEDY, timeout=60)
+    executor.get_latest_iteration_stats()
+    stream = executor.get_stats(timeout=30)
+    first = next(stream)
+    prompt = [7 + len(executor.get_latest_iteration_stats()), *range(100, 150)]
+    result = executor.generate(prompt, GREEDY, timeout=60)
+    records = executor.get_latest_iteration_stats()
+    assert [each.iter for each in records] == list(range(records[0].iter, records[0].iter + len(records)))
+    steps = [each.inflight_batching_stats for each in records]
+    usage = result.result(10).usage
+    assert usage is not None
+    assert sum(each.num_ctx_tokens for each in steps if each) == len(prompt) - usage.cached_tokens
+    assert records[-1].kv_cache_stats.used_num_blocks == 0
+    assert executor.get_latest_iteration_stats() == []
+    seen = [first.iter]
+    while seen[-1] < records[-1].iter:
+        seen.append(next(stream).iter)
+    assert seen == list(range(first.iter, records[-1].iter + 1))
+    assert stream.num_dropped == 0
+    assert list(executor.get_stats(timeout=0.2))[-1] == records[-1]
+
+    async def all_of_them() -> list[int]:
+        return [each.iter async for each in executor.aget_stats(timeout=0.2)]
+
+    assert asyncio.run(all_of_them())[-1] == records[-1].iter
+    with pytest.raises(RequestError, match="request_stats_max_iterations"):
+        executor.get_latest_request_stats()
+
+
 def test_an_executor_of_its_own_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -271,7 +302,8 @@ def test_an_executor_of_its_own_leaves_no_process_and_no_file(
 
 
 def test_a_killed_process_is_named_to_every_caller_that_waits() -> None:
-    with GenerationExecutor.create(dtype="float32", cpu_threads=1, max_running_requests=4) as executor:
+    settings = {"dtype": "float32", "cpu_threads": 1, "max_running_requests": 4, "restart": "never"}
+    with GenerationExecutor.create(**settings) as executor:
         state = json.loads(Endpoints(executor.run_dir).state_file.read_bytes())
         worker = next(child["pid"] for child in state["children"] if child["role"] == "worker")
         results = [executor.generate_async([1 + number], ENDLESS) for number in range(20)]

@@ -16,6 +16,15 @@ from tests.fake_ring import EPOCH, failure, finish, output, spell
 from tests.http_front import Front, http_front
 
 INFO = {
+    "num_iterations": 12,
+    "num_ctx_tokens": 40,
+    "num_recomputed_ctx_tokens": 3,
+    "num_new_pages": 9,
+    "num_reused_pages": 4,
+    "num_missed_pages": 5,
+    "iter_latency_bounds_s": [0.001, 0.01],
+    "iter_latency_counts": [5, 6, 1],
+    "iter_latency_sum_s": 0.5,
     "page_size": 16,
     "num_evicted_pages": 3,
     "num_retracted": 2,
@@ -186,6 +195,50 @@ def test_server_info_has_the_settings_but_not_the_key(tmp_path_factory: pytest.T
 @pytest.mark.parametrize("method", ["GET", "POST"])
 def test_the_cache_is_flushed_either_way(front: Front, method: str) -> None:
     assert front.http.request(method, "/flush_cache").json()["op"] == "flush_cache"
+
+
+COMMANDS = ["/pause_generation", "/continue_generation", "/start_profile", "/stop_profile"]
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_commands_are_posted_with_or_without_a_body(front: Front, path: str) -> None:
+    for body in ({}, {"json": {}}):
+        assert front.http.post(path, **body).json()["op"] == path[1:]
+    assert front.http.get(path).status_code == 405
+
+
+@pytest.mark.parametrize("path", COMMANDS)
+def test_a_page_of_another_origin_can_command_nothing(front: Front, path: str) -> None:
+    assert front.http.post(path, headers={"Origin": "https://elsewhere"}).status_code == 415
+    assert front.http.post(path, data={"mode": "abort"}).status_code == 415
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/pause_generation", {"mode": "now"}, "mode"),
+        ("/start_profile", {"num_steps": 0}, "num_steps"),
+        ("/start_profile", {"num_steps": 10_001}, "num_steps"),
+        ("/start_profile", {"output_dir": "/tmp"}, "output_dir"),
+        ("/stop_profile", {"num_steps": 1}, "num_steps"),
+    ],
+)
+def test_what_a_command_does_not_know_is_refused_by_name(
+    front: Front, path: str, body: dict[str, Any], param: str
+) -> None:
+    response = front.http.post(path, json=body)
+    assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_a_paused_runtime_is_not_ready(front: Front) -> None:
+    front.ring.status.write("scheduler", Status(EPOCH, 1, "ready", time.monotonic_ns(), is_paused=True))
+    response = front.http.get("/ready")
+    assert response.status_code == 503
+    assert response.json() == {
+        "status": "not ready",
+        "role": "scheduler",
+        "reason": "generation is paused",
+    }
 
 
 @pytest.mark.parametrize(("is_open", "status"), [(False, 401), (True, 200)])

@@ -12,6 +12,7 @@ from msgspec import Struct
 from starlette.routing import Route
 
 from api_server.app import make_app
+from api_server.embedding_types import EmbeddingBody
 from api_server.generate_types import GenerateBody, GenerateSampling
 from api_server.metrics import Metrics
 from api_server.openai_types import ChatBody, CompletionBody, MessageBody, StreamOptions
@@ -23,7 +24,8 @@ from tests.cpu.test_http_control import INFO
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "openai.md").read_text()
 OPENAI, _, REST = TEXT.partition("\n## /generate\n")
 GENERATE, _, REST = REST.partition("\n## /tokenize and /detokenize\n")
-TOKENIZE = REST.partition("\n## ")[0]
+TOKENIZE, _, REST = REST.partition("\n## /v1/embeddings\n")
+EMBEDDINGS = REST.partition("\n## ")[0]
 
 
 def named_in(text: str) -> set[str]:
@@ -42,6 +44,7 @@ def named_in(text: str) -> set[str]:
         (GenerateSampling, GENERATE),
         (TokenizeBody, TOKENIZE),
         (DetokenizeBody, TOKENIZE),
+        (EmbeddingBody, EMBEDDINGS),
     ],
 )
 def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:

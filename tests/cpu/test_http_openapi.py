@@ -26,7 +26,7 @@ from api_server.app import make_app
 from runtime.config import RuntimeConfig
 from runtime.messages import GenerateRequest, SequenceOutput
 from tests.cpu.test_http_control import INFO
-from tests.fake_ring import WAIT_S, finish, output
+from tests.fake_ring import WAIT_S, failure, finish, output
 from tests.http_front import Front, http_front
 
 MAX_EXAMPLES = 12
@@ -40,7 +40,9 @@ CHECKS = [
 
 
 def answer(request: GenerateRequest) -> list[SequenceOutput]:
-    """Every sequence says "abc"."""
+    """Every sequence says "abc"; there are no embeddings."""
+    if request.task == "embed":
+        return [failure(request, "task_not_served", 400, "task")]
     return [output(request, "abc", index=index, finish=finish()) for index in range(request.sampling.n)]
 
 
@@ -49,7 +51,6 @@ def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
     with http_front(tmp_path_factory.mktemp("run"), answer) as front, pytest.MonkeyPatch.context() as patch:
         # The status page of a fake ring is written once.
         patch.setattr("api_server.probes.STALLED_S", 3600.0)
-        patch.setattr("api_server.probes.WORKER_STALLED_S", 3600.0)
         front.ring.info = INFO
         yield front
         assert front.error is None
@@ -133,7 +134,7 @@ def test_generated_requests_find_no_undocumented_answer(front: Front, mode: Gene
 
 
 def test_a_path_that_is_not_described_is_not_there(front: Front, document: Any) -> None:
-    for path in ("/docs", "/v1/embeddings", "/generate/"):
+    for path in ("/docs", "/v1/audio/speech", "/generate/"):
         assert path not in document["paths"]
         response: httpx.Response = front.http.get(path)
         assert response.status_code == 404

@@ -59,7 +59,7 @@ def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
         (["--model", "/nonexistent"], 72, "/nonexistent"),
         (["--page-size", "0"], 64, "page_size"),
         (["--no-such-flag"], 64, "--no-such-flag"),
-        (["--tp-size", "2"], 64, "tp_size"),
+        (["--tp-size", "5"], 64, "tp_size: 5 ranks cannot share num_attention_heads"),
         (["--context-length", "9999999"], 64, "context_length"),
         (["--tokenizer", "/nonexistent"], 64, "tokenizer: there is no directory /nonexistent"),
         (["--tokenizer-workers", "0"], 64, "tokenizer_workers"),
@@ -112,7 +112,7 @@ def test_a_run_directory_in_use_is_refused(start: Callable[..., Launched]) -> No
 
 @pytest.mark.parametrize("role", ["worker", "scheduler", "detokenizer", "tokenizer", "api"])
 def test_the_death_of_any_child_ends_the_launch(role: str) -> None:
-    with launched() as launch:
+    with launched("--restart=never") as launch:
         pids = launch.pids()
 
         os.kill(launch.pid_of(role), signal.SIGKILL)
@@ -122,13 +122,36 @@ def test_the_death_of_any_child_ends_the_launch(role: str) -> None:
         assert not leftovers(launch.run_dir)
 
 
-def test_children_end_with_a_killed_launcher_and_the_next_launch_cleans_up(
+def test_a_killed_launcher_leaves_nothing_and_its_port_and_directory_can_be_had_at_once(
     start: Callable[..., Launched],
 ) -> None:
     launch = start().wait_ready()
-    pids = launch.pids()
+    state = launch.state()
+    pids = [*launch.pids(), state["guardian_pid"]]
     launch.process.kill()
-    wait_until(lambda: not any(is_alive(pid) for pid in pids), 1.0, "all children end")
+    again = start("--port", str(state["port"]), "--run-dir", str(launch.run_dir))
+    wait_until(lambda: not any(is_alive(pid) for pid in pids), 1.0, "all processes end")
+    again.wait_ready()
+    assert again.state()["port"] == state["port"]
+    assert again.stop() == 0
+    assert not leftovers(launch.run_dir)
+
+
+def test_a_launch_whose_guardian_was_killed_cleans_up_itself(start: Callable[..., Launched]) -> None:
+    launch = start("--no-http").wait_ready()
+    os.kill(launch.state()["guardian_pid"], signal.SIGKILL)
+    assert launch.stop() == 0
+    assert not leftovers(launch.run_dir)
+
+
+def test_a_directory_that_a_killed_launch_and_its_guardian_left_is_cleared_by_the_next(
+    start: Callable[..., Launched],
+) -> None:
+    launch = start("--no-http").wait_ready()
+    os.kill(launch.state()["guardian_pid"], signal.SIGKILL)
+    launch.process.kill()
+    launch.process.wait()
+    assert (launch.run_dir / "state.json").exists()
     again = start("--no-http", "--run-dir", str(launch.run_dir)).wait_ready()
     assert again.stop() == 0
     assert not leftovers(launch.run_dir)
@@ -150,7 +173,7 @@ def test_a_signal_during_start_ends_it_cleanly(start: Callable[..., Launched], d
 
 
 def test_a_child_that_ends_by_itself_without_an_error_is_a_fault_too() -> None:
-    with launched("--no-http") as launch:
+    with launched("--no-http", "--restart=never") as launch:
         os.kill(launch.pid_of("tokenizer"), signal.SIGTERM)
         assert launch.wait_exit(5.0) == 70
         assert "tokenizer: the process exited with code 0" in last_line(launch)
@@ -166,12 +189,13 @@ def test_children_end_at_once_with_a_launcher_that_is_killed_while_they_start(
     launch.process.kill()
     launch.process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in pids), 0.5, "all children end")
-    shutil.rmtree(launch.run_dir)
+    wait_until(lambda: not leftovers(launch.run_dir), 5.0, "the directory is removed")
 
 
 def test_a_launch_whose_directory_is_deleted_serves_on_and_stops_cleanly() -> None:
     with launched("--no-http") as launch, Client(launch.run_dir) as client:
         pids = launch.pids()
+        client.generate("x", SHORT, timeout=60)  # so that its sockets are connected
         shutil.rmtree(launch.run_dir)
         assert len(client.generate("x", SHORT, timeout=60).token_ids) == 4
         assert launch.stop() == 0
@@ -185,7 +209,14 @@ def start_with_stderr(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Pop
     processes: list[subprocess.Popen[bytes]] = []
 
     def start_one(stderr: int) -> subprocess.Popen[bytes]:
-        command = [sys.executable, str(ROOT / "launch.py"), "--no-http", "--decode-log-interval", "1"]
+        command = [
+            sys.executable,
+            str(ROOT / "launch.py"),
+            "--no-http",
+            "--restart=never",
+            "--decode-log-interval",
+            "1",
+        ]
         process = subprocess.Popen(
             [*command, "--run-dir", str(tmp_path / "run")], stdout=stderr, stderr=stderr
         )

@@ -160,6 +160,7 @@ def test_who_asks_for_it_is_told_how_the_ring_is(served: Served) -> None:
 @pytest.mark.parametrize("how", ["stopped", "failed"])
 def test_a_client_learns_at_once_that_the_ring_has_ended(keys: Path, how: str) -> None:
     port, arguments = start(keys)
+    arguments = (*arguments, "--restart=never", "--drain-timeout=0")
     with launched(*arguments) as launch, Served(launch, port, keys).client() as client:
         stream = client.stream("x", LONG)
         next(iter(stream))

@@ -153,7 +153,7 @@ def test_http_is_served_by_every_api_process(launch: Launched) -> None:
 def test_the_death_of_any_of_several_ends_the_launch_and_names_it(
     role: str, index: int, arguments: tuple[str, ...]
 ) -> None:
-    with launched(*WORKERS, *arguments) as launch:
+    with launched("--restart=never", *WORKERS, *arguments) as launch:
         pids = launch.pids()
         os.kill(launch.pid_of(role, index), signal.SIGKILL)
         assert launch.wait_exit(5.0) == 70

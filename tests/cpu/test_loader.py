@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model_worker.layers.weight import Piece
 from model_worker.loader import INDEX_FILE, checkpoint_targets, load_model
 from model_worker.models.transformer import CausalLM
 from runtime.errors import ModelError
@@ -65,6 +66,13 @@ def _load(path: Path, config: ModelConfig, dtype: torch.dtype = torch.float32) -
     return load_model(path, config, dtype, "cpu")
 
 
+def memory_of(targets: dict[str, list[Piece]], name: str) -> Tensor:
+    """What a tensor fills, of a model that is not cut."""
+    [piece] = targets[name]
+    assert piece.shape == piece.memory.shape
+    return piece.memory
+
+
 def test_packed_weights_hold_the_checkpoints_rows_in_order(tmp_path: Path) -> None:
     config = _write_config(tmp_path)
     tensors = _checkpoint(config)
@@ -86,7 +94,7 @@ def test_every_target_receives_its_tensor_in_the_asked_dtype(tmp_path: Path) -> 
     targets = checkpoint_targets(_load(tmp_path, config, torch.bfloat16))
     assert targets.keys() == tensors.keys()
     for name, tensor in tensors.items():
-        assert torch.equal(targets[name], tensor.bfloat16())
+        assert torch.equal(memory_of(targets, name), tensor.bfloat16())
 
 
 def test_shards_are_found_through_the_index_and_other_files_left_alone(tmp_path: Path) -> None:
@@ -98,7 +106,7 @@ def test_shards_are_found_through_the_index_and_other_files_left_alone(tmp_path:
     save_file({"adapter": torch.zeros(1)}, tmp_path / "adapter.safetensors")
     (tmp_path / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
     targets = checkpoint_targets(_load(tmp_path, config))
-    assert all(torch.equal(targets[name], tensor) for name, tensor in tensors.items())
+    assert all(torch.equal(memory_of(targets, name), tensor) for name, tensor in tensors.items())
 
 
 def test_shards_without_an_index_are_all_read_but_not_the_consolidated_copy(tmp_path: Path) -> None:
@@ -108,7 +116,7 @@ def test_shards_without_an_index_are_all_read_but_not_the_consolidated_copy(tmp_
     save_file(dict(tensors[9:]), tmp_path / "b.safetensors")
     save_file({"tok_embeddings.weight": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
     targets = checkpoint_targets(_load(tmp_path, config))
-    assert all(torch.equal(targets[name], tensor) for name, tensor in tensors)
+    assert all(torch.equal(memory_of(targets, name), tensor) for name, tensor in tensors)
 
 
 def test_tied_embeddings_share_memory_and_ignore_a_stored_head(tmp_path: Path) -> None:
@@ -217,21 +225,21 @@ def test_each_experts_tensors_go_to_its_place_in_the_stack(tmp_path: Path) -> No
     """The checkpoint has names of its own for them."""
     config = _write_config(tmp_path, **_EXPERTS)
     wanted = checkpoint_targets(load_model(tmp_path, config, torch.float32, "cpu", "dummy"))
-    tensors = {name: torch.randn(target.shape) for name, target in wanted.items()}
+    tensors = {name: torch.randn(pieces[0].shape) for name, pieces in wanted.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     experts = _load(tmp_path, config).get_submodule("model.layers.0.mlp.experts")
     stacked = dict(experts.named_parameters())
     for expert in range(3):
         prefix = f"model.layers.0.block_sparse_moe.experts.{expert}"
         gate, up = tensors[f"{prefix}.w1.weight"], tensors[f"{prefix}.w3.weight"]
-        assert torch.equal(stacked["gate_up_proj"][expert], torch.cat((gate, up)))
-        assert torch.equal(stacked["down_proj"][expert], tensors[f"{prefix}.w2.weight"])
+        assert torch.equal(stacked["gate_up_proj.weight"][expert], torch.cat((gate, up)))
+        assert torch.equal(stacked["down_proj.weight"][expert], tensors[f"{prefix}.w2.weight"])
 
 
 def test_a_missing_expert_is_named_as_the_checkpoint_names_it(tmp_path: Path) -> None:
     config = _write_config(tmp_path, **_EXPERTS)
     wanted = checkpoint_targets(load_model(tmp_path, config, torch.float32, "cpu", "dummy"))
-    tensors = {name: torch.zeros(target.shape) for name, target in wanted.items()}
+    tensors = {name: torch.zeros(pieces[0].shape) for name, pieces in wanted.items()}
     lost = "model.layers.0.block_sparse_moe.experts.1.w3.weight"
     del tensors[lost]
     save_file(tensors, tmp_path / "model.safetensors")
@@ -244,7 +252,7 @@ def test_values_are_changed_once_and_only_after_loading(tmp_path: Path) -> None:
     config = _write_config(tmp_path, architectures=["Gemma2ForCausalLM"], head_dim=4)
     dummy = load_model(tmp_path, config, torch.bfloat16, "cpu", "dummy")
     wanted = checkpoint_targets(dummy)
-    tensors = {name: torch.full(target.shape, 0.25) for name, target in wanted.items()}
+    tensors = {name: torch.full(pieces[0].shape, 0.25) for name, pieces in wanted.items()}
     save_file(tensors, tmp_path / "model.safetensors")
     norm = dict(_load(tmp_path, config, torch.bfloat16).named_parameters())["model.norm.weight"]
     assert norm.dtype is torch.float32

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from runtime.architectures import ARCHITECTURES
 from tests.model_registry import FAMILIES
-from tests.model_table import MODELS_DOC, with_table
+from tests.model_table import MODELS_DOC, with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 MAY_NAME_FAMILIES = {"runtime/architectures.py"}
@@ -19,9 +19,9 @@ def test_every_architecture_is_compared_with_the_reference() -> None:
         assert family.cases, architecture
 
 
-def test_the_table_of_the_documentation_is_that_of_the_tests() -> None:
+def test_the_tables_of_the_documentation_are_those_of_the_tests() -> None:
     text = MODELS_DOC.read_text()
-    assert text == with_table(text), "run python -m tests.model_table"
+    assert text == with_tables(text), "run python -m tests.model_table"
 
 
 def test_no_family_is_named_outside_its_spec_and_the_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import (
     PackedLinear,
     RmsNorm,
+    RotaryAngles,
     SiluAndMul,
+    TakeRows,
     can_pack,
     pack,
-    packed_rows,
 )
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
@@ -28,7 +30,7 @@ from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from runtime.config import DEMO_MODEL
 from runtime.model_config import ModelConfig
-from tests.cpu.native import native_kernels, needs_compiler
+from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
 from tests.cpu.paged_forward import PagedForward
 
 pytestmark = needs_compiler
@@ -49,19 +51,12 @@ def _normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def _packing_kernels() -> NativeKernels:
-    kernels = native_kernels()
-    if not kernels.packs_linear:
-        pytest.skip("this CPU does not multiply bfloat16 itself, so linear layers stay with torch")
-    return kernels
-
-
 def test_a_target_without_bfloat16_instructions_packs_nothing() -> None:
     assert not can_pack(native_kernels("portable"), _normal(32, 32, dtype=torch.bfloat16))
 
 
 def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
-    kernels = _packing_kernels()
+    kernels = packing_kernels()
     assert can_pack(kernels, _normal(32, 34, dtype=torch.bfloat16))
     assert not can_pack(kernels, _normal(32, 34))
     assert not can_pack(kernels, _normal(40, 34, dtype=torch.bfloat16))
@@ -75,7 +70,7 @@ def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
 def test_packed_linear_equals_float64(
     n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
 ) -> None:
-    kernels = _packing_kernels()
+    kernels = packing_kernels()
     weight = _normal(n, k, dtype=torch.bfloat16)
     bias = _normal(n, dtype=torch.bfloat16, seed=1) if with_bias else None
     packed = weight.clone()
@@ -102,13 +97,14 @@ def test_packed_linear_equals_float64(
 
 
 def test_rows_of_a_packed_weight_are_the_weights_rows() -> None:
-    kernels = _packing_kernels()
+    kernels = packing_kernels()
     weight = _normal(64, 34, dtype=torch.bfloat16)
     packed = weight.clone()
     pack(kernels, packed)
     ids = torch.tensor([0, 63, 17, 17, 15, 16])
-    assert torch.equal(packed_rows(kernels, packed, ids), weight[ids])
-    assert packed_rows(kernels, packed, ids[:0]).shape == (0, 34)
+    take = TakeRows(kernels)
+    assert torch.equal(take(packed, ids, packed=True), weight[ids])
+    assert take(packed, ids[:0], packed=True).shape == (0, 34)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -183,8 +179,53 @@ def test_attention_rotates_as_apply_rope_does(
     torch.testing.assert_close(*stored, rtol=RTOL[dtype], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_rows_are_taken_as_they_are(kernels: NativeKernels, dtype: torch.dtype, num_threads: int) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    take = TakeRows(kernels)
+    torch.set_num_threads(before)
+    table = _normal(90, 514, dtype=dtype)
+    for count in (0, 1, 700):
+        ids = torch.randint(90, (count,), generator=torch.Generator().manual_seed(count))
+        assert torch.equal(take(table, ids), table[ids])
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+def test_rotary_angles_equal_the_torch_ones_at_any_position(kernels: NativeKernels, scaled: bool) -> None:
+    frequencies = 1.0 / (10_000.0 ** (torch.arange(0, 64, 2) / 64))
+    amplitude = _normal(64) if scaled else None
+    positions = torch.cat((torch.arange(3000), torch.tensor([131_071, 1_000_003, 4_194_303])))
+    got = RotaryAngles(kernels, frequencies, amplitude)(positions)
+    angles = (positions.float().unsqueeze(1) * frequencies).double()
+    expected = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    expected = expected if amplitude is None else expected * amplitude
+    torch.testing.assert_close(got.double(), expected, rtol=1.5e-7, atol=1e-9)
+
+
+def test_kernels_called_from_several_threads_at_once_do_not_meet(kernels: NativeKernels) -> None:
+    """The team serves one caller at a time; the others work by themselves, and members come late."""
+    weight, x = _normal(512, dtype=torch.bfloat16), _normal(4, 300, 512, dtype=torch.bfloat16)
+    expected = [rms_norm(rows, weight, 1e-5) for rows in x]
+
+    def compute(caller: int) -> None:
+        norm = RmsNorm(kernels, weight, 1e-5)
+        for _ in range(200):
+            torch.testing.assert_close(norm(x[caller]), expected[caller], rtol=RTOL[torch.bfloat16], atol=0)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        with ThreadPoolExecutor(len(x)) as callers:
+            for done in [callers.submit(compute, caller) for caller in range(len(x))]:
+                done.result()
+    finally:
+        torch.set_num_threads(before)
+
+
 def test_a_packed_weight_cannot_be_loaded_again() -> None:
-    kernels = _packing_kernels()
+    kernels = packing_kernels()
     model = load_model(DEMO_MODEL, ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
     model.use_native(kernels)
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -195,13 +236,13 @@ def test_a_packed_weight_cannot_be_loaded_again() -> None:
 
 
 def test_bfloat16_logits_are_the_same_bits_in_any_batch_chunk_and_page_size() -> None:
-    kernels = _packing_kernels()
+    kernels = packing_kernels()
     model = load_model(Path(DEMO_MODEL), ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
     model.use_native(kernels)
     backend = CpuNativeAttention(kernels)
     ids = torch.randint(1, 4096, (3, 100), generator=torch.Generator().manual_seed(0)).tolist()
-    alone = [PagedForward(model, 16, backend=backend).step([(0, row)]) for row in ids]
-    forward = PagedForward(model, 4, backend=backend)
+    alone = [PagedForward(model, 16, backend=backend, dtype=torch.bfloat16).step([(0, row)]) for row in ids]
+    forward = PagedForward(model, 4, backend=backend, dtype=torch.bfloat16)
     for start, end in ((0, 37), (37, 38), (38, 99), (99, 100)):
         work = [(row, ids[row][start:end]) for row in (2, 0, 1)]
         logits = forward.step(work).split(end - start)

@@ -17,9 +17,9 @@ import pytest
 
 from api_server.metrics import Metrics
 from api_server.server_state import ServerState
+from runtime.checkpoint_config import SamplingDefaults
 from runtime.errors import RingClosed
 from runtime.messages import GenerateRequest, SequenceOutput
-from runtime.model_config import SamplingDefaults
 from tests.fake_ring import WAIT_S, fake_ring, finish, output, spell
 from tests.http_front import CONFIG, Front, http_front
 

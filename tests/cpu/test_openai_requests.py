@@ -9,7 +9,7 @@ import pytest
 
 from api_server.openai_types import CompletionBody
 from api_server.sampling import sampling_params
-from runtime.model_config import SamplingDefaults
+from runtime.checkpoint_config import SamplingDefaults
 from runtime.sampling_params import SamplingParams
 from tests.fake_ring import spell
 from tests.http_front import Front, http_front

@@ -15,9 +15,11 @@ from model_worker.sampling.truncation import candidates, largest
 from runtime.plan import RowSetup
 from runtime.wire import pack_ids
 from tests.cpu import sampling_reference as reference
+from tests.cpu.native import needs_compiler
 from tests.cpu.sampler_driver import (
     CPU,
     VOCAB,
+    NativeDevice,
     OnePassDevice,
     bitmask,
     random_logits,
@@ -28,7 +30,10 @@ from tests.cpu.sampler_driver import (
 )
 
 
-@pytest.fixture(params=[CpuDevice, OnePassDevice], ids=["looking", "one_pass"])
+@pytest.fixture(
+    params=[CpuDevice, OnePassDevice, pytest.param(NativeDevice, marks=needs_compiler)],
+    ids=["looking", "one_pass", "native"],
+)
 def device(request: pytest.FixtureRequest) -> CpuDevice:
     made: CpuDevice = request.param(threaded=False)
     return made

@@ -33,6 +33,20 @@ def outputs(setting: Setting, sampling: SamplingParams) -> list[list[int]]:
         ring.close()
 
 
+def test_no_step_waits_for_the_device() -> None:
+    """Once all is warm: prompts in chunks, and decodes as graphs, with overlap."""
+    ring = Ring(DEMO_MODEL, Setting(device="cuda", chunk=64))
+    try:
+        ring.generate(PROMPTS[:4], [GREEDY, SEEDED] * 2, solo=False)
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            ring.generate(PROMPTS, [GREEDY, SEEDED] * 8, solo=False)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    finally:
+        ring.close()
+
+
 @pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_cuda_gives_the_tokens_of_the_cpu(sampling: SamplingParams, overlap: bool) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import time
+from datetime import timedelta
 from typing import Any
 
 import msgspec
 import pytest
 
 from client.request_builder import build_request
+from client.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.errors import InvalidRequest
 from runtime.handle import make_handle
 from runtime.messages import GenerateRequest
+from runtime.retention import RetainedRange, Retention
 from runtime.sampling_params import SamplingParams
 
 HANDLE = make_handle(1, 2)
@@ -136,3 +139,48 @@ def test_a_wrong_argument_is_refused_by_its_name(
         build(prompt, sampling=sampling, **options)
     assert caught.value.param == param
     assert param in caught.value.message
+
+
+def test_retention_has_a_short_form_and_takes_durations_either_way() -> None:
+    assert build().retention is None
+    short = build(kv_cache_retention_config=KvCacheRetentionConfig(max_tokens=1024)).retention
+    assert short == Retention((RetainedRange(0, 1024, 100),))
+    ranges = [TokenRangeRetentionConfig(0, 8, 90, 500), TokenRangeRetentionConfig(8, None, 10)]
+    config = KvCacheRetentionConfig(ranges, 60, timedelta(seconds=2))
+    assert build(kv_cache_retention_config=config).retention == Retention(
+        (RetainedRange(0, 8, 90, 500), RetainedRange(8, None, 10)), 60, 2000
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        (7, "must be KvCacheRetentionConfig, got int"),
+        (KvCacheRetentionConfig(max_tokens=0), "token_end must be an integer from 1"),
+        (
+            KvCacheRetentionConfig([TokenRangeRetentionConfig(0)], max_tokens=5),
+            "max_tokens is the short form",
+        ),
+        (
+            KvCacheRetentionConfig([TokenRangeRetentionConfig(0, 5, 101)]),
+            r"\[0\].priority must be .* 0 to 100",
+        ),
+        (KvCacheRetentionConfig([TokenRangeRetentionConfig(5, 5)]), "ends at 5, it begins at 5"),
+        (
+            KvCacheRetentionConfig([TokenRangeRetentionConfig(0, 5), TokenRangeRetentionConfig(4, 8)]),
+            r"\[1\] begins at 4, within the range before it",
+        ),
+        (
+            KvCacheRetentionConfig([TokenRangeRetentionConfig(0), TokenRangeRetentionConfig(4, 8)]),
+            "only the last range may have no end",
+        ),
+        (KvCacheRetentionConfig([(0, 5)]), r"\[0\] must be TokenRangeRetentionConfig, got tuple"),
+        (KvCacheRetentionConfig([TokenRangeRetentionConfig(0)] * 65), "a list of at most 64"),
+        (KvCacheRetentionConfig(decode_retention_priority=-1), "decode_retention_priority must be"),
+        (KvCacheRetentionConfig(decode_duration_ms=0), "decode_duration_ms must be an integer from 1"),
+    ],
+)
+def test_wrong_retention_is_refused_by_name(config: Any, says: str) -> None:
+    with pytest.raises(InvalidRequest, match=says) as caught:
+        build(kv_cache_retention_config=config)
+    assert caught.value.param == "kv_cache_retention_config"

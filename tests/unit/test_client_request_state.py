@@ -215,13 +215,21 @@ def test_no_logits_are_none() -> None:
     assert state.completion().outputs[0].generation_logits is None
 
 
-@pytest.mark.parametrize("start", [1, 3])
-def test_rows_that_are_not_the_next_ones_fail_the_request(start: int) -> None:
+def test_rows_behind_a_gap_fail_the_request() -> None:
     state = state_of(return_context_logits=True)
     values = np.zeros((2, 3), np.float32)
     state.receive([rows(state, "context_logits", 0, 0, values)])
     with pytest.raises(RequestError, match="rows from"):
-        state.receive([rows(state, "context_logits", 0, start, values)])
+        state.receive([rows(state, "context_logits", 0, 3, values)])
+
+
+def test_rows_that_a_further_attempt_brings_again_are_passed_over() -> None:
+    state = state_of(return_context_logits=True)
+    values = np.arange(12, dtype=np.float32).reshape(4, 3)
+    for start, stop in ((0, 2), (0, 1), (1, 3), (0, 4)):
+        state.receive([rows(state, "context_logits", 0, start, values[start:stop])])
+    state.receive([out(state, 0, "a", finish=end())])
+    assert np.array_equal(state.completion().context_logits, values)
 
 
 def test_rows_of_another_size_than_was_said_fail_the_request() -> None:

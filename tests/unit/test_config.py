@@ -8,8 +8,9 @@ import msgspec
 import pytest
 
 from runtime.command_line import make_parser, parse_args
-from runtime.config import SMALL_MODEL_BYTES, RuntimeConfig, resolve
+from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
+from runtime.resolve import resolve
 
 
 def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
@@ -34,7 +35,7 @@ def test_no_arguments_give_the_declared_defaults() -> None:
         (["--no-enable-prefix-caching"], "disable_radix_cache", True),
         (["--disable-radix-cache"], "disable_radix_cache", True),
         (["--disable-overlap-schedule"], "disable_overlap_schedule", True),
-        (["--tensor-parallel-size", "1"], "tp_size", 1),
+        (["--tensor-parallel-size", "2"], "tp_size", 2),
         (["--load-format", "dummy"], "load_format", "dummy"),
         (["--api-server-count", "4"], "api_workers", 4),
         (["--tokenizer-worker-num", "3"], "tokenizer_workers", 3),
@@ -63,7 +64,8 @@ def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, 
         (["--page-size", "0"], "page_size"),
         (["--page-size", "many"], "page-size"),
         (["--port", "70000"], "port"),
-        (["--mem-fraction-static", "1.0"], "mem_fraction_static"),
+        (["--mem-fraction-static", "0"], "mem_fraction_static"),
+        (["--mem-fraction-static", "1.5"], "mem_fraction_static"),
         (["--dtype", "int3"], "dtype"),
         (["--no-such-flag"], "--no-such-flag"),
         (["--api-workers", "0"], "api_workers"),
@@ -95,29 +97,37 @@ def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
     assert resolved(RuntimeConfig(dtype="half"), tmp_path).dtype == "float16"
 
 
-def test_a_small_model_behind_http_leaves_a_core_to_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_worker_gets_a_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(b"small")
-    config = RuntimeConfig(model=str(tmp_path))
-    assert resolved(config, tmp_path).cpu_threads == 3
-    offline = RuntimeConfig(model=str(tmp_path), no_http=True)
-    assert resolved(offline, tmp_path).cpu_threads == 4
+    assert resolved(RuntimeConfig(model=str(tmp_path)), tmp_path).cpu_threads == 4
     assert resolved(RuntimeConfig(model=str(tmp_path), cpu_threads=2), tmp_path).cpu_threads == 2
-    with weights.open("r+b") as file:
-        file.truncate(SMALL_MODEL_BYTES)
-    assert resolved(config, tmp_path).cpu_threads == 4
-    weights.unlink()
-    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
-    assert resolved(config, tmp_path).cpu_threads == 1
+
+
+def test_what_the_kv_cache_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    refused = RuntimeConfig(model=str(tmp_path), radix_eviction_policy="lfu", disable_radix_cache=True)
+    with pytest.raises(ConfigError, match="radix_eviction_policy"):
+        resolved(refused, tmp_path)
+    assert resolved(RuntimeConfig(radix_eviction_policy="lfu"), tmp_path).radix_eviction_policy == "lfu"
+
+
+def test_deterministic_is_refused_where_it_cannot_be_promised(tmp_path: Path) -> None:
+    wanted = RuntimeConfig(model=str(tmp_path), device="cpu", deterministic=True)
+    assert resolved(wanted, tmp_path).deterministic
+    for changed, reason in (
+        ({"device": "cuda"}, "CUDA"),
+        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "half"}, "float16"),
+    ):
+        with pytest.raises(ConfigError, match=f"^deterministic: .*{reason}"):
+            resolved(msgspec.structs.replace(wanted, **changed), tmp_path)
+    with pytest.raises(ConfigError, match="transformers"):
+        resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=False)
 
 
 @pytest.mark.parametrize(
     "config",
     [
-        RuntimeConfig(tp_size=2),
+        RuntimeConfig(tp_size=64, device="cuda"),
         RuntimeConfig(context_length=4096),
         RuntimeConfig(chat_template="/nonexistent"),
         RuntimeConfig(tokenizer="/nonexistent"),
@@ -130,7 +140,14 @@ def test_a_small_model_behind_http_leaves_a_core_to_the_others(
         RuntimeConfig(capacity_scheduler="guaranteed_no_evict", schedule_conservativeness=0.5),
     ],
     ids=[
-        *("tp_size", "context_length", "chat_template", "tokenizer", "zmq_bind", "curve_dir"),
+        *(
+            "tp_size",
+            "context_length",
+            "chat_template",
+            "tokenizer",
+            "zmq_bind",
+            "curve_dir",
+        ),
         *("capacity_scheduler", "batching_type", "request_scheduler", "schedule_policy"),
         "schedule_conservativeness",
     ],
@@ -160,3 +177,11 @@ def test_api_key_can_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setenv("CAROUSEL_API_KEY", "secret")
     assert resolved(RuntimeConfig(), tmp_path).api_key == "secret"
     assert resolved(RuntimeConfig(api_key="own"), tmp_path).api_key == "own"
+
+
+def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path) -> None:
+    places = {"context_length": 64, "dtype": "float32", "model_path": tmp_path}
+    assert resolve(RuntimeConfig(), **places, has_spec=True).model_impl == "native"
+    assert resolve(RuntimeConfig(), **places, has_spec=False).model_impl == "transformers"
+    with pytest.raises(ConfigError, match="tp_size: --model-impl transformers computes on one rank"):
+        resolve(RuntimeConfig(tp_size=2), **places, has_spec=False)

@@ -17,6 +17,7 @@ from runtime.messages import (
     RequestFailed,
     Resume,
     StopMatched,
+    StreamOpen,
     TensorBatch,
     TokenBatch,
 )
@@ -191,6 +192,11 @@ def test_a_lower_attempt_is_dropped(ring: Ring) -> None:
 def test_a_resumed_sequence_goes_on_after_the_last_character_delivered(ring: Ring, num_chars: int) -> None:
     ids = ring.ids(TEXT)
     for split in range(len(ids)):
+        before = ring.open(ring.handle(split))
+        for token in ids[:split]:
+            ring.step((before, token))
+        if len(ring.text(before)) < num_chars:
+            continue
         handle = ring.handle(split, attempt=1)
         resume = Resume(pack_ids(ids[:split]), num_chars, cumulative_logprob=-2.0)
         ring.open(handle, resume=resume)
@@ -202,6 +208,32 @@ def test_a_resumed_sequence_goes_on_after_the_last_character_delivered(ring: Rin
         finish = ring.terminal(handle)
         assert finish.usage.completion_tokens == len(ids)
         assert finish.cumulative_logprob == -2.0
+
+
+def test_who_claims_more_text_than_his_ids_give_fails_alone(ring: Ring) -> None:
+    other = ring.open(ring.handle(2))
+    ids = ring.ids("x = 1")
+    handle = ring.open(ring.handle(1, attempt=1), resume=Resume(pack_ids(ids), 6))
+    error = ring.terminal(handle).error
+    assert (error.status, error.param) == (400, "resume")
+    assert ring.scheduler.drain() == [AbortRequest((handle,))]
+    ring.generate(other, "fine")
+    ring.close(other)
+    assert ring.text(other) == "fine"
+
+
+def test_a_new_engine_ends_what_the_one_before_had_without_a_word(ring: Ring) -> None:
+    """Its client makes it again; last words of the old one are not believed."""
+    old, new = ring.open(ring.handle()), ring.handle(attempt=1)
+    opened = msgspec.Raw(RAW(StreamOpen(ring.handle(5), 1)))
+    ring.inbox.send(TokenBatch(1, epoch=2))
+    ring.inbox.send(TokenBatch(2, opened=(opened,), closed=(Closed(old, "length"),), epoch=1))
+    ring.turn()
+    assert ring.loop.num_live == 0
+    assert not ring.outputs
+    ring.inbox.send(TokenBatch(2, opened=(msgspec.Raw(RAW(StreamOpen(new, 1))),), epoch=2))
+    ring.turn()
+    assert ring.loop.num_live == 1
 
 
 def test_a_stop_string_found_while_resuming_stops_again(ring: Ring) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import ConfigError
-from runtime.keys import ServerKeys, main, make_keys
+from runtime.keys import ClientKeys, ServerKeys, main, make_keys
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -86,3 +86,19 @@ def test_faults_of_a_key_directory_are_named(tmp_path: Path) -> None:
     client.unlink()
     with pytest.raises(ConfigError, match=r"nobody could connect.*runtime\.keys"):
         ServerKeys.read(tmp_path)
+
+
+def test_a_clients_secret_is_for_its_user_alone(tmp_path: Path) -> None:
+    make_keys(tmp_path)
+    own = tmp_path / "client"
+    secret = own / "client.key_secret"
+    assert ClientKeys.read(own).server == ServerKeys.read(tmp_path).public
+
+    secret.chmod(0o640)
+    with pytest.raises(ConfigError, match=r"client\.key_secret.*chmod 600"):
+        ClientKeys.read(own)
+
+    secret.chmod(0o600)
+    secret.write_text((own / "server.key").read_text())
+    with pytest.raises(ConfigError, match=r"client\.key_secret has no secret key"):
+        ClientKeys.read(own)

@@ -13,7 +13,7 @@ PROMPT = list(range(10))
 
 def device_writes(kv: KVCacheManager) -> dict[int, tuple[int, list[int]]]:
     """row -> (start, pages) of the next plan."""
-    writes = kv.take_table_writes()
+    writes = kv.tables.take_table_writes()
     pages = unpack_ids(writes.pages).tolist()
     out = {}
     for row, start, n in unpack_ids(writes.spans).reshape(-1, 3).tolist():
@@ -109,7 +109,7 @@ def test_a_reservation_evicts_what_nobody_uses() -> None:
     assert kv.num_available == 4
     second = request(kv, 2, [40] * 15)
     seat(kv, second)
-    assert kv.cache.num_evicted == 2
+    assert kv.counts.num_evicted == 2
     kv.check()
 
 
@@ -156,7 +156,7 @@ def test_a_fork_shares_full_pages_and_copies_the_page_in_progress() -> None:
     seat(kv, source)
     assert kv.try_fork(source, child)
     assert kv.table[child.row, :2].tolist() == kv.table[source.row, :2].tolist()
-    assert kv.take_page_copies() == ((kv.table[source.row, 2], kv.table[child.row, 2]),)
+    assert kv.tables.take_page_copies() == ((kv.table[source.row, 2], kv.table[child.row, 2]),)
     kv.check()
     kv.release(source)
     kv.release(child)
@@ -170,7 +170,7 @@ def test_the_copy_for_a_child_that_is_gone_is_not_made() -> None:
     seat(kv, source)
     assert kv.try_fork(source, child)
     kv.release(child)
-    assert kv.take_page_copies() == ()
+    assert kv.tables.take_page_copies() == ()
     assert [setup.row for setup in kv.rows.take_setups()] == [source.row]
 
 
@@ -193,4 +193,25 @@ def test_flush_frees_what_no_row_uses() -> None:
     kv.release(first)
     assert kv.flush() == 2
     assert kv.cache.num_pages == 0
+    kv.check()
+
+
+def test_pages_taken_found_missed_and_evicted_are_counted_exactly() -> None:
+    kv = manager(num_pages=6)
+    first, again, other = request(kv, 1, PROMPT), request(kv, 2, PROMPT), request(kv, 3, [40] * 19)
+    seat(kv, first)
+    assert (kv.counts.num_new, kv.counts.num_reused, kv.counts.num_missed) == (3, 0, 3)
+    kv.publish_prefill(first)
+    seat(kv, again)
+    assert (kv.counts.num_new, kv.counts.num_reused, kv.counts.num_missed) == (4, 2, 4)
+    assert (kv.counts.num_allocated, kv.counts.hit_rate) == (6, 2 / 6)
+    kv.release(first)
+    kv.release(again)
+    seat(kv, other)
+    assert (kv.counts.num_new, kv.counts.num_missed, kv.counts.num_evicted) == (9, 9, 1)
+    assert not kv.try_reserve(other, 40)
+    assert kv.counts.num_new == 9, "nothing was taken"
+    kv.release(other)
+    assert kv.flush() == kv.counts.num_flushed == 5
+    assert kv.counts.num_evicted == 1
     kv.check()

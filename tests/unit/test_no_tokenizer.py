@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from detokenizer_proc.text_stream import TextStream
-from runtime.config import RuntimeConfig, resolve
+from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError, InvalidRequest
 from runtime.messages import ChatMessage, Closed, Resume, StreamOpen
+from runtime.resolve import resolve
 from runtime.sampling_params import SamplingParams
 from runtime.wire import pack_ids, unpack_ids
 from tests.tokenizer_ring import Ring, handle, passed_on, refusal, request

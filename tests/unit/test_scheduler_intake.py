@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -144,6 +146,24 @@ def test_a_resumed_request_that_lacks_only_its_end_is_closed_at_once() -> None:
             whole[1],
         )
         assert system.executor.num_computed == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"output_ids": pack_ids([1] * 5)}, "5 tokens of output, there are at most 4"),
+        ({"num_prompt_logprobs": len(PROMPT)}, f"{len(PROMPT)} logprobs of the prompt"),
+        ({"cached_tokens": len(PROMPT) + 1}, f"{len(PROMPT) + 1} cached tokens"),
+    ],
+)
+def test_who_claims_more_than_an_attempt_can_have_delivered_is_refused(
+    fields: dict[str, Any], reason: str
+) -> None:
+    lying = msgspec.structs.replace(message(1, PROMPT, max_tokens=4, attempt=1), **fields)
+    error = refused(lying).error
+    assert error is not None
+    assert (error.param, error.status) == ("resume", 400)
+    assert reason in error.message
 
 
 def test_cached_tokens_of_a_resumed_request_are_as_first_reported() -> None:

@@ -189,7 +189,7 @@ def test_while_output_is_refused_nothing_is_launched_and_aborts_are_applied() ->
         system.check_empty()
 
 
-def test_a_worker_that_fails_fails_every_request_with_a_reason() -> None:
+def test_a_worker_that_fails_ends_no_request_by_itself() -> None:
     with running(depth=2, max_rows=2) as system:
         requests = [message(i, [i + 1] * 8, max_tokens=20) for i in range(4)]
         system.executor.fails_at_step = 4
@@ -199,6 +199,10 @@ def test_a_worker_that_fails_fails_every_request_with_a_reason() -> None:
             system.step()
         with pytest.raises(ExecutorError):
             system.step()
+        system.deliver()
+        assert not system.detokenizer.closed
+        assert len(system.scheduler.lifecycle.requests) == 4
+        system.scheduler.fail_all(ErrorInfo("it has failed", "worker_failed", None, 503))
         system.deliver()
         assert len(system.detokenizer.closed) == 4
         for closed in system.detokenizer.closed.values():

@@ -65,6 +65,9 @@ def test_none_or_several_forms_are_refused(fields: dict[str, Any]) -> None:
         ({"text": "x", "resume": Resume(output_ids=pack_ids([100]))}, "resume"),
         ({"text": "x", "resume": Resume(output_ids=b"abcde")}, "resume"),
         ({"text": "x", "resume": Resume(output_ids=pack_ids([5] * 33))}, "resume"),
+        ({"text": "x", "resume": Resume(cumulative_logprob=float("nan"))}, "resume"),
+        ({"text": "x", "resume": Resume(cumulative_logprob=-float("inf"))}, "resume"),
+        ({"text": "x", "resume": Resume(), "sampling": SamplingParams(n=2)}, "resume"),
     ],
 )
 def test_a_value_out_of_range_is_refused_with_its_field(fields: dict[str, Any], param: str) -> None:

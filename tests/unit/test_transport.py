@@ -13,6 +13,7 @@ import zmq
 
 from runtime.handle import make_handle
 from runtime.messages import AbortRequest, StopMatched, TensorBatch, TensorEntry, TokenBatch
+from runtime.plan import WorkerCommand
 from runtime.transport import Framed, JoinedInbox, MemoryChannel, Waiter, ZmqInbox, ZmqOutbox
 
 
@@ -104,15 +105,23 @@ def test_bad_frames_are_counted_and_the_next_good_one_arrives(
     assert inbox.bad_frames.count == 1
 
 
-def test_messages_of_an_earlier_epoch_are_dropped(ends: Ends) -> None:
-    inbox = ends.inbox(epoch=2)
+def test_between_scheduler_and_worker_messages_of_another_epoch_are_dropped(ends: Ends) -> None:
+    inbox = ends.inbox(epoch=2, name="rank_in")
     old, new = ends.outbox(epoch=1), ends.outbox(epoch=2)
-    old.send(message(1))
+    old.send(WorkerCommand("shutdown"))
     assert Waiter([inbox.socket]).wait(5.0)
     assert inbox.drain() == []
-    new.send(message(2))
-    assert drain_all(inbox, 1) == [message(2)]
+    new.send(WorkerCommand("shutdown"))
+    assert drain_all(inbox, 1) == [WorkerCommand("shutdown")]
     assert inbox.bad_frames.count == 1
+
+
+def test_what_a_process_sent_that_was_replaced_arrives_elsewhere(ends: Ends) -> None:
+    inbox = ends.inbox(epoch=2)
+    for epoch in (1, 2, 3):
+        ends.outbox(epoch=epoch).send(message(epoch))
+    assert set(drain_all(inbox, 3)) == {message(n) for n in (1, 2, 3)}
+    assert inbox.bad_frames.count == 0
 
 
 def test_memory_twin_behaves_like_the_sockets() -> None:

@@ -30,7 +30,7 @@ FLAGS = (
     "-O3",
     "-fPIC",
     "-shared",
-    "-fopenmp",
+    "-pthread",
     "-ffp-contract=fast",  # to fused multiply-add: what GNU C++ does by default and ISO C++ does not
     "-fno-math-errno",
     # The loader merges static variables of visible templates over all libraries of a process, and those of

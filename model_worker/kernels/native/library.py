@@ -1,6 +1,6 @@
 """NativeKernels: the compiled kernels as methods on tensors. Checks what C++ cannot; knows no layer.
 
-torch is imported before the library is loaded, so that both share one OpenMP runtime and its threads.
+Its threads are its own (team.h): a kernel never waits for one that another process has put aside.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -54,6 +54,7 @@ class AttentionCall(ctypes.Structure):
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
     )
+    row_field = "num_tokens"
 
 
 class LinearCall(ctypes.Structure):
@@ -70,6 +71,42 @@ class LinearCall(ctypes.Structure):
         ("out_is_float", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
+    row_field = "num_rows"
+
+
+class QuantizeCall(ctypes.Structure):
+    """Mirrors QuantizeCall of linear_int8.cpp."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("scale", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "num_rows"
+
+
+class Int8LinearCall(ctypes.Structure):
+    """Mirrors Int8LinearCall of linear_int8.cpp."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("x_scale", ctypes.c_void_p),
+        ("weight", ctypes.c_void_p),
+        ("weight_scale", ctypes.c_void_p),
+        ("weight_sum", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("k", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "num_rows"
 
 
 class NormCall(ctypes.Structure):
@@ -88,6 +125,7 @@ class NormCall(ctypes.Structure):
         ("num_threads", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
+    row_field = "tokens"
 
 
 class GateCall(ctypes.Structure):
@@ -101,6 +139,125 @@ class GateCall(ctypes.Structure):
         ("is_bf16", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
+    row_field = "rows"
+
+
+class TakeCall(ctypes.Structure):
+    """Mirrors TakeCall of rows.cpp."""
+
+    _fields_ = (
+        ("table", ctypes.c_void_p),
+        ("index", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("row_bytes", ctypes.c_int64),
+        ("num_rows", ctypes.c_int32),
+        ("is_packed", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "num_rows"
+
+
+class RotaryCall(ctypes.Structure):
+    """Mirrors RotaryCall of rows.cpp."""
+
+    _fields_ = (
+        ("positions", ctypes.c_void_p),
+        ("frequencies", ctypes.c_void_p),
+        ("amplitude", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int32),
+        ("half", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "num_tokens"
+
+
+class DrawCall(ctypes.Structure):
+    """Mirrors DrawCall of sample.cpp."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("features", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("temperature", ctypes.c_void_p),
+        ("min_logit_gap", ctypes.c_void_p),
+        ("seed", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("vocab_size", ctypes.c_int32),
+        ("float_stride", ctypes.c_int32),
+        ("integer_stride", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+        ("draw_bits", ctypes.c_uint16),
+        ("skip_bits", ctypes.c_uint16),
+    )
+
+
+class StageCall(ctypes.Structure):
+    """Mirrors StageCall of stage.cpp. What comes from a plan is given as the bytes that it holds."""
+
+    _fields_ = (
+        ("rows", ctypes.c_char_p),
+        ("starts", ctypes.c_char_p),
+        ("token_ids", ctypes.c_char_p),
+        ("lens", ctypes.c_char_p),
+        ("samples", ctypes.c_char_p),
+        ("last_token", ctypes.c_void_p),
+        ("page_table", ctypes.c_void_p),
+        ("ids", ctypes.c_void_p),
+        ("positions", ctypes.c_void_p),
+        ("out_slots", ctypes.c_void_p),
+        ("seq_rows", ctypes.c_void_p),
+        ("kv_lens", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("sample_indices", ctypes.c_void_p),
+        ("sample_rows", ctypes.c_void_p),
+        ("sample_positions", ctypes.c_void_p),
+        ("num_seqs", ctypes.c_int32),
+        ("num_decodes", ctypes.c_int32),
+        ("num_tokens", ctypes.c_int32),
+        ("max_rows", ctypes.c_int32),
+        ("max_pages", ctypes.c_int32),
+        ("page_size", ctypes.c_int32),
+        ("num_sampled", ctypes.c_int32),
+    )
+
+
+class ExchangeCall(ctypes.Structure):
+    """Mirrors ExchangeCall of exchange.cpp."""
+
+    _fields_ = (
+        ("region", ctypes.c_void_p),
+        ("data", ctypes.c_void_p),
+        ("num_bytes", ctypes.c_int64),
+        ("slot_bytes", ctypes.c_int64),
+        ("spin_ns", ctypes.c_int64),
+        ("wait_ns", ctypes.c_int64),
+        ("round", ctypes.c_uint32),
+        ("rank", ctypes.c_int32),
+        ("num_ranks", ctypes.c_int32),
+        ("is_posted", ctypes.c_int32),
+        ("missing", ctypes.c_int32),
+    )
+
+
+class SumCall(ctypes.Structure):
+    """Mirrors SumCall of exchange.cpp."""
+
+    _fields_ = (
+        ("slots", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("size", ctypes.c_int64),
+        ("slot_bytes", ctypes.c_int64),
+        ("num_ranks", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
+    )
+
+
+class Tape(Protocol):
+    def note(self, function: int, call: ctypes.Structure) -> None:
+        """A kernel, by its address, is to be called with what `call` holds now."""
 
 
 class NativeKernels:
@@ -110,18 +267,41 @@ class NativeKernels:
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
-        self.attention = _function(library, "carousel_attention", ctypes.POINTER(AttentionCall))
-        self.rms_norm = _function(library, "carousel_rms_norm", ctypes.POINTER(NormCall))
-        self.silu_and_mul = _function(library, "carousel_silu_and_mul", ctypes.POINTER(GateCall))
+        self.tape: Tape | None = None
+        """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
+        self.attention = self._recordable(library, "carousel_attention", AttentionCall)
+        self.rms_norm = self._recordable(library, "carousel_rms_norm", NormCall)
+        self.silu_and_mul = self._recordable(library, "carousel_silu_and_mul", GateCall)
+        self.take = self._recordable(library, "carousel_take", TakeCall)
+        self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
+        self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)
+        self.int8_linear = self._recordable(library, "carousel_int8_linear", Int8LinearCall)
+        pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
+        self.pack_panels = _function(library, "carousel_pack_panels", pointer, size, size, count)
+        self.run_program = _function(library, "carousel_run_program", ctypes.c_void_p)
+        self.stage = _function(library, "carousel_stage", ctypes.POINTER(StageCall))
+        self.draw = _function(library, "carousel_draw", ctypes.POINTER(DrawCall))
+        self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
+        self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
         library.carousel_packs_linear.restype = ctypes.c_int32
         self.packs_linear: bool = library.carousel_packs_linear() == 1
         if self.packs_linear:
-            pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-            self.linear = _function(library, "carousel_linear", ctypes.POINTER(LinearCall))
-            self.pack_linear = _function(library, "carousel_pack_linear", pointer, size, size, count)
-            self.packed_rows = _function(
-                library, "carousel_packed_rows", pointer, size, pointer, size, pointer
-            )
+            self.linear = self._recordable(library, "carousel_linear", LinearCall)
+
+    def _recordable(
+        self, library: ctypes.CDLL, name: str, call_type: type[ctypes.Structure]
+    ) -> Callable[[ctypes.Structure], None]:
+        function = _function(library, name, ctypes.POINTER(call_type))
+        address = ctypes.cast(library[name], ctypes.c_void_p).value
+        assert address is not None
+
+        def run(call: ctypes.Structure) -> None:
+            if self.tape is None:
+                function(call)
+            else:
+                self.tape.note(address, call)
+
+        return run
 
 
 def _function(library: ctypes.CDLL, name: str, *argtypes: Any) -> Callable[..., None]:

@@ -9,7 +9,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.library import DTYPES, GateCall, LinearCall, NativeKernels, NormCall
+from model_worker.kernels.native.library import (
+    DTYPES,
+    GateCall,
+    LinearCall,
+    NativeKernels,
+    NormCall,
+    RotaryCall,
+    TakeCall,
+)
 
 LANES = 16  # sizes that kernels work on are multiples of the widest vector of floats
 PANEL = 16  # rows of a packed weight that are interleaved
@@ -22,18 +30,73 @@ def can_pack(kernels: NativeKernels, weight: Tensor) -> bool:
 
 
 def pack(kernels: NativeKernels, weight: Tensor) -> None:
-    """Rearrange weight [N, K] in place, as only PackedLinear and packed_rows read it."""
+    """Rearrange weight [N, K] in place, as only PackedLinear and TakeRows read it."""
     assert can_pack(kernels, weight)
+    pack_panels(kernels, weight)
+
+
+def pack_panels(kernels: NativeKernels, weight: Tensor) -> None:
+    """Interleave rows of weight [N, K] in place; N is a multiple of PANEL, rows are whole 32-bit words."""
     assert weight.is_contiguous()
-    kernels.pack_linear(weight.data_ptr(), *weight.shape, torch.get_num_threads())
+    words = weight.shape[1] * weight.element_size() // 4
+    kernels.pack_panels(weight.data_ptr(), weight.shape[0], words, torch.get_num_threads())
 
 
-def packed_rows(kernels: NativeKernels, weight: Tensor, ids: Tensor) -> Tensor:
-    """Rows ids [T] int64 of a packed weight [N, K] -> [T, K] bfloat16."""
-    assert ids.is_contiguous()
-    out = torch.empty(ids.shape[0], weight.shape[1], dtype=weight.dtype)
-    kernels.packed_rows(weight.data_ptr(), weight.shape[1], ids.data_ptr(), ids.shape[0], out.data_ptr())
-    return out
+class TakeRows:
+    """Rows of a table by their numbers: embeddings, and the tokens whose hidden states are wanted."""
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._run = kernels.take
+        self._call = TakeCall(num_threads=torch.get_num_threads())
+
+    def __call__(self, table: Tensor, index: Tensor, *, packed: bool = False) -> Tensor:
+        """table [N, K], packed as `pack` does it or plain, rows of whole words of 32 bits; index [T] int64,
+        below N -> [T, K].
+        """
+        assert table.is_contiguous()
+        assert index.is_contiguous()
+        out = torch.empty(index.shape[0], table.shape[1], dtype=table.dtype)
+        call = self._call
+        call.table = table.data_ptr()
+        call.index = index.data_ptr()
+        call.out = out.data_ptr()
+        call.row_bytes = table.shape[1] * table.element_size()
+        call.num_rows = index.shape[0]
+        call.is_packed = packed
+        self._run(call)
+        return out
+
+
+def can_take(table: Tensor) -> bool:
+    """Whether TakeRows has a kernel for rows of table [N, K]."""
+    return table.shape[1] * table.element_size() % 4 == 0
+
+
+class RotaryAngles:
+    """Positions to cosines and sines, as rope_cos_sin has them, times an amplitude."""
+
+    def __init__(self, kernels: NativeKernels, frequencies: Tensor, amplitude: Tensor | None) -> None:
+        """frequencies [D / 2] float32, radians per position; amplitude [D] float32."""
+        self._kept = (frequencies.contiguous(), None if amplitude is None else amplitude.contiguous())
+        self._run = kernels.rotary
+        self._half = frequencies.shape[0]
+        self._call = RotaryCall(
+            frequencies=self._kept[0].data_ptr(),
+            amplitude=None if self._kept[1] is None else self._kept[1].data_ptr(),
+            half=self._half,
+            num_threads=torch.get_num_threads(),
+        )
+
+    def __call__(self, positions: Tensor) -> Tensor:
+        """positions [T] int64 -> [T, D] float32."""
+        assert positions.is_contiguous()
+        out = torch.empty(positions.shape[0], 2 * self._half)
+        call = self._call
+        call.positions = positions.data_ptr()
+        call.out = out.data_ptr()
+        call.num_tokens = positions.shape[0]
+        self._run(call)
+        return out
 
 
 class PackedLinear:

@@ -40,8 +40,8 @@ def draw(
 ) -> Tensor:
     """One token for each row, [n] int64, as model_worker.sampling.sampler draws it.
 
-    logits [n, V] float32 contiguous; temperature [n] float32; seeds, positions [n] int64; greedy [n] bool:
-    the largest logit, no noise. top_k [n] int64 (0 keeps all), top_p [n] float32 (1 keeps all) and
+    logits [n, V] float32 contiguous; temperature [n] float32; seeds, positions [n] int64; greedy [n] (bool or
+    int): the largest logit, no noise. top_k [n] int64 (0 keeps all), top_p [n] float32 (1 keeps all) and
     min_logit_gap [n] float32 (-inf keeps all) together or not at all; None: no row is truncated.
     """
     num_rows, vocab_size = logits.shape
@@ -110,34 +110,40 @@ def _cut(
     last_key = tl.zeros([], tl.int32) + LOWEST_KEY
     num_equal = tl.zeros([], tl.int64) + vocab_size
     """How many of those with the last key are kept."""
-    is_greedy = tl.load(greedy + row)
+    is_greedy = tl.load(greedy + row) != 0
     has_k = (top_k > 0) & (top_k < vocab_size) & (is_greedy == 0)
     has_p = (top_p < 1.0) & (is_greedy == 0)
+    above = tl.zeros([], tl.int64)
+    mass_above = tl.zeros([], tl.int64)
+    count = tl.zeros([], tl.int64)
+    """How many have the last key."""
+    mass_at = tl.zeros([], tl.int64)
     if has_k:
         last_key = _search(logits, row, vocab_size, temperature, highest, top_k.to(tl.float64), False, BLOCK)
-        above, _ = _sums_above(logits, row, vocab_size, temperature, highest, last_key, BLOCK)
+    if has_k | has_p:
+        above, mass_above, count, mass_at = _sums(
+            logits, row, vocab_size, temperature, highest, last_key, BLOCK
+        )
+    if has_k:
         num_equal = top_k - above
     if has_p:
         # The mass that top-k leaves is what p is a share of.
-        _, mass_above = _sums_above(logits, row, vocab_size, temperature, highest, last_key, BLOCK)
-        count_at, mass_at = _sums_at(logits, row, vocab_size, temperature, highest, last_key, BLOCK)
-        each = mass_at // tl.maximum(count_at, 1)
-        mass = mass_above + each * tl.minimum(num_equal, count_at)
+        each = mass_at // tl.maximum(count, 1)
+        mass = mass_above + each * tl.minimum(num_equal, count)
         budget = top_p.to(tl.float64) * mass.to(tl.float64)
         p_key = _search(logits, row, vocab_size, temperature, highest, budget, True, BLOCK)
         if p_key >= last_key:
-            _, before = _sums_above(logits, row, vocab_size, temperature, highest, p_key, BLOCK)
-            count, total = _sums_at(logits, row, vocab_size, temperature, highest, p_key, BLOCK)
-            one = tl.maximum(total // tl.maximum(count, 1), 1)
+            _, before, count_at_p, total = _sums(logits, row, vocab_size, temperature, highest, p_key, BLOCK)
+            one = tl.maximum(total // tl.maximum(count_at_p, 1), 1)
             # So many have less than the budget before them.
             kept = tl.math.ceil((budget - before.to(tl.float64)) / one.to(tl.float64)).to(tl.int64)
-            kept = tl.where(total > 0, kept, count)
+            kept = tl.where(total > 0, kept, count_at_p)
             kept = tl.maximum(kept, 1)
             num_equal = tl.where(p_key > last_key, kept, tl.minimum(num_equal, kept))
+            count = count_at_p
             last_key = p_key
     tl.store(cut + 2 * row, last_key)
     last_id = tl.zeros([], tl.int32) + HIGHEST_ID
-    count, _ = _sums_at(logits, row, vocab_size, temperature, highest, last_key, BLOCK)
     if num_equal < count:
         last_id = _nth_id(logits, row, vocab_size, temperature, last_key, num_equal, BLOCK)
     tl.store(cut + 2 * row + 1, last_id)
@@ -171,29 +177,23 @@ def _search(logits, row, vocab_size, temperature, highest, bound, BY_MASS: tl.co
 
 
 @triton.jit
-def _sums_above(logits, row, vocab_size, temperature, highest, last_key, BLOCK: tl.constexpr):
-    """(number, mass) of the ids with a larger key."""
+def _sums(logits, row, vocab_size, temperature, highest, last_key, BLOCK: tl.constexpr):
+    """(number, mass) of the ids with a larger key, then of those with this key."""
+    above = tl.zeros([], tl.int64)
+    mass_above = tl.zeros([], tl.int64)
     count = tl.zeros([], tl.int64)
-    mass = tl.zeros([], tl.int64)
+    mass_at = tl.zeros([], tl.int64)
     for start in range(0, vocab_size, BLOCK):
         x, _, inside = _scaled(logits, row, vocab_size, temperature, start, BLOCK)
-        above = inside & (_key(x) > last_key)
-        count += tl.sum(above.to(tl.int64), 0)
-        mass += tl.sum(tl.where(above, _mass(x, highest), 0), 0)
-    return count, mass
-
-
-@triton.jit
-def _sums_at(logits, row, vocab_size, temperature, highest, last_key, BLOCK: tl.constexpr):
-    """(number, mass) of the ids with this key."""
-    count = tl.zeros([], tl.int64)
-    mass = tl.zeros([], tl.int64)
-    for start in range(0, vocab_size, BLOCK):
-        x, _, inside = _scaled(logits, row, vocab_size, temperature, start, BLOCK)
-        at = inside & (_key(x) == last_key)
-        count += tl.sum(at.to(tl.int64), 0)
-        mass += tl.sum(tl.where(at, _mass(x, highest), 0), 0)
-    return count, mass
+        key = _key(x)
+        mass = _mass(x, highest)
+        larger = inside & (key > last_key)
+        equal = inside & (key == last_key)
+        above += tl.sum(larger.to(tl.int64), 0)
+        mass_above += tl.sum(tl.where(larger, mass, 0), 0)
+        count += tl.sum(equal.to(tl.int64), 0)
+        mass_at += tl.sum(tl.where(equal, mass, 0), 0)
+    return above, mass_above, count, mass_at
 
 
 @triton.jit
@@ -219,7 +219,7 @@ def _best_in_block(
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     temperature = tl.load(temperatures + row)
-    is_greedy = tl.load(greedy + row)
+    is_greedy = tl.load(greedy + row) != 0
     seed = tl.load(seeds + row)
     position = tl.load(positions + row).to(tl.uint32)
     quad = (block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)

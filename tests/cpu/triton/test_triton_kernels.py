@@ -6,9 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_worker.kernels import decode_inputs as inputs_reference
 from model_worker.kernels import rms_norm as norm_reference
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.silu_and_mul import silu_and_mul as silu_and_mul_reference
+from model_worker.kernels.triton import decode_inputs
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kernels.triton.silu_and_mul import silu_and_mul
@@ -73,3 +75,28 @@ def test_rope_and_store_kv_reads_strided_heads_and_writes_scattered_slots(
     assert torch.equal(pools[1][slots], v)
     untouched = [slot for slot in range(12) if slot not in slots.tolist()]
     assert not pools[:, untouched].any()
+
+
+@pytest.mark.parametrize(("rows", "page_size"), [(0, 16), (1, 1), (5, 16), (130, 3)])
+def test_decode_inputs_write_pages_resolve_ids_and_find_slots(rows: int, page_size: int) -> None:
+    generator = torch.Generator().manual_seed(rows)
+
+    def numbers(high: int) -> Tensor:
+        return torch.randint(0, high, (rows,), generator=generator)
+
+    pages_of_a_row = 7
+    table = torch.randint(0, 99, (140, pages_of_a_row), generator=generator, dtype=torch.int32)
+    entries = torch.randperm(table.numel(), generator=generator)[:rows]
+    pages, ids = numbers(99), torch.where(numbers(2) > 0, numbers(50), -1)
+    which, positions = torch.randperm(140, generator=generator)[:rows], numbers(pages_of_a_row * page_size)
+    last_token = 100 + torch.arange(140)
+    other_table, other_ids = table.clone(), ids.clone()
+    inputs_reference.write_pages(table, entries, pages)
+    decode_inputs.write_pages(other_table, entries, pages)
+    assert torch.equal(other_table, table)
+    assert table.view(-1)[entries].tolist() == pages.tolist()
+    expected = inputs_reference.resolve_decodes(ids, which, positions, last_token, table, page_size)
+    got = decode_inputs.resolve_decodes(other_ids, which, positions, last_token, table, page_size)
+    assert torch.equal(got, expected)
+    assert torch.equal(other_ids, ids)
+    assert (ids >= 0).all()

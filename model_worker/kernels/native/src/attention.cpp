@@ -16,6 +16,7 @@
 
 #include "attention_block.h"
 #include "attention_call.h"
+#include "team.h"
 
 namespace carousel {
 
@@ -227,25 +228,20 @@ class Attention {
     const bool share_splits = threads > 1 && (int)tiles_.size() < 4 * threads && max_rows() <= kMaxSharedRows;
     const std::vector<Tile> items = share_splits ? by_split(call_, tiles_) : tiles_;
     const Partials partials(share_splits ? (int)items.size() : 0, max_rows(), call_.head_dim);
-#pragma omp parallel num_threads(threads)
-    {
-#pragma omp for schedule(static)
-      for (int token = 0; token < call_.num_tokens; ++token) store_kv<typename Math::Stored>(call_, token);
-#pragma omp for schedule(dynamic, 1)
-      for (int i = 0; i < (int)items.size(); ++i) {
-        if (share_splits) {
-          attend_one(items[i], partials.at(i));
-        } else {
-          attend_all(items[i]);
-        }
-      }
+    parallel_ranges(threads, call_.num_tokens, [&](int token, int end) {
+      for (; token < end; ++token) store_kv<typename Math::Stored>(call_, token);
+    });
+    parallel_for(threads, (int)items.size(), [&](int i) {
       if (share_splits) {
-#pragma omp for schedule(static)
-        for (int i = 0; i < (int)items.size(); ++i) {
-          if (items[i].split == first_split(call_, items[i])) finish(items[i], partials);
-        }
+        attend_one(items[i], partials.at(i));
+      } else {
+        attend_all(items[i]);
       }
-    }
+    });
+    if (!share_splits) return;
+    parallel_for(threads, (int)items.size(), [&](int i) {
+      if (items[i].split == first_split(call_, items[i])) finish(items[i], partials);
+    });
   }
 
  private:

@@ -1,6 +1,7 @@
 // RMSNorm, alone or with the residual addition before it, and the SwiGLU gate. They round where the torch
 // versions round. Rows are independent, so their results do not depend on the batch.
 #include "simd.h"
+#include "team.h"
 
 namespace carousel {
 
@@ -52,29 +53,31 @@ template <class T>
 void norm(const NormCall& call) {
   const int64_t rows = (int64_t)call.tokens * call.heads;
   const int threads = rows * call.size < kMinParallelSize ? 1 : call.num_threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t token = row / call.heads;
-    const T* x = (const T*)call.x + token * call.token_stride + row % call.heads * call.size;
-    T* residual = call.residual ? (T*)call.residual + row * call.size : nullptr;
-    norm_row(x, residual, (const T*)call.weight, call.size, call.eps, (T*)call.out + row * call.size);
-  }
+  parallel_ranges(threads, (int)rows, [&](int64_t row, int64_t end) {
+    for (; row < end; ++row) {
+      const int64_t token = row / call.heads;
+      const T* x = (const T*)call.x + token * call.token_stride + row % call.heads * call.size;
+      T* residual = call.residual ? (T*)call.residual + row * call.size : nullptr;
+      norm_row(x, residual, (const T*)call.weight, call.size, call.eps, (T*)call.out + row * call.size);
+    }
+  });
 }
 
 template <class T>
 void silu_and_mul(const GateCall& call) {
   const int64_t size = call.size;
   const int threads = call.rows * size < kMinParallelSize ? 1 : call.num_threads;
-#pragma omp parallel for schedule(static) num_threads(threads) if (threads > 1)
-  for (int row = 0; row < call.rows; ++row) {
-    const T* gate = (const T*)call.gate_up + row * 2 * size;
-    const T* up = gate + size;
-    T* out = (T*)call.out + row * size;
-    for (int c = 0; c < call.size; c += kLanes) {
-      const vfloat x = load(gate + c);
-      store(out + c, rounded_to<T>(x / (exp(-x) + 1.0f)) * load(up + c));
+  parallel_ranges(threads, call.rows, [&](int row, int end) {
+    for (; row < end; ++row) {
+      const T* gate = (const T*)call.gate_up + row * 2 * size;
+      const T* up = gate + size;
+      T* out = (T*)call.out + row * size;
+      for (int c = 0; c < call.size; c += kLanes) {
+        const vfloat x = load(gate + c);
+        store(out + c, rounded_to<T>(x / (exp(-x) + 1.0f)) * load(up + c));
+      }
     }
-  }
+  });
 }
 
 }  // namespace carousel

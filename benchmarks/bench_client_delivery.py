@@ -1,0 +1,76 @@
+"""What the client library's session does with one output of one sequence: 256 streams, a batch a step,
+mailboxes that keep nothing. CPU time; no sockets.
+Run: python -m benchmarks.bench_client_delivery
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from concurrent.futures import Future
+from typing import Any
+
+from client.session import Session
+from runtime.messages import Finish, OutputBatch, SequenceOutput, Usage
+from runtime.sampling_params import SamplingParams
+from runtime.wire import pack_ids
+
+NUM_STREAMS = 256
+NUM_STEPS = 400
+NUM_ROUNDS = 15
+
+
+class NoMailbox:
+    """Its caller reads at once."""
+
+    def put(self, item: Any) -> None:
+        pass
+
+
+class NoConnection:
+    """Sends nothing."""
+
+    def __init__(self, _: Any, **__: Any) -> None:
+        self.opened: Future[None] = Future()
+        self.client_ids = (1,)
+        self.generation = 0
+        self.max_waiting = NUM_STREAMS
+
+    def client_of(self, _: int) -> int:
+        return 1
+
+    def submit(self, *_: Any) -> None:
+        pass
+
+
+def seconds_per_output() -> float:
+    session: Session[NoMailbox] = Session(
+        None,  # type: ignore[arg-type]
+        NoMailbox,
+        lambda function, argument: function(argument),
+        connect_timeout_s=1.0,
+        connect=NoConnection,  # type: ignore[arg-type]
+    )
+    sampling = SamplingParams(max_tokens=NUM_STEPS)
+    states = [session.open_request([1, 2, 3], sampling, stream=True)[0] for _ in range(NUM_STREAMS)]
+    handles = [state.request.handle for state in states]
+    token = pack_ids([7])
+    step = OutputBatch(tuple(SequenceOutput(handle, "word ", token) for handle in handles))
+    end = Finish("length", Usage(3, NUM_STEPS))
+    last = OutputBatch(tuple(SequenceOutput(handle, finish=end) for handle in handles))
+    began = time.process_time()
+    for _ in range(NUM_STEPS):
+        session._deliver(step)
+    took_s = time.process_time() - began
+    session._deliver(last)
+    assert not session._requests
+    return took_s / (NUM_STEPS * NUM_STREAMS)
+
+
+def main() -> None:
+    times = [1e6 * seconds_per_output() for _ in range(NUM_ROUNDS)]
+    print(f"{statistics.median(times):.3f} us per output and sequence; least {min(times):.3f}")
+
+
+if __name__ == "__main__":
+    main()

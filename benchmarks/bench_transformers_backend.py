@@ -1,0 +1,96 @@
+"""Time of a decode step by a spec and by the transformers library's modules, same weights, turn by turn.
+
+    python -m benchmarks.bench_transformers_backend [--threads 1] [--batches 1,8,32] [--context 256]
+
+Of the demo model, and of one with the shape of a 0.5B model and dummy weights. Milliseconds of the process's
+CPU time, the median and the least; with one thread that is the time of a step on a machine of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.bench_cpu_step import PAGE_SIZE, QWEN, decode_plan, open_rows, run_step
+from model_worker.device import make_device
+from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.model_runner import ModelRunner
+from model_worker.served_model import load_served_model
+from runtime.config import DEMO_MODEL, RuntimeConfig
+from runtime.model_config import ModelImpl
+
+IMPLEMENTATIONS: tuple[ModelImpl, ...] = ("native", "transformers")
+
+
+def make_runner(model: str, model_impl: ModelImpl, max_rows: int, max_len: int) -> ModelRunner:
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(json.dumps(QWEN))
+        is_demo = model == "demo"
+        config = RuntimeConfig(
+            model=str(DEMO_MODEL) if is_demo else folder,
+            dtype="bfloat16",
+            device="cpu",
+            context_length=max_len,
+            model_impl=model_impl,
+            load_format="auto" if is_demo else "dummy",
+        )
+        device = make_device("cpu", threaded=False)
+        served = load_served_model(config, device, lambda loaded, total: None)
+    layout = served.model.kv_layout
+    pool = MHATokenToKVPool(
+        max_rows * (max_len // PAGE_SIZE),
+        PAGE_SIZE,
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+        torch.bfloat16,
+        "cpu",
+    )
+    for layer in range(layout.num_layers):
+        for buffer in pool.layer(layer):
+            buffer.normal_()
+    sizes = {"max_rows": max_rows, "max_len": max_len, "vocab_size": served.config.vocab_size}
+    return ModelRunner(served.model, pool, served.backend, device, **sizes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--batches", type=lambda text: [int(n) for n in text.split(",")], default=[1, 8, 32])
+    parser.add_argument("--context", type=int, default=256, help="a multiple of 16")
+    parser.add_argument("--steps", type=int, default=40, help="of each implementation, for each case")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    for model in ("demo", "0.5B"):
+        runners = {
+            name: make_runner(model, name, max(options.batches), options.context) for name in IMPLEMENTATIONS
+        }
+        for batch in options.batches:
+            plan = decode_plan(batch, options.context)
+            times: dict[str, list[float]] = {name: [] for name in runners}
+            for runner in runners.values():
+                open_rows(runner, batch, options.context)
+            for _ in range(options.steps):
+                for name, runner in runners.items():
+                    begin = time.process_time()
+                    run_step(runner, plan)
+                    times[name].append((time.process_time() - begin) * 1e3)
+            native, library = (statistics.median(times[name]) for name in IMPLEMENTATIONS)
+            least = min(times["transformers"]) / min(times["native"])
+            print(
+                f"{model:>5} batch {batch:>3}: native {native:8.2f} ms  transformers {library:8.2f} ms"
+                f"  {library / native:.2f}x (of the least {least:.2f}x)",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()

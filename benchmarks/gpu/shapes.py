@@ -1,0 +1,77 @@
+"""Shapes of the models that are measured; their weights are random, which costs the same time."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+_LLAMA: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "max_position_embeddings": 16384,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+_QWEN3: dict[str, Any] = {**_LLAMA, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "head_dim": 128}
+SHAPES: dict[str, dict[str, Any]] = {
+    "llama-3.1-8b": {
+        **_LLAMA,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
+    "qwen3-0.6b": {
+        **_QWEN3,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": 1024,
+        "intermediate_size": 3072,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 28,
+        "num_key_value_heads": 8,
+        "tie_word_embeddings": True,
+        "vocab_size": 151936,
+    },
+    "qwen3-30b-a3b": {
+        **_QWEN3,
+        "architectures": ["Qwen3MoeForCausalLM"],
+        "model_type": "qwen3_moe",
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "moe_intermediate_size": 768,
+        "num_attention_heads": 32,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": True,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "num_hidden_layers": 48,
+        "num_key_value_heads": 4,
+        "tie_word_embeddings": False,
+        "vocab_size": 151936,
+    },
+    # Everything that the others have, so small that an interpreter gets through it.
+    "tiny": {
+        **_LLAMA,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": 2,
+        "tie_word_embeddings": False,
+        "vocab_size": 97,
+    },
+}
+
+
+def write_config(name: str, folder: Path) -> None:
+    """Write the shape's config.json into the folder."""
+    (folder / "config.json").write_text(json.dumps(SHAPES[name]))

@@ -1,0 +1,165 @@
+"""What is to be known of a GPU, in stages: each writes a JSON file, and one that is there is not run again.
+
+python -m benchmarks.gpu.stages --out DIR                   every stage
+python -m benchmarks.gpu.stages --out DIR kernels           one
+python -m benchmarks.gpu.stages --out DIR decode --model qwen3-0.6b
+python -m benchmarks.gpu.stages --out DIR --device cpu --tiny      the stages' logic, by Triton's interpreter
+
+device    what it is; the rates of a copy and of a matrix product, which the others are compared with
+kernels   attention of decodes and of a prompt
+decode    a decode step at several batch sizes: floor, step, gap; with and without overlap and graphs; a trace
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
+from benchmarks.gpu.kernel_rates import decode_rate, extend_rate
+from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.timing import copy_rate, matrix_rate
+from model_worker.device import Device, make_device
+
+logger = logging.getLogger("gpu")
+
+MODELS = ("qwen3-0.6b", "llama-3.1-8b")
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How much of everything: for a GPU, or so little that an interpreter gets through it."""
+
+    copy_bytes: int = 1 << 30
+    matrix: int = 8192
+    repeats: int = 50
+    decodes: tuple[tuple[int, int], ...] = ((1, 4096), (8, 4096), (64, 1024), (64, 4096), (256, 1024))
+    prompt: int = 8192
+    batches: tuple[int, ...] = (1, 8, 64, 256)
+    context: int = 1024
+    num_steps: int = 100
+
+
+TINY = Sizes(1 << 16, 32, 1, ((1, 20),), 20, (1, 3), 20, 3)
+
+
+@dataclass(frozen=True)
+class Bench:
+    device: Device
+    dtype: torch.dtype
+    sizes: Sizes
+    models: tuple[str, ...]
+    out: Path
+
+    def copy_rate(self) -> float:
+        return copy_rate(self.device.torch_device, self.sizes.copy_bytes, self.sizes.repeats)
+
+
+def device_stage(bench: Bench) -> dict[str, Any]:
+    device, sizes = bench.device.torch_device, bench.sizes
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    return {
+        "name": name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "copy_bytes_per_s": bench.copy_rate(),
+        "matrix_operations_per_s": matrix_rate(device, sizes.matrix, bench.dtype, sizes.repeats),
+    }
+
+
+def kernels_stage(bench: Bench) -> dict[str, Any]:
+    device, sizes = bench.device.torch_device, bench.sizes
+    copied, matrix = bench.copy_rate(), matrix_rate(device, sizes.matrix, bench.dtype, sizes.repeats)
+    decodes = []
+    for batch, context in sizes.decodes:
+        for page_size in (1, 16):
+            rate = decode_rate(batch, context, page_size, device, bench.dtype, sizes.repeats)
+            decodes.append({**rate, "of_copy_rate": rate["bytes_per_s"] / copied})
+    prompt = extend_rate(sizes.prompt, 16, device, bench.dtype, sizes.repeats)
+    prompt["of_matrix_rate"] = prompt["operations_per_s"] / matrix
+    return {
+        "copy_bytes_per_s": copied,
+        "matrix_operations_per_s": matrix,
+        "decode": decodes,
+        "prompt": prompt,
+    }
+
+
+def decode_stage(bench: Bench, name: str) -> dict[str, Any]:
+    copied, sizes = bench.copy_rate(), bench.sizes
+    results = []
+    model = load_shape(name, bench.device, bench.dtype)
+    for batch in sizes.batches:
+        floor_ms = 1e3 * floor_bytes(model, batch, sizes.context, bench.dtype) / copied
+        for graphs in (True, False):
+            steps = DecodeSteps(model, bench.device, bench.dtype, batch, sizes.context, graphs=graphs)
+            for overlap in (True, False):
+                ms = steps.measure(sizes.num_steps, overlap=overlap)
+                result = {"batch": batch, "graphs": graphs, "overlap": overlap, "floor": floor_ms, **ms}
+                results.append({**result, "of_floor": ms["step"] / floor_ms})
+                logger.info("%s %s", name, results[-1])
+            if graphs:
+                steps.trace(bench.out / f"decode-{name}-{batch}.trace.json", 3)
+            del steps
+    return {"model": name, "context": sizes.context, "copy_bytes_per_s": copied, "ms": results}
+
+
+def stages(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
+    """By the name of the file."""
+    table: dict[str, Callable[[], dict[str, Any]]] = {
+        "device": lambda: device_stage(bench),
+        "kernels": lambda: kernels_stage(bench),
+    }
+    for name in bench.models:
+        table[f"decode-{name}"] = lambda name=name: decode_stage(bench, name)  # type: ignore[misc]
+    return table
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0, when all stages that were asked for have a file; what a stage raises ends the run, not its files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("stage", nargs="*", help="device, kernels, decode; default: all")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument(
+        "--model", action="append", choices=sorted(SHAPES), help="default: " + ", ".join(MODELS)
+    )
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--again", action="store_true", help="also what has a file already")
+    arguments = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s")
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    bench = Bench(
+        device=make_device(arguments.device, threaded=False),
+        dtype=torch.float32 if arguments.tiny else torch.bfloat16,
+        sizes=TINY if arguments.tiny else Sizes(),
+        models=tuple(arguments.model or (["tiny"] if arguments.tiny else MODELS)),
+        out=arguments.out,
+    )
+    for name, run in stages(bench).items():
+        path = bench.out / f"{name}.json"
+        if arguments.stage and name.partition("-")[0] not in arguments.stage:
+            continue
+        if path.exists() and not arguments.again:
+            logger.info("%s: is there already", path)
+            continue
+        began = time.monotonic()
+        with torch.inference_mode():
+            result = run()
+        path.write_text(json.dumps({**result, "seconds": time.monotonic() - began}, indent=1))
+        logger.info("%s: %.0f s", path, time.monotonic() - began)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Times of work on a device: events on a GPU, the clock on a CPU. And what the device can do at most."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+
+def mark(device: torch.device) -> Any:
+    """A point of the current stream."""
+    if device.type == "cpu":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+def ms_between(first: Any, second: Any) -> float:
+    """Milliseconds between two marks that the device has passed."""
+    return 1e3 * (second - first) if isinstance(first, float) else float(first.elapsed_time(second))
+
+
+def wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def median_ms(work: Callable[[], object], device: torch.device, repeats: int) -> float:
+    """The median time of one `work`, after two that do not count."""
+    for _ in range(2):
+        work()
+    marks = [mark(device)]
+    for _ in range(repeats):
+        work()
+        marks.append(mark(device))
+    wait(device)
+    return statistics.median(ms_between(*pair) for pair in pairwise(marks))
+
+
+def copy_rate(device: torch.device, num_bytes: int, repeats: int) -> float:
+    """Bytes per second that a copy within the device moves, read and written together."""
+    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return 2 * num_bytes / (median_ms(lambda: target.copy_(source), device, repeats) * 1e-3)
+
+
+def matrix_rate(device: torch.device, size: int, dtype: torch.dtype, repeats: int) -> float:
+    """Operations per second of a square matrix product."""
+    a = torch.randn(size, size, device=device, dtype=dtype)
+    b = torch.randn(size, size, device=device, dtype=dtype)
+    return 2 * size**3 / (median_ms(lambda: a @ b, device, repeats) * 1e-3)

@@ -1,0 +1,168 @@
+"""OpenRequest: a request that has not ended, and what is needed to make it again when a process of the ring
+has been replaced: the request itself, and of each sequence the ids that have come and a few counts.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+
+from client.request_state import RequestState
+from runtime.handle import MAX_ATTEMPT, attempt_of, split_handle, with_attempt
+from runtime.messages import ErrorInfo, Finish, GenerateRequest, Resume, SequenceOutput, Usage
+from runtime.wire import TOKEN_BYTES, unpack_floats
+
+if TYPE_CHECKING:
+    from client.session import Mailbox
+
+PROGRESS_TOKENS = 32
+"""An engine that gave a sequence so many tokens before it died had no quarrel with it: only the first of its
+deaths counts. More than a step can have under way, so who kills the engine at one token does not get there.
+"""
+MAX_DEATHS = 255
+
+
+class OpenSequence:
+    """A sequence without a terminal. Only the thread that delivers changes it."""
+
+    __slots__ = (
+        "_cumulative_logprob",
+        "_num_engine_deaths",
+        "_num_prompt_logprobs",
+        "_num_resumed",
+        "handle",
+        "has_logprobs",
+        "ids",
+        "num_chars",
+        "put",
+        "request",
+    )
+
+    def __init__(self, request: OpenRequest, handle: bytes) -> None:
+        self.request = request
+        self.put = request.mailbox.put
+        """Gives its caller an item: kept here because it is called for every token."""
+        sampling = request.message.sampling
+        self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        self.handle = handle
+        """Of the newest attempt."""
+        self.ids = bytearray()
+        """What has come of its output, packed."""
+        self.num_chars = 0
+        """Of the text that has come."""
+        self._num_resumed = 0
+        """Tokens that its newest attempt began with."""
+        self._num_engine_deaths = 0
+        self._num_prompt_logprobs = 0
+        self._cumulative_logprob = 0.0
+
+    def keep_logprobs(self, output: SequenceOutput) -> None:
+        """Take note of an output's logprobs."""
+        self._num_prompt_logprobs += len(output.prompt_logprobs) // TOKEN_BYTES
+        if output.logprobs:
+            # One after the other, in float64, as the detokenizer adds them: the sum is the same to the bit.
+            values = unpack_floats(output.logprobs).astype(np.float64)
+            for value in values.tolist():
+                self._cumulative_logprob += value
+
+    @property
+    def has_output(self) -> bool:
+        """Something of it has come, so the scheduler has it."""
+        return bool(self.ids or self._num_prompt_logprobs)
+
+    def count_death(self) -> None:
+        """The engine has died while it was there, and some request may have done that."""
+        num_new = len(self.ids) // TOKEN_BYTES - self._num_resumed
+        if self._num_engine_deaths and num_new >= PROGRESS_TOKENS:
+            self._num_engine_deaths = 1
+        else:
+            self._num_engine_deaths = min(self._num_engine_deaths + 1, MAX_DEATHS)
+
+    def next_attempt(self) -> GenerateRequest | None:
+        """The request that goes on where this sequence is, alone; its handle is the new one. None when it was
+        made as often as can be.
+        """
+        attempt = attempt_of(self.handle) + 1
+        if attempt > MAX_ATTEMPT:
+            return None
+        self.handle = with_attempt(self.handle, attempt)
+        self._num_resumed = len(self.ids) // TOKEN_BYTES
+        request = self.request.message
+        return msgspec.structs.replace(
+            request,
+            handle=self.handle,
+            sampling=request.sampling.of_sequence(split_handle(self.handle)[2]),
+            time_limit_ms=self.request.remaining_ms(),
+            resume=self._resume() if self.has_output else None,
+            num_engine_deaths=self._num_engine_deaths,
+        )
+
+    def _resume(self) -> Resume:
+        return Resume(bytes(self.ids), self.num_chars, self._cumulative_logprob, self._num_prompt_logprobs)
+
+
+class OpenRequest:
+    """One request and its sequences that have no terminal."""
+
+    __slots__ = (
+        "_deadline",
+        "generation",
+        "is_aborted",
+        "mailbox",
+        "message",
+        "number",
+        "sequences",
+        "state",
+    )
+
+    def __init__(self, number: int, mailbox: Mailbox, state: RequestState, generation: int) -> None:
+        self.number = number
+        self.mailbox = mailbox
+        self.state = state
+        self.message = state.request
+        self.generation = generation
+        """How many restarts the connection had seen when it was made, or made again."""
+        self.is_aborted = False
+        """Its caller has asked for an early end."""
+        limit_ms = self.message.time_limit_ms
+        self._deadline = time.monotonic() + limit_ms / 1000 if limit_ms else 0.0
+        self.sequences = {handle: OpenSequence(self, handle) for handle in state.by_handle}
+        """By the handle of the newest attempt."""
+
+    @property
+    def label(self) -> str:
+        return self.message.label
+
+    def remaining_ms(self) -> int:
+        """Of its time limit, at least 1; 0: it has none."""
+        if not self._deadline:
+            return 0
+        return max(1, round((self._deadline - time.monotonic()) * 1000))
+
+    def rename(self, old: bytes, new: bytes) -> None:
+        """A sequence goes on under another handle. What has come under the old one may still be unread."""
+        self.sequences[new] = self.sequences.pop(old)
+        self.state.by_handle[new] = self.state.by_handle[old]
+
+
+def quarantine_error() -> ErrorInfo:
+    """Of a sequence under which the engine died while nothing else ran. 400, so that nobody tries again."""
+    return ErrorInfo(
+        "the engine has died several times with this request, the last time while it ran alone; "
+        "it is not tried again",
+        "quarantined",
+        None,
+        400,
+    )
+
+
+def exhausted_error() -> ErrorInfo:
+    return ErrorInfo(f"the request was made {MAX_ATTEMPT + 1} times and the runtime died each time")
+
+
+def failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
+    """The terminal of a sequence that is not made again."""
+    return SequenceOutput(handle, finish=Finish("error", Usage(0, 0), error=error))

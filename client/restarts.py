@@ -1,0 +1,64 @@
+"""Restarts: tells from what the ring shows of its processes which of them have been replaced."""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from runtime.handle import NO_HANDLE
+from runtime.messages import ProcessState, RingStatus
+
+RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]
+
+
+class Restart(NamedTuple):
+    """A process, or the engine as a whole, has been replaced by one that is ready."""
+
+    role: RestartedRole
+    index: int
+    generation: int
+    """Its number among those that the connection has seen, from 1."""
+    solitary: bytes = NO_HANDLE
+    """The sequence that ran alone when the engine died."""
+    is_fault: bool = False
+    """A request may have brought about the death of the engine."""
+
+
+class Restarts:
+    """Compares what is shown with what was shown before."""
+
+    def __init__(self) -> None:
+        self._epochs: dict[tuple[RestartedRole, int], int] = {}
+        self._num_faults = -1
+        """Of the engine; less than none while nothing has been shown."""
+        self.was_fault = False
+        """A request may have brought about the newest death of the engine."""
+        self.is_whole = True
+        """Every process that is known of can serve."""
+
+    def take(self, status: RingStatus) -> list[tuple[RestartedRole, int]]:
+        """Who has got ready under another epoch than it had; of whom nothing was known, nothing is new."""
+        replaced: list[tuple[RestartedRole, int]] = []
+        if self._num_faults < 0:
+            self._num_faults = status.num_engine_faults
+        is_whole = True
+        for role, index, process in _processes(status):
+            if not process.epoch:
+                continue
+            is_whole = is_whole and process.is_ready
+            known = self._epochs.setdefault((role, index), process.epoch)
+            if process.epoch != known and process.is_ready:
+                self._epochs[role, index] = process.epoch
+                replaced.append((role, index))
+                if role == "engine":
+                    self.was_fault = status.num_engine_faults > self._num_faults
+                    self._num_faults = status.num_engine_faults
+        self.is_whole = is_whole
+        return replaced
+
+
+def _processes(status: RingStatus) -> list[tuple[RestartedRole, int, ProcessState]]:
+    return [
+        ("engine", 0, status.engine),
+        *(("tokenizer", index, process) for index, process in enumerate(status.tokenizers)),
+        *(("detokenizer", index, process) for index, process in enumerate(status.detokenizers)),
+    ]

@@ -1,0 +1,19 @@
+"""Stop tokens: which tokens of a batch ended their sequence, and so have no text."""
+
+from __future__ import annotations
+
+from runtime.handle import HANDLE_BYTES
+from runtime.messages import TokenBatch
+
+
+def stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:
+    """Where in the batch they stand. A stop token and the Closed that names it come in one batch."""
+    stop_tokens = {closed.handle: closed.stop_token for closed in batch.closed if closed.reason == "stop"}
+    if not stop_tokens:
+        return set()
+    last: dict[bytes, int] = {}
+    for index in range(len(tokens)):
+        handle = batch.handles[HANDLE_BYTES * index : HANDLE_BYTES * (index + 1)]
+        if handle in stop_tokens:
+            last[handle] = index
+    return {index for handle, index in last.items() if tokens[index] == stop_tokens[handle]}

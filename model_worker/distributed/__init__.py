@@ -1,0 +1,1 @@
+"""distributed: the group of tensor-parallel ranks, and which part of the model each of them has."""

@@ -1,0 +1,66 @@
+"""RankGroup: what the ranks of one model do together. Every rank makes the same calls in the same order.
+
+A call ends with GroupError on every rank when one of them has ended or does not come; then the group is over.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from runtime.errors import ExecutorError
+
+# Ranks compute the same plan, so they come to a call within milliseconds of each other; what takes long, such
+# as loading, comes before the first one, which has the time of a start. Arbitrary.
+LATE_S = 60.0
+
+
+class GroupError(ExecutorError):
+    """A rank has ended, or has not come to a call in time. Names it."""
+
+
+class RankGroup(Protocol):
+    rank: int
+    size: int
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum of all ranks' x, the same bits on each; may be in x's memory. x is contiguous."""
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """x [n, m] of all ranks side by side, [n, size * m], in the order of the ranks, on rank 0; None on
+        the others.
+        """
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """Rank 0's x, whose shape and dtype are the other ranks' too; may be in x's memory."""
+
+    def smallest(self, number: int) -> int:
+        """The least of all ranks' numbers. Waits as long as a start may take: others may still be loading."""
+
+    def close(self) -> None: ...
+
+
+class SoloGroup:
+    """The group of one."""
+
+    rank = 0
+    size = 1
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        return x
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        return x
+
+    def smallest(self, number: int) -> int:
+        return number
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+SOLO = SoloGroup()

@@ -1,0 +1,59 @@
+"""Which group the ranks of a launch form."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from model_worker.device import Device
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.distributed.shared_memory import SharedMemoryGroup
+from model_worker.distributed.torch_group import TorchGroup
+from model_worker.kernels.native.build import BuildError
+from model_worker.kernels.native.library import load_kernels
+from runtime.environment import kernel_cache_dir
+from runtime.process import ProcessContext
+
+logger = logging.getLogger(__name__)
+
+
+def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], None]) -> RankGroup:
+    """Meet the other ranks of this process's launch. Raises GroupError."""
+    # The scheduler's process has rank 0 where it has one.
+    rank = context.index if context.role == "worker" else 0
+    folder = context.endpoints.ranks_dir(context.epoch)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    config = context.config
+    return join_group(
+        folder,
+        rank,
+        config.tp_size,
+        device.torch_device,
+        join_timeout_s=config.start_timeout,
+        on_wait=on_wait,
+    )
+
+
+def join_group(
+    folder: Path,
+    rank: int,
+    size: int,
+    device: torch.device,
+    *,
+    join_timeout_s: float,
+    on_wait: Callable[[], None],
+) -> RankGroup:
+    """Meet the other ranks, which are given the same folder. Raises GroupError."""
+    if size == 1:
+        return SOLO
+    if device.type == "cuda":
+        return TorchGroup(folder, rank, size, device, join_timeout_s=join_timeout_s)
+    try:
+        kernels = load_kernels(kernel_cache_dir())
+    except BuildError as error:
+        logger.warning("ranks talk over gloo, which is slower than shared memory: %s", error)
+        return TorchGroup(folder, rank, size, device, join_timeout_s=join_timeout_s)
+    return SharedMemoryGroup(kernels, folder, rank, size, join_timeout_s=join_timeout_s, on_wait=on_wait)

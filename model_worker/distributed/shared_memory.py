@@ -1,0 +1,246 @@
+"""SharedMemoryGroup: ranks that are processes of one machine, over memory that they share.
+
+    rank 0   makes the memory, which has no name, and says in the run directory how to open it
+    others   open it through rank 0's entry in /proc
+
+So nothing is left behind, whatever ends the processes. A wait is cut into slices, between which a rank looks
+whether the ones it waits for are still there; slices are counted, so a group that was stopped as a whole, and
+goes on later, is not late.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import select
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import torch
+from torch import Tensor
+
+from model_worker.distributed.group import LATE_S, GroupError
+from model_worker.kernels.native.library import DTYPES, ExchangeCall, NativeKernels, SumCall
+
+COUNTER_BYTES = 64
+# One rank's data of one round; more goes in several. Small enough for the cache of a core. Arbitrary.
+SLOT_BYTES = 1 << 20
+# A futex and its wake-up take some 50 us; by then the others are usually there.
+SPIN_NS = 20_000
+SLICE_S = 0.05
+LOOK_S = 0.005
+
+
+class _Meeting(msgspec.Struct, frozen=True):
+    """What rank 0 writes into the run directory."""
+
+    pid: int
+    fd: int
+
+
+class _Arrival(msgspec.Struct, frozen=True):
+    pid: int
+
+
+class SharedMemoryGroup:
+    """A RankGroup of processes that have joined under one folder."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        folder: Path,
+        rank: int,
+        size: int,
+        *,
+        join_timeout_s: float,
+        on_wait: Callable[[], None],
+        late_s: float = LATE_S,
+    ) -> None:
+        """Join the others; returns when all are there. `folder` is of these ranks alone. `on_wait` is called
+        about every SLICE_S while the others are waited for, then and later.
+
+        Raises: GroupError when one of them is not there in time.
+        """
+        self.rank = rank
+        self.size = size
+        self._kernels = kernels
+        self._late_s = self._patience_s = late_s
+        self._join_timeout_s = join_timeout_s
+        self._on_wait = on_wait
+        meeting = _Rendezvous(folder, rank, size, time.monotonic() + join_timeout_s, on_wait)
+        self._map = meeting.join(size * COUNTER_BYTES + 2 * size * SLOT_BYTES)
+        self._pidfds = meeting.pidfds
+        self._memory = torch.frombuffer(self._map, dtype=torch.uint8)
+        self._region = self._memory.data_ptr()
+        self._call = ExchangeCall(
+            region=self._region,
+            slot_bytes=SLOT_BYTES,
+            # A rank that spins beside more ranks than there are cores keeps the one it waits for from coming.
+            spin_ns=SPIN_NS if size <= len(os.sched_getaffinity(0)) else 0,
+            wait_ns=int(SLICE_S * 1e9),
+            rank=rank,
+            num_ranks=size,
+        )
+        self._sum = SumCall(slot_bytes=SLOT_BYTES, num_ranks=size)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """See RankGroup. In place; narrow dtypes are summed in float32 and rounded once."""
+        assert x.is_contiguous()
+        size, at_a_time = x.element_size(), SLOT_BYTES // x.element_size()
+        flat = x.view(-1)
+        for start in range(0, flat.shape[0], at_a_time):
+            part = flat[start : start + at_a_time]
+            slots = self._exchange(part.data_ptr(), part.shape[0] * size)
+            if part.dtype in DTYPES:
+                self._native_sum(slots, part)
+            else:
+                parts = [self._slot(slots, rank, part) for rank in range(self.size)]
+                part.copy_(torch.stack(parts).float().sum(0))
+        return x
+
+    def gather(self, x: Tensor) -> Tensor | None:
+        """See RankGroup."""
+        assert x.is_contiguous()
+        rows, width = x.shape
+        out = x.new_empty(rows, self.size, width) if self.rank == 0 else None
+        # By rows, or, of rows that do not fit, by parts of them.
+        columns = min(width, SLOT_BYTES // x.element_size())
+        at_a_time = max(1, SLOT_BYTES // (max(1, columns) * x.element_size()))
+        for start in range(0, rows, at_a_time):
+            for left in range(0, width, columns):
+                part = x[start : start + at_a_time, left : left + columns].contiguous()
+                slots = self._exchange(part.data_ptr(), part.numel() * part.element_size())
+                for rank in range(self.size if out is not None else 0):
+                    place = out[start : start + at_a_time, rank, left : left + columns]
+                    place.copy_(self._slot(slots, rank, part))
+        return None if out is None else out.view(rows, self.size * width)
+
+    def broadcast(self, x: Tensor) -> Tensor:
+        """See RankGroup. In place."""
+        assert x.is_contiguous()
+        num_bytes = x.numel() * x.element_size()
+        assert num_bytes <= SLOT_BYTES
+        slots = self._exchange(x.data_ptr(), num_bytes)
+        if self.rank != 0:
+            x.copy_(self._slot(slots, 0, x))
+        return x
+
+    def smallest(self, number: int) -> int:
+        """See RankGroup."""
+        self._patience_s = max(self._late_s, self._join_timeout_s)
+        own = torch.tensor([number])
+        slots = self._exchange(own.data_ptr(), own.element_size())
+        self._patience_s = self._late_s
+        return min(int(self._slot(slots, rank, own)) for rank in range(self.size))
+
+    def close(self) -> None:
+        """Let go of the processes; the memory goes with the last of them."""
+        for pidfd in self._pidfds.values():
+            os.close(pidfd)
+        self._pidfds = {}
+
+    def _exchange(self, address: int, num_bytes: int) -> int:
+        """Do one round. The offset of its slots, which hold until the round after next."""
+        call = self._call
+        call.round = (call.round + 1) & 0xFFFFFFFF
+        call.data = address
+        call.num_bytes = num_bytes
+        call.is_posted = 0
+        self._kernels.exchange(call)
+        if call.missing >= 0:
+            self._wait_on(call)
+        return self.size * (COUNTER_BYTES + (call.round & 1) * SLOT_BYTES)
+
+    def _wait_on(self, call: ExchangeCall) -> None:
+        for _ in range(max(1, round(self._patience_s / SLICE_S))):
+            self._on_wait()
+            # Looked at before the wait: what an ended rank has left behind still counts.
+            ended = [rank for rank, pidfd in self._pidfds.items() if _has_ended(pidfd)]
+            self._kernels.exchange(call)
+            if call.missing < 0:
+                return
+            if call.missing in ended:
+                raise GroupError(f"tensor-parallel rank {call.missing} has ended")
+        raise GroupError(
+            f"tensor-parallel rank {call.missing} has not come to a step within {self._patience_s:g} s"
+        )
+
+    def _native_sum(self, slots: int, out: Tensor) -> None:
+        call = self._sum
+        call.slots = self._region + slots
+        call.out = out.data_ptr()
+        call.size = out.shape[0]
+        call.dtype = DTYPES[out.dtype]
+        self._kernels.sum(call)
+
+    def _slot(self, slots: int, rank: int, like: Tensor) -> Tensor:
+        """A rank's data of the round, as a tensor like `like`; to be copied at once."""
+        start = slots + rank * SLOT_BYTES
+        num_bytes = like.numel() * like.element_size()
+        return self._memory[start : start + num_bytes].view(like.dtype).view(like.shape)
+
+
+class _Rendezvous:
+    """How ranks that know only a folder find each other's processes and the memory."""
+
+    def __init__(
+        self, folder: Path, rank: int, size: int, deadline: float, on_wait: Callable[[], None]
+    ) -> None:
+        self.pidfds: dict[int, int] = {}
+        self._folder = folder
+        self._rank = rank
+        self._size = size
+        self._deadline = deadline
+        self._on_wait = on_wait
+
+    def join(self, num_bytes: int) -> mmap.mmap:
+        if self._rank == 0:
+            fd = os.memfd_create("carousel-ranks")
+            os.ftruncate(fd, num_bytes)
+            _write(self._name(0), _Meeting(os.getpid(), fd))
+        else:
+            meeting = msgspec.json.decode(self._read(0), type=_Meeting)
+            self._watch(0, meeting.pid)
+            fd = os.open(f"/proc/{meeting.pid}/fd/{meeting.fd}", os.O_RDWR)
+            _write(self._name(self._rank), _Arrival(os.getpid()))
+        memory = mmap.mmap(fd, num_bytes)
+        for rank in range(1, self._size):
+            if rank != self._rank:
+                self._watch(rank, msgspec.json.decode(self._read(rank), type=_Arrival).pid)
+        if self._rank != 0:
+            os.close(fd)
+        return memory
+
+    def _name(self, rank: int) -> Path:
+        return self._folder / f"rank{rank}.json"
+
+    def _watch(self, rank: int, pid: int) -> None:
+        try:
+            self.pidfds[rank] = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise GroupError(f"tensor-parallel rank {rank} has ended") from None
+
+    def _read(self, rank: int) -> bytes:
+        while True:
+            try:
+                return self._name(rank).read_bytes()
+            except FileNotFoundError:
+                if time.monotonic() > self._deadline:
+                    raise GroupError(f"tensor-parallel rank {rank} has not started in time") from None
+                self._on_wait()
+                time.sleep(LOOK_S)
+
+
+def _write(path: Path, message: msgspec.Struct) -> None:
+    new = path.with_suffix(".new")
+    new.write_bytes(msgspec.json.encode(message))
+    new.replace(path)
+
+
+def _has_ended(pidfd: int) -> bool:
+    """A pidfd becomes readable when its process ends."""
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))

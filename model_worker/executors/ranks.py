@@ -1,0 +1,62 @@
+"""Ranks: the scheduler's end of worker processes. Every plan goes to all of them, in order. No torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import zmq
+
+from runtime.errors import ExecutorError
+from runtime.plan import WorkerCommand
+from runtime.process import ProcessContext
+from runtime.transport import ZmqOutbox
+from runtime.wire import Message
+
+SHUTDOWN_LINGER_MS = 200
+
+
+class Ranks:
+    """The sockets of some of the model's ranks, and whether their processes still run."""
+
+    def __init__(self, context: ProcessContext, ranks: Iterable[int]) -> None:
+        """The processes are those of the status page. Raises ExecutorError when one is gone already."""
+        self._outboxes: list[ZmqOutbox] = []
+        self._names: dict[int, str] = {}  # by pidfd
+        for rank in ranks:
+            name = "the model worker" if context.config.tp_size == 1 else f"rank {rank} of the model worker"
+            try:
+                pidfd = os.pidfd_open(context.status.read("worker", rank).pid)
+            except (ProcessLookupError, ValueError) as error:  # ValueError: there never was one
+                self.close()
+                raise ExecutorError(f"{name} has died") from error
+            self._names[pidfd] = name
+            address = context.endpoints.rank_in(rank)
+            self._outboxes.append(
+                ZmqOutbox(context.zmq, address, context.epoch, linger_ms=SHUTDOWN_LINGER_MS)
+            )
+
+    def register(self, poller: zmq.Poller) -> None:
+        """Let a poll end when a process does."""
+        for pidfd in self._names:
+            poller.register(pidfd, zmq.POLLIN)
+
+    def died(self, fired: dict[Any, int]) -> str | None:
+        """Who has ended, by what a poll said."""
+        return next((name for pidfd, name in self._names.items() if pidfd in fired), None)
+
+    def send(self, message: Message, wait: Callable[[], None]) -> None:
+        """Give all ranks a message; `wait` is called, again and again, while one of them has no room."""
+        for outbox in self._outboxes:
+            while not outbox.send(message):
+                wait()
+
+    def close(self) -> None:
+        """Ask the processes to end; they belong to the launcher. May be repeated."""
+        for outbox in self._outboxes:
+            outbox.send(WorkerCommand("shutdown"))
+            outbox.close()
+        for pidfd in self._names:
+            os.close(pidfd)
+        self._outboxes, self._names = [], {}

@@ -1,0 +1,28 @@
+"""A linear layer over int8: weights with a scale for each output, activations quantised by rows (W8A8).
+
+The C++ one is kernels/native/int8_linear.py. A scale is a row's largest magnitude / 127, so
+that zero stays zero and nothing is clipped. Sums of products are int32 and exact in any order.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+LARGEST = 127
+
+
+def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [N, K] -> int8 [N, K] and scale [N] float32: x is about their product."""
+    wide = x.float()
+    most = wide.abs().amax(-1)
+    inverse = torch.where(most > 0, LARGEST / most, torch.zeros_like(most))
+    return (wide * inverse.unsqueeze(-1)).round_().to(torch.int8), most / LARGEST
+
+
+def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+    """x [T, K] of any float dtype, weight [N, K] int8, scale [N] float32, bias [N] -> [T, N] of x's dtype."""
+    quantized, x_scale = quantize_rows(x)
+    sums = torch._int_mm(quantized, weight.t())
+    y = sums.float() * (x_scale.unsqueeze(1) * scale)
+    return (y if bias is None else y + bias.float()).to(x.dtype)

@@ -1,0 +1,81 @@
+"""The C++ int8 linear layer as an operator; kernels/int8_linear.py is its torch version. Knows no layer."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.native.library import DTYPES, Int8LinearCall, NativeKernels, QuantizeCall
+from model_worker.kernels.native.operators import LANES, PANEL, pack_panels
+
+OFFSET = 128  # of the kernel's quantised rows, which are unsigned
+MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
+
+
+def can_pack_int8(weight: Tensor, dtype: torch.dtype) -> bool:
+    """Whether there is a kernel for int8 weight [N, K] and activations of dtype."""
+    n, k = weight.shape
+    return dtype in DTYPES and n % PANEL == 0 and k % LANES == 0 and k <= MAX_IN_FEATURES
+
+
+class Int8Linear:
+    """x @ weight.T * scale + bias, x quantised by rows. A row gives the same bits beside any others."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        weight: Tensor,
+        scale: Tensor,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+    ) -> None:
+        """weight [N, K] int8, packed in place; scale [N] float32; bias [N] and results are of dtype."""
+        assert can_pack_int8(weight, dtype)
+        assert bias is None or bias.dtype is dtype
+        scale = scale.contiguous()
+        sums = weight.sum(1, dtype=torch.int32)
+        pack_panels(kernels, weight)
+        self._kept = (weight, scale, sums, bias)
+        self._dtype = dtype
+        self._width, size = weight.shape
+        self._quantize = kernels.quantize_rows
+        self._run = kernels.int8_linear
+        num_threads = torch.get_num_threads()
+        is_bf16 = DTYPES[dtype]
+        self._rows = QuantizeCall(size=size, is_bf16=is_bf16, num_threads=num_threads)
+        self._call = Int8LinearCall(
+            weight=weight.data_ptr(),
+            weight_scale=scale.data_ptr(),
+            weight_sum=sums.data_ptr(),
+            bias=None if bias is None else bias.data_ptr(),
+            n=self._width,
+            k=size,
+            is_bf16=is_bf16,
+            num_threads=num_threads,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        quantized, scale = self.quantize(x)
+        out = torch.empty(x.shape[0], self._width, dtype=self._dtype)
+        call = self._call
+        call.x = quantized.data_ptr()
+        call.x_scale = scale.data_ptr()
+        call.out = out.data_ptr()
+        call.num_rows = x.shape[0]
+        self._run(call)
+        return out
+
+    def quantize(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """x [T, K] -> uint8 [T, K], OFFSET added, and the rows' scales [T] float32."""
+        assert x.is_contiguous()
+        assert x.dtype is self._dtype
+        quantized = torch.empty(x.shape, dtype=torch.uint8)
+        scale = torch.empty(x.shape[0], dtype=torch.float32)
+        call = self._rows
+        call.x = x.data_ptr()
+        call.out = quantized.data_ptr()
+        call.scale = scale.data_ptr()
+        call.num_rows = x.shape[0]
+        self._quantize(call)
+        return quantized, scale

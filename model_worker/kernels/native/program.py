@@ -1,0 +1,200 @@
+"""Recording: what a function of tensors calls, kept as one list that C++ runs by itself. Knows no model.
+
+    recorded once   the function runs on tensors of `capacity` rows; kernels are noted instead of called
+    run each step   the same calls with the step's own numbers of rows, in one call from Python
+
+Only kernels can be noted. Any other operation that makes or changes a tensor ends the recording with
+NotRecordable, so that a program never leaves out what the function did. Views are free.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from model_worker.kernels.native.library import NativeKernels
+
+ALIGNMENT = 64  # bytes
+ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default)
+
+
+class NotRecordable(Exception):
+    """The function does something that is no kernel; the text names it."""
+
+
+class ProgramCall(ctypes.Structure):
+    """Mirrors ProgramCall of program.cpp."""
+
+    _fields_ = (
+        ("run", ctypes.c_void_p),
+        ("call", ctypes.c_void_p),
+        ("tokens", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("seqs", ctypes.c_void_p),
+    )
+
+
+class ProgramStep(ctypes.Structure):
+    """Mirrors ProgramStep of program.cpp."""
+
+    _fields_ = (
+        ("calls", ctypes.c_void_p),
+        ("num_calls", ctypes.c_int32),
+        ("tokens", ctypes.c_int32),
+        ("outputs", ctypes.c_int32),
+        ("seqs", ctypes.c_int32),
+    )
+
+
+class _Tape(TorchDispatchMode):
+    """Notes kernels and the memory they were given; refuses everything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[int, ctypes.Structure]] = []
+        self.buffers: list[Tensor] = []
+
+    def note(self, function: int, call: ctypes.Structure) -> None:
+        self.calls.append((function, type(call).from_buffer_copy(call)))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in ALLOCATIONS:
+            buffer = func(*args, **(kwargs or {}))
+            self.buffers.append(buffer)
+            return buffer
+        result = func(*args, **(kwargs or {})) if func.is_view else None
+        views = result if isinstance(result, tuple | list) else (result,)
+        memory = args[0].untyped_storage().data_ptr()
+        if any(view is None or view.untyped_storage().data_ptr() != memory for view in views):
+            raise NotRecordable(str(func))
+        return result
+
+
+@dataclass(slots=True)
+class _Buffer:
+    """One allocation of the recording: where it was, from which call to which it is needed, where it goes."""
+
+    address: int
+    size: int
+    first: int = -1
+    last: int = -1
+    offset: int = field(default=0)
+
+    def overlaps(self, other: _Buffer) -> bool:
+        """In time."""
+        return self.first <= other.last and other.first <= self.last
+
+
+class Program:
+    """A recorded function of a step's integers. One caller at a time; the next run overwrites the result."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        function: Callable[[], Tensor],
+        inputs: object,
+        *,
+        num_tokens: int,
+        num_outputs: int,
+        num_seqs: int,
+    ) -> None:
+        """Record `function`, which reads its inputs, int64 tensors of those numbers of tokens, outputs and
+        sequences, through kernels alone; `inputs` is what keeps their memory, for they are read there in
+        every run. The three limit what `run` takes; num_outputs must differ from num_tokens, to tell which
+        rows a kernel works on.
+
+        Raises: NotRecordable.
+        """
+        assert num_tokens != num_outputs
+        self._run = kernels.run_program
+        tape = _Tape()
+        kernels.tape = tape
+        try:
+            with tape:
+                result = function()
+        finally:
+            kernels.tape = None
+        self._structs = [call for _, call in tape.calls]
+        self._arena, self._result = _arrange(self._structs, tape.buffers, result)
+        self._calls = (ProgramCall * len(tape.calls))()
+        for entry, (address, call) in zip(self._calls, tape.calls, strict=True):
+            entry.run = address
+            entry.call = ctypes.addressof(call)
+            row_field: str = call.row_field  # type: ignore[attr-defined]
+            num_rows = getattr(call, row_field)
+            if num_rows not in (num_tokens, num_outputs):
+                raise NotRecordable(f"a kernel on {num_rows} rows, which are neither tokens nor outputs")
+            kind = "tokens" if num_rows == num_tokens else "outputs"
+            setattr(entry, kind, _address_of(call, row_field))
+            if hasattr(call, "num_seqs"):
+                assert call.num_seqs == num_seqs
+                entry.seqs = _address_of(call, "num_seqs")
+        self._inputs = inputs
+        self._step = ProgramStep(
+            calls=ctypes.addressof(self._calls),
+            num_calls=len(tape.calls),
+        )
+        self._step_at = ctypes.addressof(self._step)
+
+    def run(self, *, num_tokens: int, num_outputs: int, num_seqs: int) -> Tensor:
+        """The function's result [num_outputs, ...] for what its inputs hold now; valid until the next run."""
+        step = self._step
+        step.tokens, step.outputs, step.seqs = num_tokens, num_outputs, num_seqs
+        self._run(self._step_at)
+        return self._result[:num_outputs]
+
+
+def _arrange(
+    calls: Sequence[ctypes.Structure], tensors: Sequence[Tensor], result: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Give what is never needed at the same time the same memory, and point the calls there.
+
+    Returns that memory and the result in it.
+    """
+    buffers = [_Buffer(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+    for number, call in enumerate(calls):
+        for _, buffer, _ in _uses(call, buffers):
+            buffer.first = number if buffer.first < 0 else buffer.first
+            buffer.last = number
+    (kept,) = [buffer for buffer in buffers if buffer.address == result.data_ptr()]
+    kept.last = len(calls)
+    placed: list[_Buffer] = []
+    for buffer in sorted((b for b in buffers if b.first >= 0), key=lambda b: b.first):
+        for other in sorted((b for b in placed if b.overlaps(buffer)), key=lambda b: b.offset):
+            if buffer.offset + buffer.size <= other.offset:
+                break
+            buffer.offset = max(buffer.offset, _aligned(other.offset + other.size))
+        placed.append(buffer)
+    arena = torch.zeros(max(b.offset + b.size for b in placed), dtype=torch.uint8)
+    for call in calls:
+        for name, buffer, inside in list(_uses(call, buffers)):
+            setattr(call, name, arena.data_ptr() + buffer.offset + inside)
+    memory = arena[kept.offset : kept.offset + result.nbytes]
+    return arena, memory.view(result.dtype).view(result.shape)
+
+
+def _uses(call: ctypes.Structure, buffers: Sequence[_Buffer]) -> Iterator[tuple[str, _Buffer, int]]:
+    """Each pointer of a call that is into a buffer: its field, the buffer, the bytes before it there."""
+    for name, kind in call._fields_:  # type: ignore[misc]
+        if kind is not ctypes.c_void_p or (address := getattr(call, name)) is None:
+            continue
+        for buffer in buffers:
+            if 0 <= address - buffer.address < buffer.size:
+                yield name, buffer, address - buffer.address
+
+
+def _address_of(call: ctypes.Structure, name: str) -> int:
+    offset: int = getattr(type(call), name).offset
+    return ctypes.addressof(call) + offset
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT

@@ -1,0 +1,153 @@
+// What tensor-parallel ranks, processes of one machine, do together: each puts its data into shared memory,
+// waits until all have, and reads what it needs. Sums are taken in the order of the ranks, so that all ranks
+// get the same bits, whoever came first.
+//
+//   region:  counter of rank 0 | … of rank n-1 | even rounds: data of rank 0 … n-1 | odd rounds: the same
+//
+// Two halves are enough: who writes round r + 2 has seen everybody in round r + 1, so nobody reads round r.
+#include <atomic>
+#include <climits>
+#include <ctime>
+
+#include "simd.h"
+
+#if defined(__linux__)
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace carousel {
+
+constexpr int64_t kCounterBytes = 64;  // a cache line each
+
+struct Counter {
+  std::atomic<uint32_t> round;     // the newest round whose data is there; a futex
+  std::atomic<uint32_t> sleepers;  // who may have to be woken
+};
+static_assert(sizeof(Counter) <= kCounterBytes && std::atomic<uint32_t>::is_always_lock_free);
+
+// The binding mirrors both field by field.
+struct ExchangeCall {
+  char* region;
+  const void* data;
+  int64_t num_bytes;   // of data, at most slot_bytes
+  int64_t slot_bytes;  // room for one rank's data of one round
+  int64_t spin_ns;     // how long to look before sleeping
+  int64_t wait_ns;     // how long to sleep, at most, for one rank
+  uint32_t round;
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t is_posted;  // in and out: the data is there already; for the call that goes on waiting
+  int32_t missing;    // out: the rank that the call gave up waiting for, or -1
+};
+
+struct SumCall {
+  const char* slots;  // of one round
+  void* out;          // [size]
+  int64_t size;
+  int64_t slot_bytes;
+  int32_t num_ranks;
+  int32_t dtype;  // 0 float32, 1 bfloat16
+};
+
+inline int64_t now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1'000'000'000LL + time.tv_nsec;
+}
+
+inline void relax() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#endif
+}
+
+// Rounds wrap around.
+inline bool reached(const Counter& counter, uint32_t round) {
+  return (int32_t)(counter.round.load(std::memory_order_acquire) - round) >= 0;
+}
+
+// Not of the private kind that threads of one process use. Elsewhere than on Linux no group is formed.
+inline void sleep_while(std::atomic<uint32_t>& word, uint32_t value, const timespec& timeout) {
+#if defined(__linux__)
+  syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAIT, value, &timeout, nullptr, 0);
+#endif
+}
+
+inline void wake_all(std::atomic<uint32_t>& word) {
+#if defined(__linux__)
+  syscall(SYS_futex, (uint32_t*)&word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+#endif
+}
+
+// False: not within the time.
+inline bool wait_for(Counter& counter, uint32_t round, int64_t spin_until, int64_t wait_ns) {
+  if (reached(counter, round)) return true;
+  while (now_ns() < spin_until) {
+    for (int k = 0; k < 16; ++k) {
+      if (reached(counter, round)) return true;
+      relax();
+    }
+  }
+  // In this order: whoever posts after the look that follows sees that somebody sleeps.
+  counter.sleepers.fetch_add(1);
+  const uint32_t seen = counter.round.load();
+  if ((int32_t)(seen - round) < 0) {
+    const timespec timeout{wait_ns / 1'000'000'000LL, wait_ns % 1'000'000'000LL};
+    sleep_while(counter.round, seen, timeout);
+  }
+  counter.sleepers.fetch_sub(1);
+  return reached(counter, round);
+}
+
+inline void exchange(ExchangeCall& call) {
+  auto counter = [&](int rank) -> Counter& { return *(Counter*)(call.region + rank * kCounterBytes); };
+  if (!call.is_posted) {
+    const int64_t half = (call.round & 1) * call.num_ranks;
+    char* slots = call.region + call.num_ranks * kCounterBytes;
+    std::memcpy(slots + (half + call.rank) * call.slot_bytes, call.data, call.num_bytes);
+    Counter& own = counter(call.rank);
+    own.round.store(call.round);
+    if (own.sleepers.load() != 0) wake_all(own.round);
+    call.is_posted = 1;
+  }
+  call.missing = -1;
+  const int64_t spin_until = call.spin_ns ? now_ns() + call.spin_ns : 0;
+  for (int rank = 0; rank < call.num_ranks; ++rank) {
+    if (!wait_for(counter(rank), call.round, spin_until, call.wait_ns)) {
+      call.missing = rank;
+      return;
+    }
+  }
+}
+
+template <class T>
+void sum(const SumCall& call) {
+  auto slot = [&](int rank) { return (const T*)(call.slots + rank * call.slot_bytes); };
+  T* out = (T*)call.out;
+  int64_t c = 0;
+  for (; c + kLanes <= call.size; c += kLanes) {
+    vfloat total = load(slot(0) + c);
+    for (int rank = 1; rank < call.num_ranks; ++rank) total += load(slot(rank) + c);
+    store(out + c, total);
+  }
+  if (c == call.size) return;
+  T tail[kLanes] = {};
+  vfloat total = {};
+  for (int rank = 0; rank < call.num_ranks; ++rank) {
+    std::memcpy(tail, slot(rank) + c, (call.size - c) * sizeof(T));
+    total += load(tail);
+  }
+  store(tail, total);
+  std::memcpy(out + c, tail, (call.size - c) * sizeof(T));
+}
+
+}  // namespace carousel
+
+CAROUSEL_EXPORT void carousel_exchange(carousel::ExchangeCall* call) { carousel::exchange(*call); }
+
+CAROUSEL_EXPORT void carousel_sum(const carousel::SumCall* call) {
+  using namespace carousel;
+  call->dtype == 1 ? sum<bf16>(*call) : sum<float>(*call);
+}

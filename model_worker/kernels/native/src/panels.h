@@ -1,0 +1,66 @@
+// How x W^T is divided among threads and registers, for any kernel whose W is packed in panels of 16 rows:
+//
+//   W [n][words]  ->  [n / 16][words][n % 16]     a word of 32 bits is a row's next few elements along k
+//
+// so that weights are read as one stream and a product needs no sum over lanes. Each output is summed over k
+// in one order whatever the number of rows and threads, so that a row of x gives the same bits in any batch.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <utility>
+
+#include "team.h"
+
+namespace carousel {
+
+constexpr int kPanel = 16;  // rows of W
+constexpr int kRowsPerTask = 96;
+constexpr int64_t kMinParallelWork = 1 << 17;  // products; below, waking a team costs more than it saves
+
+// Rows of x [row, row + Rows) by `panels` panels. A Kernel has multiply<Rows, Panels>(row, panel), kMaxRows,
+// and panels_for(Rows): how many panels' sums are in registers beside that many rows.
+template <class Kernel, int Rows>
+void multiply_rows(const Kernel& kernel, int row, int panel, int panels) {
+  constexpr int kWide = Kernel::panels_for(Rows);
+  int p = 0;
+  for (; p + kWide <= panels; p += kWide) kernel.template multiply<Rows, kWide>(row, panel + p);
+  for (; p < panels; ++p) kernel.template multiply<Rows, 1>(row, panel + p);
+}
+
+template <class Kernel, int... Rows>
+void multiply_last_rows(const Kernel& kernel, int row, int num_rows, int panel, int panels,
+                        std::integer_sequence<int, Rows...>) {
+  (void)((num_rows == Rows + 1 && (multiply_rows<Kernel, Rows + 1>(kernel, row, panel, panels), true)) || ...);
+}
+
+// A task's panels stay in the cache while all its rows pass.
+template <class Kernel>
+void multiply_task(const Kernel& kernel, int row, int end_row, int panel, int panels) {
+  constexpr int kMaxRows = Kernel::kMaxRows;
+  for (; row + kMaxRows <= end_row; row += kMaxRows) {
+    multiply_rows<Kernel, kMaxRows>(kernel, row, panel, panels);
+  }
+  multiply_last_rows(kernel, row, end_row - row, panel, panels,
+                     std::make_integer_sequence<int, kMaxRows - 1>());
+}
+
+// All of x [num_rows, k] by W [n, k].
+template <class Kernel>
+void multiply_all(const Kernel& kernel, int num_rows, int n, int k, int num_threads) {
+  const int num_panels = n / kPanel;
+  const int64_t work = (int64_t)num_rows * n * k;
+  const int threads = work < kMinParallelWork ? 1 : num_threads;
+  // Few panels go one by one, so that every thread has some.
+  const int wide = num_panels >= 16 * threads ? 4 : num_panels >= 4 * threads ? 2 : 1;
+  const int columns = (num_panels + wide - 1) / wide;
+  const int row_tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
+  parallel_for(threads, columns * row_tasks, [&](int task) {
+    const int panel = task / row_tasks * wide;
+    const int row = task % row_tasks * kRowsPerTask;
+    multiply_task(kernel, row, std::min(row + kRowsPerTask, num_rows), panel,
+                  std::min(wide, num_panels - panel));
+  });
+}
+
+}  // namespace carousel

@@ -1,0 +1,90 @@
+// What happens to rows of a table and to positions: embeddings, the rows that are wanted, rotary angles.
+#include <algorithm>
+
+#include "simd.h"
+#include "team.h"
+
+namespace carousel {
+
+constexpr int64_t kMinParallelBytes = 1 << 18;
+constexpr int64_t kMinParallelAngles = 1 << 14;
+constexpr double kPi = 3.14159265358979323846;
+
+// The binding mirrors both field by field.
+struct TakeCall {
+  const void* table;     // [n, row_bytes]; packed: bf16 [n, k] as linear.cpp packs it
+  const int64_t* index;  // [num_rows]
+  void* out;             // [num_rows, row_bytes]
+  int64_t row_bytes;     // a multiple of 4
+  int32_t num_rows;
+  int32_t is_packed;
+  int32_t num_threads;
+};
+
+struct RotaryCall {
+  const int64_t* positions;  // [num_tokens]
+  const float* frequencies;  // [half], radians per position
+  const float* amplitude;    // [2 * half], or null: 1
+  float* out;                // [num_tokens, 2 * half]: cosines, then sines
+  int32_t num_tokens;
+  int32_t half;
+  int32_t num_threads;
+};
+
+inline void take_packed_row(const TakeCall& call, int row) {
+  constexpr int kPanel = 16;
+  const int64_t pairs = call.row_bytes / 4;
+  const int64_t id = call.index[row];
+  const uint32_t* from = (const uint32_t*)call.table + id / kPanel * kPanel * pairs + id % kPanel;
+  uint32_t* to = (uint32_t*)call.out + row * pairs;
+  for (int64_t u = 0; u < pairs; ++u) to[u] = from[u * kPanel];
+}
+
+void take(const TakeCall& call) {
+  const int threads = call.num_rows * call.row_bytes < kMinParallelBytes ? 1 : call.num_threads;
+  parallel_ranges(threads, call.num_rows, [&](int row, int end) {
+    for (; row < end; ++row) {
+      if (call.is_packed) {
+        take_packed_row(call, row);
+      } else {
+        std::memcpy((char*)call.out + row * call.row_bytes,
+                    (const char*)call.table + call.index[row] * call.row_bytes, call.row_bytes);
+      }
+    }
+  });
+}
+
+// Cosine and sine of a float, correctly rounded but for rare cases: in double, for positions reach millions of
+// radians. The series end where their terms are below 1e-9 of a quarter turn.
+inline void turn(float angle, float* cosine, float* sine) {
+  const double quarters = std::nearbyint((double)angle * (2 / kPi));
+  const double r = (double)angle - quarters * (kPi / 2);
+  const int quadrant = (int)(int64_t)quarters & 3;
+  const double z = r * r;
+  const double s =
+      ((((z / 362880 - 1.0 / 5040) * z + 1.0 / 120) * z - 1.0 / 6) * z + 1.0) * r;
+  const double c =
+      ((((-z / 3628800 + 1.0 / 40320) * z - 1.0 / 720) * z + 1.0 / 24) * z - 0.5) * z + 1.0;
+  const float a = (float)(quadrant & 1 ? s : c);
+  const float b = (float)(quadrant & 1 ? c : s);
+  *cosine = quadrant == 1 || quadrant == 2 ? -a : a;
+  *sine = quadrant >= 2 ? -b : b;
+}
+
+void rotary(const RotaryCall& call) {
+  const int threads = (int64_t)call.num_tokens * call.half < kMinParallelAngles ? 1 : call.num_threads;
+  parallel_ranges(threads, call.num_tokens, [&](int token, int end) {
+    for (; token < end; ++token) {
+      const float position = (float)call.positions[token];
+      float* out = call.out + (int64_t)token * 2 * call.half;
+      for (int i = 0; i < call.half; ++i) turn(position * call.frequencies[i], out + i, out + call.half + i);
+      for (int i = 0; call.amplitude && i < 2 * call.half; ++i) out[i] *= call.amplitude[i];
+    }
+  });
+}
+
+}  // namespace carousel
+
+CAROUSEL_EXPORT void carousel_take(const carousel::TakeCall* call) { carousel::take(*call); }
+
+CAROUSEL_EXPORT void carousel_rotary(const carousel::RotaryCall* call) { carousel::rotary(*call); }

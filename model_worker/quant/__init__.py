@@ -1,0 +1,1 @@
+"""How linear layers keep their weights and multiply with them. Knows no layer and no file."""

@@ -1,0 +1,67 @@
+"""The samplers of tensor-parallel ranks: rank 0 samples, and its tokens are everybody's.
+
+The others need no column of a row: what they sample is what they are told, in the order of the stream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.distributed.group import RankGroup
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import Sampled, Sampler
+from runtime.plan import RowSetup
+
+
+class LeadingSampler(Sampler):
+    """Rank 0's: a Sampler that tells the others."""
+
+    def __init__(
+        self, group: RankGroup, device: Device, *, max_rows: int, max_len: int, vocab_size: int
+    ) -> None:
+        super().__init__(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size)
+        self._group = group
+
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
+        """See Sampler."""
+        sampled = super().sample(logits, who, masks)
+        sampled.tokens = self._group.broadcast(sampled.tokens.contiguous())
+        return sampled
+
+
+class FollowingSampler:
+    """Any other rank's."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group = group
+
+    def open_rows(self, setups: Sequence[RowSetup]) -> None:
+        """Rank 0 knows how a row is sampled."""
+
+    def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
+        """Rank 0's tokens, and nothing else of what it has sampled."""
+        tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
+        return Sampled(self._group.broadcast(tokens), None, None, np.empty(0, np.int64))
+
+
+def make_sampler(
+    group: RankGroup,
+    device: Device,
+    *,
+    max_rows: int,
+    max_len: int,
+    vocab_size: int,
+    kernels: NativeKernels | None = None,
+) -> Sampler | FollowingSampler:
+    """What this rank of the group samples with; max_len: tokens of the longest sequence."""
+    if group.rank > 0:
+        return FollowingSampler(group)
+    if group.size > 1:
+        return LeadingSampler(group, device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size)
+    return Sampler(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels)

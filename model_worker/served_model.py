@@ -1,0 +1,128 @@
+"""Makes a worker's model, by a spec or by the transformers library, and picks what its attention runs on."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+import msgspec
+import torch
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.attention.selection import make_attention_backend
+from model_worker.device import Device
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kv_pool import KVLayout
+from model_worker.loader import Progress, load_model
+from model_worker.model_runner import Model
+from model_worker.models.transformer import CausalLM
+from model_worker.quant.selection import select_quant_method
+from runtime.checkpoint_config import CheckpointConfig
+from runtime.config import RuntimeConfig
+from runtime.errors import ConfigError
+from runtime.model_config import ModelConfig, read_model_config
+
+logger = logging.getLogger(__name__)
+
+
+class LoadedModel(Model, Protocol):
+    @property
+    def kv_layout(self) -> KVLayout: ...
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernels from now on, where they exist."""
+
+
+class ServedModel(NamedTuple):
+    model: LoadedModel
+    backend: AttentionBackend
+    config: CheckpointConfig
+
+
+def load_served_model(
+    config: RuntimeConfig, device: Device, progress: Progress, group: RankGroup = SOLO
+) -> ServedModel:
+    """Load this rank's part of the model of resolved settings. Raises ModelError or ConfigError."""
+    model_path = Path(config.model)
+    dtype: torch.dtype = getattr(torch, config.dtype)
+    checkpoint = read_model_config(model_path, config.model_impl, config.context_length)
+    if not isinstance(checkpoint, ModelConfig):
+        assert group.size == 1, "settings with ranks are refused for it"
+        return _by_transformers(config, checkpoint, dtype, device, progress)
+    checkpoint = msgspec.structs.replace(checkpoint, max_attention_window=config.max_attention_window)
+    model = load_model(
+        model_path,
+        checkpoint,
+        dtype,
+        device.torch_device,
+        load_format=config.load_format,
+        progress=progress,
+        group=group,
+        quant=select_quant_method(config.quantization, checkpoint.quantization, device.name),
+    )
+    backend = _backend_of(model, config, dtype, device)
+    if config.deterministic:
+        _check_deterministic(model, backend)
+    return ServedModel(model, backend, checkpoint)
+
+
+def _check_deterministic(model: CausalLM, backend: AttentionBackend) -> None:
+    """Raises ConfigError, which names what would round differently in another batch."""
+    if not isinstance(backend, CpuNativeAttention):
+        raise ConfigError(
+            "deterministic: needs the C++ attention (a compiler, and --attention-backend auto or cpu_native)"
+        )
+    if not backend.kernels.packs_linear:
+        raise ConfigError("deterministic: needs a CPU with AVX512-BF16, whose linear kernel it is about")
+    if name := model.batch_dependent():
+        raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
+
+
+def _by_transformers(
+    config: RuntimeConfig,
+    checkpoint: CheckpointConfig,
+    dtype: torch.dtype,
+    device: Device,
+    progress: Progress,
+) -> ServedModel:
+    # Imported here: the library takes seconds, and a model with a spec does without it.
+    from model_worker.transformers_backend.load import load_transformers_model
+    from model_worker.transformers_backend.model import TransformersModel
+    from model_worker.transformers_backend.probe import find_layers
+    from model_worker.transformers_backend.verify import reference_logits, verify
+
+    logger.warning(
+        "%s is computed by the transformers library's own modules, which is slower than a spec: "
+        "docs/models.md",
+        checkpoint.architecture,
+    )
+    hf = load_transformers_model(
+        Path(config.model), checkpoint, dtype, device.torch_device, config.load_format, progress
+    )
+    reference = reference_logits(hf, checkpoint.vocab_size, config.context_length)
+    model = TransformersModel(hf, find_layers(hf))
+    backend = _backend_of(model, config, dtype, device)
+    error = verify(model, backend, reference, dtype)
+    logger.info(
+        "over the paged KV cache its logits are its own attention's, within %.2g of their norm", error
+    )
+    if config.max_attention_window:
+        model.limit_attention(config.max_attention_window)
+    return ServedModel(model, backend, checkpoint)
+
+
+def _backend_of(
+    model: LoadedModel, config: RuntimeConfig, dtype: torch.dtype, device: Device
+) -> AttentionBackend:
+    """The attention backend; where it is the native one, the model computes with its kernels, too."""
+    backend = make_attention_backend(
+        config.attention_backend, device=device.name, dtype=dtype, head_dim=model.kv_layout.head_dim
+    )
+    if isinstance(backend, CpuNativeAttention):
+        model.use_native(backend.kernels)
+        if dtype is torch.bfloat16 and not backend.kernels.packs_linear:
+            logger.info("this CPU has no AVX512-BF16: linear layers stay with torch operations")
+    return backend

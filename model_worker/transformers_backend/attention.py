@@ -1,0 +1,92 @@
+"""The attention function that transformers' modules call: who answers is decided by the forward that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, Protocol
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import AttentionInterface
+
+from model_worker.attention.base import AttentionBackend, AttentionLayer
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kv_pool import MHATokenToKVPool
+
+ATTENTION_NAME = "carousel"
+
+
+class Attention(Protocol):
+    """Answers the attention calls of one forward."""
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        """query [1, num_heads, T, head_dim], key and value alike with their own heads -> [1, T, num_heads,
+        width of a value]. arguments: all else that the module passes, by name.
+        """
+        ...
+
+
+class PagedAttention:
+    """Attention of one step's tokens over the paged KV cache."""
+
+    def __init__(
+        self,
+        layers: Mapping[nn.Module, AttentionLayer],
+        batch: ForwardBatch,
+        kv_pool: MHATokenToKVPool,
+        backend: AttentionBackend,
+    ) -> None:
+        self._layers = layers
+        self._batch = batch
+        self._kv_pool = kv_pool
+        self._backend = backend
+
+    def __call__(
+        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, arguments: Mapping[str, Any]
+    ) -> Tensor:
+        layer = self._layers[module]
+        width = value.shape[-1]
+        if width < layer.head_dim:
+            # The cache has one width for keys and values. What is added is zero in the output too.
+            value = F.pad(value, (0, layer.head_dim - width))
+        q, k, v = _by_token(query), _by_token(key), _by_token(value)
+        attended = self._backend.forward(layer, q, k, v, self._batch, self._kv_pool)
+        return attended.unsqueeze(0)[..., :width]
+
+
+@contextmanager
+def answering(attention: Attention) -> Iterator[None]:
+    """Let `attention` answer the calls of the forward inside."""
+    token = _current.set(attention)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def _by_token(states: Tensor) -> Tensor:
+    """[1, heads, T, head_dim] -> [T, heads, head_dim], the heads of a token side by side in memory."""
+    by_token = states[0].transpose(0, 1)
+    heads_adjoin = by_token.stride()[1:] == (states.shape[-1], 1)
+    return by_token if heads_adjoin else by_token.contiguous()
+
+
+def _attend(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None = None,
+    **arguments: Any,
+) -> tuple[Tensor, None]:
+    arguments["attention_mask"] = attention_mask
+    return _current.get()(module, query, key, value, arguments), None
+
+
+_current: ContextVar[Attention] = ContextVar("attention")
+# No mask function is registered under this name, so transformers builds no mask.
+AttentionInterface.register(ATTENTION_NAME, _attend)

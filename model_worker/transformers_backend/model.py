@@ -1,0 +1,80 @@
+"""TransformersModel: a decoder of the transformers library behind the interface of our own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kv_pool import KVLayout, MHATokenToKVPool
+from model_worker.transformers_backend.attention import PagedAttention, answering
+from model_worker.transformers_backend.native import use_native
+from model_worker.transformers_backend.probe import Found
+
+
+@dataclass
+class _Output(ModelOutput):
+    """What a causal model may read of its decoder's output."""
+
+    last_hidden_state: Tensor | None = None
+    past_key_values: Any = None
+    hidden_states: Any = None
+    attentions: Any = None
+    cross_attentions: Any = None
+    router_logits: Any = None
+
+
+class _Computed(nn.Module):
+    """Stands in a causal model where its decoder was: the hidden states are given, only the head computes."""
+
+    def forward(self, *_: Any, inputs_embeds: Tensor, **__: Any) -> _Output:
+        return _Output(last_hidden_state=inputs_embeds)
+
+
+class TransformersModel:
+    """The modules of one causal model, split at the head.
+
+    The causal model's own forward makes the logits, so that whatever it does to them (scales, soft-caps) is
+    done; its decoder is replaced there by one that hands on what it is given.
+    """
+
+    def __init__(self, hf: PreTrainedModel, found: Found) -> None:
+        self._found = found
+        self._decoder = hf.get_decoder()
+        (name,) = [name for name, module in hf.named_modules() if module is self._decoder]
+        hf.set_submodule(name, _Computed())
+        self._head = hf
+
+    @property
+    def kv_layout(self) -> KVLayout:
+        return self._found.layout
+
+    def limit_attention(self, window: int) -> None:
+        """Let no layer see more than the last `window` tokens from now on."""
+        self._found = self._found.limited(window)
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute linear layers with the C++ kernels from now on, where they have one; packs the weights."""
+        use_native(self._decoder, self._head, kernels)
+
+    def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
+        """See CausalLM.forward."""
+        with answering(PagedAttention(self._found.layers, batch, kv_pool, backend)):
+            output = self._decoder(
+                input_ids=batch.input_ids.unsqueeze(0),
+                position_ids=batch.positions.unsqueeze(0),
+                use_cache=False,
+            )
+        return output.last_hidden_state[0].index_select(0, batch.output_indices)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """See CausalLM.compute_logits."""
+        logits: Tensor = self._head(inputs_embeds=hidden.unsqueeze(0), use_cache=False).logits
+        return logits[0].to(torch.float32)

@@ -1,0 +1,46 @@
+"""Drain: the time between the first signal and the end. Says when all that was asked for is answered."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from runtime.status_page import StatusPage
+
+logger = logging.getLogger(__name__)
+
+SETTLED_S = 0.25
+"""Nothing may be left for so long: a slot may be half a heartbeat old, a request between two processes."""
+
+
+class Drain:
+    def __init__(self, page: StatusPage, timeout_s: float) -> None:
+        """`timeout_s`: the time that requests have; 0: none is waited for."""
+        self._page = page
+        self._timeout_s = timeout_s
+        self._began = self._busy_at = time.monotonic()
+        self.is_over = False
+        self.was_cut = False
+        """Whether requests were left when it ended."""
+        num_left = self.num_left() if timeout_s else 0
+        if num_left:
+            logger.info("%d requests have %g s to finish; once more to end now", num_left, timeout_s)
+
+    def num_left(self) -> int:
+        """Requests that run, wait or have not been read yet; a sequence may count in several places."""
+        page = self._page
+        scheduler = page.read("scheduler")
+        answering = (slot for slot in page.slots() if slot[0] in ("detokenizer", "api"))
+        num_answering = sum(page.read(role, index).num_running for role, index in answering)
+        return scheduler.num_running + scheduler.num_waiting + num_answering
+
+    def look(self, is_cut: bool) -> bool:
+        """Whether it is over; `is_cut`: somebody does not want to wait any more."""
+        now = time.monotonic()
+        num_left = self.num_left()
+        if num_left:
+            self._busy_at = now
+        late = is_cut or now - self._began >= self._timeout_s
+        self.is_over = late or now - self._busy_at >= SETTLED_S
+        self.was_cut = late and num_left > 0 and self._timeout_s > 0
+        return self.is_over

@@ -1,0 +1,81 @@
+"""LaunchNames: everything of a launch that others can see or that they cannot have at the same time: its run
+directory and the files in it, the HTTP port, the socket its processes report to.
+"""
+
+from __future__ import annotations
+
+import socket
+from contextlib import ExitStack
+
+import zmq
+
+from runtime.config import RuntimeConfig
+from runtime.environment import child_environment
+from runtime.errors import AddressInUse, ConfigError, StartError
+from runtime.event_log import EventLog
+from runtime.guardian import Guardian
+from runtime.process import FIRST_EPOCH
+from runtime.run_dir import RunDir
+from runtime.status_page import StatusPage
+from runtime.transport import ZmqInbox
+
+LISTEN_BACKLOG = 2048
+
+
+class LaunchNames:
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Raises AddressInUse, ConfigError or StartError; nothing is left behind then."""
+        self.run_dir = RunDir(config.run_dir)
+        self.endpoints = self.run_dir.endpoints
+        with ExitStack() as held:
+            held.callback(self.run_dir.release)
+            self.guardian = _guard(self.run_dir)
+            held.callback(self.guardian.dismiss)
+            held.callback(self.run_dir.clear)
+            self.http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
+            self.port: int = self.http.getsockname()[1] if self.http else 0
+            """Of the HTTP server; 0 where there is none."""
+            context = zmq.Context()
+            held.callback(context.destroy, linger=0)
+            try:
+                self.page = StatusPage(self.endpoints.status_file, create=True, counts=config.num_processes)
+                held.callback(self.page.close)
+                self.events = EventLog(self.endpoints.events_file)
+                held.callback(self.events.close)
+                self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
+            except (OSError, zmq.ZMQError) as error:
+                raise ConfigError(f"run_dir: {error}") from None
+            self._held = held.pop_all()
+
+    def stop_listening(self) -> None:
+        """No caller is taken in any more."""
+        if self.http is not None:
+            self.http.close()
+
+    def close(self) -> None:
+        """Give up everything and remove the directory."""
+        self._held.close()
+
+
+def _guard(run_dir: RunDir) -> Guardian:
+    try:
+        return Guardian(run_dir.path, run_dir.lock_fd, child_environment())
+    except OSError as error:
+        run_dir.clear()
+        raise StartError(f"a process that cleans up cannot be started: {error}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind and listen before anything is loaded, so that a taken port is known at once."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise AddressInUse(
+            f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from None
+    return listener

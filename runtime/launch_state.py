@@ -1,0 +1,58 @@
+"""state.json: what a launch tells whoever can read its run directory: a snapshot, always whole."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+logger = logging.getLogger(__name__)
+
+
+class ChildState(msgspec.Struct, frozen=True):
+    role: str
+    index: int
+    pid: int
+    """0 while there is none because it is about to be restarted."""
+    epoch: int
+    ready: bool
+
+
+class LaunchState(msgspec.Struct, frozen=True):
+    launch_id: str
+    state: str
+    """Of the launcher: loading, ready, draining, failed."""
+    epoch: int
+    """Starts at 1; each restart of a process or of the engine takes the next number."""
+    pid: int
+    guardian_pid: int
+    """Removes the directory if the launcher is killed."""
+    host: str
+    port: int
+    zmq_bind: str
+    model: str
+    children: list[ChildState]
+    restarts: Mapping[str, int]
+    """Since the start, by process; `engine` stands for scheduler and workers."""
+    info: Mapping[str, int | float | str]
+    """What the processes said when they got ready, such as num_pages."""
+    error: str
+    """Which process failed and why, once the launch ends for that."""
+    exit_code: int
+
+    def write(self, path: Path) -> None:
+        try:
+            write_atomically(path, msgspec.json.format(msgspec.json.encode(self)))
+        except OSError as error:
+            # Whoever reads it may miss something; whoever is served need not.
+            logger.warning("state.json is not up to date: %s", error)
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    new = path.with_suffix(".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(data)
+    new.replace(path)

@@ -1,0 +1,40 @@
+"""Embedding: the vector of a prompt in place of output. Its request ends with its prompt, without a token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+from runtime.messages import TensorEntry
+from runtime.pooling import PoolingKind
+from runtime.transport import Frame
+from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.request import Request
+from scheduler_proc.results import Sampled
+
+FLOAT_BYTES = 4
+EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
+
+
+class Embedding(RequestFeature):
+    def __init__(self, req: Request, pooling: PoolingKind, emit: EmitTensor) -> None:
+        self._handle = req.handle
+        self._emit = emit
+        if pooling == "mean":  # every position counts, so the cache can spare it none
+            req.wanted_from = 0
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        vector = sampled.vector
+        assert vector is not None, "the worker was not loaded to embed"
+        size = memoryview(vector).nbytes // FLOAT_BYTES
+        self._emit(TensorEntry(self._handle, "embedding", "float32", (1, size), 0), vector)
+        return []
+
+
+def attach_embedding(pooling: PoolingKind, emit: EmitTensor) -> Callable[[Request], RequestFeature | None]:
+    """A factory for the intake of an embedding server: gives Embedding to every request."""
+
+    def attach(req: Request) -> RequestFeature | None:
+        return Embedding(req, pooling, emit)
+
+    return attach

@@ -1,0 +1,61 @@
+"""PerfMetrics: notes when things happen to a sequence that asked for it, and adds them to its terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import msgspec
+
+from runtime.messages import Closed
+from runtime.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.request import Request
+from scheduler_proc.results import Sampled
+
+
+class PerfMetrics(RequestFeature):
+    def __init__(self, req: Request, kv: KVCacheManager, clock: Callable[[], float]) -> None:
+        self._req = req
+        self._kv = kv
+        self._clock = clock
+        self._scheduled_s: float | None = None
+        self._first: tuple[float, int] | None = None
+        """Time and step of its first token,"""
+        self._last: tuple[float, int] | None = None
+        """and of its last one."""
+
+    def row_opened(self, row: int) -> None:
+        if self._scheduled_s is None:
+            self._scheduled_s = self._clock()
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        if sampled.ids:
+            self._last = (self._clock(), sampled.step)
+            self._first = self._first or self._last
+        return sampled.ids
+
+    def closing(self, closed: Closed) -> Closed:
+        req, kv = self._req, self._kv
+        first_s, first_step = self._first or (None, None)
+        last_s, last_step = self._last or (None, None)
+        num_pages = kv.num_pages.item(req.row) if req.row >= 0 else 0
+        metrics = RequestPerfMetrics(
+            TimingMetrics(req.arrived_s, self._scheduled_s, first_s, last_s),
+            KvCacheMetrics.of(kv.page_size, num_pages, req.num_prompt, req.cached_tokens),
+            first_step,
+            last_step,
+        )
+        return msgspec.structs.replace(closed, perf_metrics=metrics)
+
+
+def attach_perf_metrics(
+    kv: KVCacheManager, clock: Callable[[], float] = time.monotonic
+) -> Callable[[Request], RequestFeature | None]:
+    """A factory for the intake: gives PerfMetrics to each request that asked."""
+
+    def attach(req: Request) -> RequestFeature | None:
+        return PerfMetrics(req, kv, clock) if req.sampling.return_perf_metrics else None
+
+    return attach

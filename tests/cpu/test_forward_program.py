@@ -1,0 +1,204 @@
+"""ForwardProgram: the recorded forward gives the same bits, and what cannot be recorded is not."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.device import make_device
+from model_worker.forward_program import record_forward
+from model_worker.kernels.native.operators import TakeRows
+from model_worker.kernels.native.program import NotRecordable, Program
+from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.loader import load_model
+from model_worker.model_runner import ModelRunner
+from model_worker.models.transformer import CausalLM
+from model_worker.quant.base import QuantMethod
+from model_worker.quant.int8 import Int8
+from model_worker.quant.unquantized import UNQUANTIZED
+from model_worker.sampling.columns import SampleRows
+from runtime.config import DEMO_MODEL
+from runtime.model_config import ModelConfig
+from runtime.plan import BatchPlan
+from runtime.wire import unpack_ids
+from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
+from tests.cpu.plans import FEEDBACK, PlanWriter, Wanted
+
+pytestmark = needs_compiler
+
+PAGES_PER_ROW = 12
+NUM_ROWS = 6
+PAGE_SIZE = 16
+IDS = torch.randint(1, 4096, (NUM_ROWS, 150), generator=torch.Generator().manual_seed(1)).tolist()
+
+
+def _runner(
+    change: Callable[[CausalLM], None] = lambda _: None, quant: QuantMethod = UNQUANTIZED
+) -> ModelRunner:
+    kernels = packing_kernels()
+    config = ModelConfig.from_path(Path(DEMO_MODEL))
+    model = load_model(Path(DEMO_MODEL), config, torch.bfloat16, "cpu", quant=quant)
+    model.use_native(kernels)
+    change(model)
+    pool = MHATokenToKVPool(
+        NUM_ROWS * PAGES_PER_ROW,
+        PAGE_SIZE,
+        config.num_layers,
+        config.num_kv_heads,
+        config.head_dim,
+        torch.bfloat16,
+        "cpu",
+    )
+    for layer in range(config.num_layers):
+        for buffer in pool.layer(layer):
+            buffer.zero_()  # what is in no page that was written is compared, too
+    return ModelRunner(
+        model,
+        pool,
+        CpuNativeAttention(kernels),
+        make_device("cpu", threaded=False),
+        max_rows=NUM_ROWS,
+        max_len=PAGES_PER_ROW * PAGE_SIZE,
+        vocab_size=config.vocab_size,
+    )
+
+
+def _all_logits(runner: ModelRunner) -> list[Tensor]:
+    """Of a run with everything a step may be: chunks beside decodes, tokens only the device knows, prompt
+    positions, steps that sample nothing, and steps of more tokens than a program takes.
+    """
+    plans = PlanWriter(PAGE_SIZE)
+    for row in range(NUM_ROWS):
+        pages = range(1 + row * PAGES_PER_ROW, 1 + (row + 1) * PAGES_PER_ROW)
+        plans.open_row(row, IDS[row], list(pages), temperature=0.0)
+    steps = [
+        plans.plan(chunks=[(0, IDS[0][:5], False)]),
+        plans.plan(chunks=[(0, IDS[0][5:7], True), (1, IDS[1][:1], False)]),
+        plans.plan([(0, FEEDBACK)], [(1, IDS[1][1:5], True)], wanted={1: Wanted(IDS[1], 0, 2)}),
+        plans.plan([(0, FEEDBACK), (1, FEEDBACK)], [(2, IDS[2], True), (3, IDS[3][:3], True)]),
+        *(plans.plan([(row, FEEDBACK) for row in range(4)]) for _ in range(3)),
+    ]
+    logits = []
+    for plan in steps:
+        forward = runner.forward(plan)
+        logits.append(forward.logits.clone())
+        output = runner.sample(forward, {})
+        if output.prompt is not None and output.prompt.logprobs is not None:
+            logits.append(output.prompt.logprobs.chosen)
+    return logits
+
+
+def _recording(records: list[BatchPlan], runner: ModelRunner) -> None:
+    """Note the plans that the program runs."""
+    program = runner._program
+    assert program is not None
+    run = program.run
+
+    def note(plan: BatchPlan) -> tuple[Tensor, SampleRows]:
+        records.append(plan)
+        return run(plan)
+
+    program.run = note  # type: ignore[method-assign]
+
+
+@pytest.mark.parametrize("quant", [UNQUANTIZED, Int8(stored=False)], ids=["bfloat16", "int8"])
+def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
+    plain, recorded = _runner(quant=quant), _runner(quant=quant)
+    recorded.warm_up()
+    by_program: list[BatchPlan] = []
+    _recording(by_program, recorded)
+    expected, got = _all_logits(plain), _all_logits(recorded)
+    assert len(expected) == len(got) == 8
+    assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
+    assert [len(unpack_ids(plan.input_ids)) for plan in by_program] == [5, 3, 5, 4, 4, 4]
+    assert torch.equal(plain.kv_pool.layer(0)[0][PAGE_SIZE:], recorded.kv_pool.layer(0)[0][PAGE_SIZE:])
+
+
+def _scaled_update(model: CausalLM) -> None:
+    for layer in model.model.layers:
+        layer._multiplier = 0.5
+
+
+def test_a_model_with_torch_operations_is_not_recorded_and_says_which(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    runner = _runner(_scaled_update)
+    with caplog.at_level(logging.INFO):
+        runner.warm_up()
+    assert runner._program is None
+    assert any("not recorded, because it uses aten.mul" in record.getMessage() for record in caplog.records)
+    assert len(_all_logits(runner)) == 8
+
+
+def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCaptureFixture) -> None:
+    kernels = native_kernels()
+
+    def behind_its_back(module: object, inputs: object, hidden: Tensor) -> None:
+        """As a library of one's own could, that no recording sees."""
+        if kernels.tape is None:
+            ctypes.memset(hidden.data_ptr(), 0, hidden.nbytes)
+
+    runner = _runner(lambda model: model.model.register_forward_hook(behind_its_back) and None)
+    with caplog.at_level(logging.WARNING):
+        runner.warm_up()
+    assert runner._program is None
+    assert any("computes something else" in record.getMessage() for record in caplog.records)
+
+
+def test_copies_and_additions_end_a_recording() -> None:
+    kernels = native_kernels()
+    table, ids = torch.randn(8, 4), torch.zeros(5, dtype=torch.int64)
+    take = TakeRows(kernels)
+    for function in (
+        lambda: take(table, ids) + 1,
+        lambda: take(table, ids).clone(),
+        lambda: take(table, ids).t().contiguous(),
+        lambda: take(table, ids).zero_(),
+    ):
+        with torch.inference_mode(), pytest.raises(NotRecordable):
+            Program(kernels, function, [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+        assert kernels.tape is None
+    with torch.inference_mode(), pytest.raises(NotRecordable, match="3 rows"):
+        Program(kernels, lambda: take(table, ids[:3]), [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+
+
+def test_a_program_reuses_memory_only_where_nothing_needs_it() -> None:
+    """A chain of rows taken from rows: each result is needed by the next call alone."""
+    kernels = native_kernels()
+    table = torch.arange(40.0).view(10, 4)
+    ids = torch.zeros(10, dtype=torch.int64)
+
+    def chain() -> Tensor:
+        first = take(table, ids)
+        second = take(first, ids)
+        third = take(second, ids)
+        return take(third, ids)
+
+    take = TakeRows(kernels)
+    with torch.inference_mode():
+        program = Program(kernels, chain, [ids], num_tokens=10, num_outputs=9, num_seqs=10)
+        source = torch.tensor([3, 0, 2, 1])
+        ids[:4] = source
+        got = program.run(num_tokens=4, num_outputs=4, num_seqs=4).clone()
+        expected = table[source][source][source][source]
+    assert torch.equal(got, expected)
+    assert program._arena.nbytes <= 2 * 192
+
+
+def test_programs_are_for_native_kernels_alone() -> None:
+    runner = _runner()
+    plan = PlanWriter(PAGE_SIZE).plan()
+    example, _ = runner.apply(plan)
+    tables = runner._table, runner._future
+    assert (
+        record_forward(runner._model, runner.kv_pool, TorchNativeAttention(), *tables, (plan, example))
+        is None
+    )

@@ -1,0 +1,124 @@
+"""NativeInputs: the kernel lays a plan out as InputBuffers does, and refuses what would leave its tables."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+
+from model_worker.device import make_device
+from model_worker.future_map import FutureMap
+from model_worker.input_buffers import InputBuffers
+from model_worker.native_inputs import NativeInputs
+from model_worker.req_to_token_pool import ReqToTokenPool
+from runtime.plan import BatchPlan, PromptPositions
+from runtime.wire import pack_ids
+from tests.cpu.native import native_kernels, needs_compiler
+
+pytestmark = needs_compiler
+
+MAX_ROWS = 9
+MAX_LEN = 50
+CAPACITY = 64
+
+
+class Tables:
+    def __init__(self, page_size: int) -> None:
+        device = make_device("cpu", threaded=False)
+        self.pool = ReqToTokenPool(MAX_ROWS, MAX_LEN, page_size, device)
+        self.pool.page_table.copy_(torch.randint(0, 1000, self.pool.page_table.shape))
+        self.future = FutureMap(MAX_ROWS, device.torch_device)
+        self.future.last_token.copy_(torch.arange(MAX_ROWS + 1) + 5000)
+        self.reference = InputBuffers(self.pool, device)
+        self.native = NativeInputs(native_kernels(), self.pool, self.future, CAPACITY)
+
+
+def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int) -> BatchPlan:
+    rows = rng.permutation(MAX_ROWS)[: num_decodes + num_rest]
+    lens = rng.integers(1, 8, num_rest)
+    starts = rng.integers(0, MAX_LEN - 8, len(rows))
+    ids = rng.integers(-1, 6, num_decodes + int(lens.sum()))
+    positions = ()
+    if num_rest and rng.random() < 0.5:  # all positions of the last chunk but for some at its beginning
+        first = int(rng.integers(0, lens[-1]))
+        targets = pack_ids(np.zeros(int(lens[-1]) - first, np.int64))
+        positions = (PromptPositions(len(rows) - 1, first, targets, num_logprobs=0),)
+    return BatchPlan(
+        step=1,
+        setups=(),
+        page_copies=(),
+        table_spans=b"",
+        table_pages=b"",
+        num_decodes=num_decodes,
+        rows=pack_ids(rows),
+        starts=pack_ids(starts),
+        input_ids=pack_ids(ids),
+        lens=pack_ids(lens),
+        samples=pack_ids(rng.integers(0, 2, num_rest)),
+        drafts=pack_ids(np.zeros(num_rest, np.int64)),
+        prompt_positions=positions,
+    )
+
+
+@pytest.mark.parametrize("page_size", [1, 16])
+def test_a_plan_is_laid_out_as_by_numpy_and_torch(page_size: int) -> None:
+    tables = Tables(page_size)
+    rng = np.random.default_rng(page_size)
+    native = tables.native
+    for num_decodes, num_rest in [(0, 0), (1, 0), (9, 0), (0, 1), (3, 4), (0, 9), *[(2, 3)] * 20]:
+        plan = _plan(rng, num_decodes, num_rest)
+        expected = tables.reference.stage(plan)
+        tables.future.resolve(expected.input_ids, expected.unresolved, expected.unresolved_rows)
+        slots = tables.pool.slots(expected.table_entries, expected.positions)
+        assert native.fits(plan)
+        who, num_outputs = native.stage(plan)
+        num_tokens, num_seqs = len(expected.positions), len(expected.rows)
+        for got, wanted in (
+            (native.input_ids[:num_tokens], expected.input_ids),
+            (native.positions[:num_tokens], expected.positions),
+            (native.out_slots[:num_tokens], slots),
+            (native.rows[:num_seqs], expected.rows),
+            (native.kv_lens[:num_seqs], torch.tensor(expected.kv_lens, dtype=torch.int64)),
+            (native.query_start[: num_seqs + 1], torch.tensor(expected.query_start)),
+            (native.output_indices[:num_outputs], expected.output_indices),
+            (who.rows, expected.who.rows),
+            (who.positions, expected.who.positions),
+        ):
+            assert torch.equal(got, wanted)
+        assert who.rows_host.tolist() == who.rows.tolist()
+        assert who.positions_host.tolist() == who.positions.tolist()
+
+
+def test_what_would_leave_the_tables_is_refused() -> None:
+    tables = Tables(16)
+    good = _plan(np.random.default_rng(0), 2, 2)
+    end = tables.pool.max_pages * 16
+    for field, value in (
+        ("rows", pack_ids([0, 1, 2, MAX_ROWS])),
+        ("rows", pack_ids([0, -1, 2, 3])),
+        ("starts", pack_ids([0, 0, -1, 0])),
+        ("starts", pack_ids([end, 0, 0, 0])),
+        ("lens", pack_ids([1, 60])),
+        ("lens", pack_ids([1, -3])),
+        ("lens", pack_ids([1])),
+        ("samples", b""),
+        ("starts", pack_ids([0])),
+        ("input_ids", good.input_ids + pack_ids([1])),
+        ("num_decodes", 5),
+    ):
+        with pytest.raises(AssertionError):
+            tables.native.stage(msgspec.structs.replace(good, **{field: value}))
+
+
+def test_only_plans_with_fewer_outputs_than_the_capacity_fit() -> None:
+    tables = Tables(16)
+    plan = _plan(np.random.default_rng(0), 0, 1)
+
+    def prompt(num_tokens: int, num_wanted: int) -> BatchPlan:
+        wanted = PromptPositions(0, num_tokens - num_wanted, bytes(4 * num_wanted), num_logprobs=0)
+        return msgspec.structs.replace(plan, input_ids=bytes(4 * num_tokens), prompt_positions=(wanted,))
+
+    assert tables.native.fits(prompt(CAPACITY, CAPACITY - 2))
+    assert not tables.native.fits(prompt(CAPACITY, CAPACITY - 1))
+    assert not tables.native.fits(prompt(CAPACITY + 1, 1))

@@ -1,0 +1,90 @@
+"""The grouped products against the module that takes one expert after the other."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from model_worker.kernels.activation import activate_and_mul
+from model_worker.kernels.silu_and_mul import silu_and_mul
+from model_worker.kernels.triton.experts import fused_experts
+from model_worker.loader import load_model
+from model_worker.models.feed_forward import SparseMLP
+from runtime.model_config import ModelConfig
+from tests.cpu.waits import CountWaits
+
+
+def reference(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
+    out = torch.zeros_like(hidden, dtype=torch.float32)
+    for token, (chosen, shares) in enumerate(zip(ids.tolist(), weights.tolist(), strict=True)):
+        for expert, share in zip(chosen, shares, strict=True):
+            gated = silu_and_mul(hidden[token : token + 1].float() @ gate_up[expert].float().T)
+            out[token] += share * (gated @ down[expert].float().T)[0]
+    return out
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "per_token", "hidden_size", "width"),
+    [(1, 8, 2, 24, 40), (5, 3, 1, 70, 33), (37, 4, 2, 16, 72), (90, 2, 2, 20, 24), (0, 4, 2, 16, 16)],
+)
+def test_fused_experts(
+    tokens: int, num_experts: int, per_token: int, hidden_size: int, width: int, dtype: torch.dtype
+) -> None:
+    """Experts with no pair, tiles that are not full, and more than one tile of an expert."""
+    generator = torch.Generator().manual_seed(tokens)
+
+    def normal(*shape: int, scale: float = 1.0) -> Tensor:
+        return (scale * torch.randn(*shape, generator=generator)).to(dtype)
+
+    hidden = normal(tokens, hidden_size + 3)[:, :hidden_size]
+    gate_up = normal(num_experts, 2 * width, hidden_size, scale=hidden_size**-0.5)
+    down = normal(num_experts, hidden_size, width, scale=width**-0.5)
+    scores = torch.randn(tokens, num_experts, generator=generator)
+    scores[:, 0] -= 9.0  # nobody's, or the last choice
+    chosen, ids = scores.softmax(1).topk(per_token, dim=1)
+    weights = chosen.to(dtype)
+    with CountWaits() as waits:
+        got = fused_experts(hidden, gate_up, down, weights, ids, silu_and_mul)
+    assert waits.seen == []
+    tolerance = 1e-5 if dtype is torch.float32 else 4e-3
+    expected = reference(hidden, gate_up, down, weights, ids)
+    torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=tolerance)
+
+
+def test_the_layer_gives_the_same_both_ways(tmp_path: Path) -> None:
+    MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=61,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=1,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            initializer_range=0.3,
+        )
+    ).float().save_pretrained(tmp_path)
+    model = load_model(tmp_path, ModelConfig.from_path(tmp_path), torch.float32, "cpu")
+    (layer,) = [module for module in model.modules() if isinstance(module, SparseMLP)]
+    hidden = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
+    with torch.inference_mode():
+        weights, ids = layer._route(hidden)
+        together = layer.experts.all_at_once(hidden, weights, ids)
+        torch.testing.assert_close(together, layer(hidden), atol=1e-5, rtol=1e-5)
+
+
+def test_any_gate_of_two_halves_will_do() -> None:
+    hidden, ids = torch.randn(3, 8), torch.tensor([[0, 1], [1, 0], [1, 0]])
+    gate_up, down, weights = torch.randn(2, 12, 8), torch.randn(2, 8, 6), torch.rand(3, 2)
+    gelu = partial(activate_and_mul, "gelu_pytorch_tanh")
+    got = fused_experts(hidden, gate_up, down, weights, ids, gelu)
+    each = torch.stack([gelu(hidden @ gate_up[e].T) @ down[e].T for e in (0, 1)], dim=1)
+    expected = (each * torch.zeros(3, 2).scatter(1, ids, weights)[:, :, None]).sum(1)
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)

@@ -1,0 +1,101 @@
+"""A launch whose processes are hurt: where they are, what the launch says of itself, whether all is free."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+
+from carousel import Client, SamplingParams
+from tests.launched import Launched, launched, wait_until
+
+ROLES = ("tokenizer", "detokenizer", "scheduler", "worker", "api")
+ENGINE = ("scheduler", "worker")
+SETTLE_S = 60.0
+"""Far beyond what anything may take: the machine may be busy with other things."""
+
+
+class FaultyLaunch:
+    def __init__(self, launch: Launched) -> None:
+        self.launch = launch
+        self.http = httpx.Client(base_url=launch.url, timeout=30.0)
+
+    def ready(self) -> tuple[int, str]:
+        """(status, the role in the way) of /ready; (0, "") when nobody answers."""
+        try:
+            response = self.http.get("/ready")
+        except httpx.TransportError:
+            return 0, ""
+        return response.status_code, response.json().get("role", "")
+
+    def wait_ready(self) -> float:
+        return wait_until(lambda: self.ready()[0] == 200, SETTLE_S, "the launch is ready again")
+
+    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+        """Send a signal; returns the process."""
+        pid = self.launch.pid_of(role)
+        os.kill(pid, number)
+        return pid
+
+    def wait_replaced(self, role: str, pid: int) -> float:
+        """Seconds until another process is ready in the place of `pid`."""
+
+        def is_replaced() -> bool:
+            children = [child for child in self.launch.state()["children"] if child["role"] == role]
+            return any(child["ready"] and child["pid"] not in (0, pid) for child in children)
+
+        return wait_until(is_replaced, SETTLE_S, f"{role} is replaced")
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        lines = (self.launch.run_dir / "events.jsonl").read_text().splitlines()
+        return [event for event in map(json.loads, lines) if event["event"] == kind]
+
+    def serves(self) -> bool:
+        with Client(self.launch.run_dir) as client:
+            sampling = SamplingParams(max_tokens=4, ignore_eos=True)
+            return len(client.generate("x", sampling, timeout=SETTLE_S).token_ids) == 4
+
+    def check_accounts(self) -> None:
+        """Nothing runs, waits or is held by anybody any more."""
+
+        def is_free() -> bool:
+            with Client(self.launch.run_dir) as client:
+                info = client.server_info(timeout=SETTLE_S)
+                pages = info["num_free_pages"] + info["num_cached_pages"]
+                return info["num_running"] + info["num_waiting"] == 0 and pages == info["num_pages"]
+
+        wait_until(is_free, SETTLE_S, "all pages and rows are free")
+
+
+@contextmanager
+def faulty_launch(*arguments: str) -> Iterator[FaultyLaunch]:
+    """A small model in float32, whose output is the same whatever happens around it."""
+    with launched(
+        "--restart=auto",
+        "--dtype=float32",
+        "--max-restarts=1000",
+        "--max-engine-restarts=1000",
+        "--max-total-tokens=65536",
+        *arguments,
+    ) as launch:
+        faulty = FaultyLaunch(launch)
+        try:
+            yield faulty
+        finally:
+            faulty.http.close()
+
+
+def still_same(faulty: FaultyLaunch, pids: list[int], seconds: float) -> bool:
+    """Whether no process is replaced for so long."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if faulty.launch.pids() != pids:
+            return False
+        time.sleep(0.05)
+    return True

@@ -1,0 +1,18 @@
+"""An attention backend that ends its process at a certain token, as a fault in a kernel would."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.forward_batch import ForwardBatch
+
+POISON_ID = 1234
+
+
+class PoisonedAttention(TorchNativeAttention):
+    def prepare(self, batch: ForwardBatch) -> None:
+        if bool((batch.input_ids == POISON_ID).any()):
+            os.kill(os.getpid(), signal.SIGSEGV)
+        super().prepare(batch)

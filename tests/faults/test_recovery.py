@@ -1,0 +1,83 @@
+"""kill -9 of every process behind the callers, under load: no request fails, no text differs. A request that
+ends the engine itself is found out.
+"""
+
+from __future__ import annotations
+
+import random
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from carousel import Client, RequestError, SamplingParams
+from tests.faults.launch import FaultyLaunch, faulty_launch
+from tests.faults.load import REQUEST_TIMEOUT_S, Load, sampling
+from tests.faults.poison import POISON_ID
+
+BEHIND = ("tokenizer", "detokenizer", "scheduler", "worker")
+"""Every role but the HTTP server, which holds its callers' connections."""
+
+
+def test_no_request_fails_when_any_process_behind_its_caller_is_killed() -> None:
+    rng = random.Random(1)
+    with faulty_launch() as faulty:
+        with Load(faulty.launch.run_dir, faulty.launch.url, num_streams=16, num_http=4, num_plain=4) as load:
+            for role in rng.sample(BEHIND, len(BEHIND)):
+                pid = faulty.kill(role)
+                faulty.wait_replaced(role, pid)
+                faulty.wait_ready()
+        account = load.account
+        assert account.failed == []
+        assert account.wrong == []
+        assert account.num_done > 0
+        faulty.check_accounts()
+
+
+@pytest.mark.full
+def test_one_request_goes_on_however_often_the_engine_is_killed_from_outside() -> None:
+    length = 1500
+    with faulty_launch() as faulty, Client(faulty.launch.run_dir) as client:
+        undisturbed = client.generate("Once", sampling(length), timeout=REQUEST_TIMEOUT_S)
+        stream = client.stream("Once", sampling(length), timeout=4 * REQUEST_TIMEOUT_S)
+        for _ in range(3):
+            next(stream)  # it is with this engine
+            kill_engine(faulty)
+        for _ in stream:
+            pass
+        completion = stream.state.completion()
+        assert (completion.text, completion.usage) == (undisturbed.text, undisturbed.usage)
+        faulty.check_accounts()
+
+
+def kill_engine(faulty: FaultyLaunch) -> None:
+    pid = faulty.kill("worker")
+    faulty.wait_replaced("worker", pid)
+    faulty.wait_ready()
+
+
+@pytest.mark.full
+def test_a_request_that_ends_the_engine_is_quarantined_and_no_other() -> None:
+    backend = "--attention-backend=tests.faults.poison:PoisonedAttention"
+    lengths = [200, 400, 600, 800]
+    with (
+        faulty_launch(backend) as faulty,
+        Client(faulty.launch.run_dir) as client,
+        ThreadPoolExecutor(len(lengths) + 1) as pool,
+    ):
+        undisturbed = [client.generate("A letter", sampling(each)).text for each in lengths]
+
+        def ask(length: int) -> str:
+            return client.generate("A letter", sampling(length), timeout=4 * REQUEST_TIMEOUT_S).text
+
+        def ask_poison() -> RequestError:
+            poison = SamplingParams(max_tokens=4)
+            with pytest.raises(RequestError) as error:
+                client.generate([1, POISON_ID], poison, timeout=4 * REQUEST_TIMEOUT_S)
+            return error.value
+
+        others = [pool.submit(ask, each) for each in lengths]
+        error = pool.submit(ask_poison).result()
+        assert (error.code, error.status) == ("quarantined", 400)
+        assert [other.result() for other in others] == undisturbed
+        assert len(faulty.events("restart")) == 3
+        faulty.check_accounts()

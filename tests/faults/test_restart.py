@@ -1,0 +1,102 @@
+"""A process that is killed, stopped or ends by itself is replaced, and the launch serves on."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+
+import pytest
+
+from tests.faults.launch import ENGINE, ROLES, FaultyLaunch, faulty_launch, still_same
+from tests.launched import Launched, is_alive, launched, leftovers, wait_until
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[FaultyLaunch]:
+    with faulty_launch() as faulty:
+        yield faulty
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_killed_process_is_replaced_and_its_unit_alone(faulty: FaultyLaunch, role: str) -> None:
+    faulty.wait_ready()
+    launch = faulty.launch
+    before = {each: launch.pid_of(each) for each in ROLES}
+    epoch = launch.state()["epoch"]
+    pid = faulty.kill(role)
+    unit = ENGINE if role in ENGINE else (role,)
+    for each in unit:
+        faulty.wait_replaced(each, before[each])
+    faulty.wait_ready()
+    state = launch.state()
+    assert state["state"] == "ready"
+    epochs = {child["role"]: child["epoch"] for child in state["children"]}
+    assert state["epoch"] == epoch + 1
+    for each in ROLES:
+        assert (launch.pid_of(each) == before[each]) == (each not in unit), each
+        assert (epochs[each] == epoch + 1) == (each in unit), each
+    assert not is_alive(pid)
+    assert faulty.events("exit")[-len(unit)]["signal"] == "SIGKILL"
+    assert faulty.events("restart")[-1]["unit"] == ("engine" if role in ENGINE else role)
+    assert faulty.serves()
+    faulty.check_accounts()
+
+
+@pytest.mark.parametrize("role", ["scheduler", pytest.param("tokenizer", marks=pytest.mark.full)])
+def test_a_process_that_ends_by_itself_is_replaced_too(faulty: FaultyLaunch, role: str) -> None:
+    faulty.wait_ready()
+    pid = faulty.kill(role, signal.SIGTERM)
+    faulty.wait_replaced(role, pid)
+    faulty.wait_ready()
+    exits = [event for event in faulty.events("exit") if event["pid"] == pid]
+    assert [event.get("code") for event in exits] == [0]
+    assert faulty.serves()
+
+
+@pytest.mark.parametrize(
+    "role", [*ENGINE, *(pytest.param(role, marks=pytest.mark.full) for role in ROLES if role not in ENGINE)]
+)
+def test_a_stopped_process_is_named_and_replaced(faulty: FaultyLaunch, role: str) -> None:
+    faulty.wait_ready()
+    pid = faulty.kill(role, signal.SIGSTOP)
+    if role != "api":  # it is the one that would say so
+        wait_until(lambda: faulty.ready() == (503, role), 15.0, "/ready names it")
+    faulty.wait_replaced(role, pid)
+    faulty.wait_ready()
+    assert "stopped" in faulty.events("hang")[-1]["reason"]
+    assert faulty.events("hang")[-1]["process"] == role
+    assert faulty.serves()
+
+
+def test_a_process_that_is_stopped_for_a_moment_goes_on(faulty: FaultyLaunch) -> None:
+    faulty.wait_ready()
+    pids = faulty.launch.pids()
+    stopped = [faulty.launch.pid_of(role) for role in ROLES]
+    for pid in stopped:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        assert still_same(faulty, pids, 1.0)
+    finally:
+        for pid in stopped:
+            os.kill(pid, signal.SIGCONT)
+    assert still_same(faulty, pids, 4.0)
+    assert faulty.ready() == (200, "")
+    assert faulty.serves()
+
+
+def test_a_process_that_dies_too_often_ends_the_launch() -> None:
+    with launched("--no-http", "--restart=auto", "--max-restarts=1") as launch:
+        first = launch.pid_of("tokenizer")
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: _is_replaced(launch, first), 60.0, "the first death is mended")
+        os.kill(launch.pid_of("tokenizer"), signal.SIGKILL)
+        assert launch.wait_exit(10.0) == 70
+        last_line = launch.log().strip().splitlines()[-1]
+        assert "tokenizer: the process was killed by SIGKILL; restarted 1 times in 60 s before" in last_line
+        assert not leftovers(launch.run_dir)
+
+
+def _is_replaced(launch: Launched, pid: int) -> bool:
+    children = launch.state()["children"]
+    return any(child["role"] == "tokenizer" and child["pid"] != pid and child["ready"] for child in children)

@@ -1,0 +1,94 @@
+"""quantization_config: what is read of it, and what is refused by its name."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.config import RuntimeConfig
+from runtime.errors import ConfigError, ModelError
+from runtime.quantization import CheckpointQuantization, read_quantization
+from runtime.resolve import resolve
+
+_COMPRESSED: dict[str, Any] = {
+    "quant_method": "compressed-tensors",
+    "format": "int-quantized",
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": {"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": True},
+            "input_activations": {"num_bits": 8, "type": "int", "strategy": "token", "dynamic": True},
+        }
+    },
+}
+
+
+def _changed(where: str, **changes: Any) -> dict[str, Any]:
+    """A group's `where` with these changes; of "" the config's own fields."""
+    config = copy.deepcopy(_COMPRESSED)
+    (config["config_groups"]["group_0"][where] if where else config).update(changes)
+    return config
+
+
+def _fp8(**fields: Any) -> dict[str, Any]:
+    return {"quant_method": "fp8", **fields}
+
+
+@pytest.mark.parametrize(
+    ("raw", "expected"),
+    [
+        (None, None),
+        (_fp8(), CheckpointQuantization("float8_e4m3fn")),
+        (_fp8(weight_block_size=[128, 64]), CheckpointQuantization("float8_e4m3fn", (128, 64))),
+        (_COMPRESSED, CheckpointQuantization("int8")),
+        (_changed("weights", strategy="tensor"), CheckpointQuantization("int8")),
+        (_changed("weights", type="float"), CheckpointQuantization("float8_e4m3fn")),
+        (
+            _changed("weights", type="float", strategy="block", block_structure=[128, 128]),
+            CheckpointQuantization("float8_e4m3fn", (128, 128)),
+        ),
+    ],
+)
+def test_formats_that_are_read(raw: Any, expected: CheckpointQuantization | None) -> None:
+    assert read_quantization(raw) == expected
+
+
+@pytest.mark.parametrize(
+    ("raw", "named"),
+    [
+        *(
+            ({"quant_method": name}, f"quant_method '{name}' is not supported")
+            for name in ("awq", "gptq", "bitsandbytes", "mxfp4", "modelopt", "torchao", "hqq", "")
+        ),
+        (_fp8(fmt="e5m2"), "fmt 'e5m2'"),
+        (_fp8(weight_block_size=[128]), r"blocks of \[128\]"),
+        (_fp8(weight_block_size="x"), "cannot be read"),
+        ([1], "cannot be read"),
+        (_changed("", format="pack-quantized"), "format 'pack-quantized'"),
+        (_changed("", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (_changed("", config_groups={}), "config_groups with 0 kinds"),
+        (_changed("weights", num_bits=4), "weights of 4 bits"),
+        (_changed("weights", symmetric=False), "weights that are not symmetric"),
+        (_changed("weights", strategy="group", group_size=128), "strategy 'group'"),
+        (_changed("input_activations", dynamic=False), "input_activations that are not 8 bits and dynamic"),
+    ],
+)
+def test_other_formats_are_refused_with_what_to_use_instead(raw: Any, named: str) -> None:
+    with pytest.raises(ModelError, match=named) as caught:
+        read_quantization(raw)
+    assert "cannot be read" in named or "--quantization int8" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("device", "has_spec", "says"),
+    [("cuda", True, "int8 is for a CPU"), ("cpu", False, "int8 needs a model that has a spec")],
+)
+def test_int8_is_refused_where_nothing_computes_it(
+    device: Any, has_spec: bool, says: str, tmp_path: Path
+) -> None:
+    wanted = RuntimeConfig(quantization="int8", device=device)
+    with pytest.raises(ConfigError, match=f"quantization: {says}"):
+        resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=has_spec)
