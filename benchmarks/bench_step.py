@@ -43,6 +43,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix_cache import RadixCache
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.composition import BatchingSettings, make_batch_builder
+from scheduler_proc.controls import Controls
 from scheduler_proc.executor import Executor
 from scheduler_proc.intake import Intake
 from scheduler_proc.lifecycle import Lifecycle
@@ -193,15 +194,16 @@ class Bench:
         max_live = self.rows.max_rows + case.num_waiting
         limits = Limits(VOCAB_SIZE, max_len, frozenset({EOS_ID}), max_live)
         step_limits = StepLimits(1 << 20, self.rows.max_rows)
-        questions = StatsQuestions(StepStats(self.lifecycle, StatsSettings(step_limits)), output)
+        stats = StepStats(self.lifecycle, StatsSettings(step_limits))
+        controls = Controls(self.lifecycle, StatsQuestions(stats, output), max_len)
         intake = Intake(
-            self.lifecycle, limits, feature_factories(output, self.lifecycle.kv), questions=questions
+            self.lifecycle, limits, feature_factories(output, self.lifecycle.kv), controls=controls
         )
         batching = BatchingSettings(step_limits, conservativeness=0.01)
         builder = make_batch_builder(batching, self.lifecycle, policy)
         step_log = StepLog(kv, self.lifecycle.waiting, 40)
         self.scheduler = Scheduler(
-            self.lifecycle, intake, builder, executor or self._null, step_log, questions
+            self.lifecycle, intake, builder, executor or self._null, step_log, controls
         )
         self._codec = Codec(ToScheduler, 0)
         self._random = np.random.default_rng(0)

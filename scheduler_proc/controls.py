@@ -1,40 +1,109 @@
-"""Controls: what operators tell a scheduler that runs: pause and go on, take a profile."""
+"""Controls: what is asked of the scheduler itself. Each ControlRequest comes here and is answered once.
+
+server_info                      settings in force, and totals
+iteration_stats, request_stats   StatsQuestions, whose answers may wait for a step
+flush_cache                      everything that no running request uses
+pause_…, continue_generation     no step is launched; those in flight are committed, what comes is received
+start_profile, stop_profile      StepProfile
+"""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
-from runtime.messages import ControlRequest
-from scheduler_proc.lifecycle import Lifecycle
+from runtime.errors import RequestError
+from runtime.messages import ControlOp, ControlRequest
+from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.output import reply_to
+from scheduler_proc.queue_times import BOUNDS_S
+from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_profile import StepProfile
 
 logger = logging.getLogger(__name__)
 
-PauseAnswer = dict[str, str | int | bool]
+Answer: TypeAlias = Mapping[str, Any]
 
 
 class Controls:
-    """`is_paused`: no step is launched. Those in flight are committed, and all that comes is received."""
+    """`is_paused`: nothing new is launched. `questions`: those that wait for the next step."""
 
-    def __init__(self, lifecycle: Lifecycle, profile: StepProfile | None = None) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        questions: StatsQuestions,
+        max_len: int,
+        settings: Answer | None = None,
+        profile: StepProfile | None = None,
+    ) -> None:
+        """`max_len`: tokens that a sequence may have; `settings`: what else server_info tells of them."""
         self.is_paused = False
+        self.questions = questions
         self.profile = profile or StepProfile(None)
         self._lifecycle = lifecycle
+        self._settings = {**(settings or {}), "max_len": max_len}
+        self._answers: dict[ControlOp, Callable[[ControlRequest], object]] = {
+            "server_info": lambda _: self._server_info(),
+            "iteration_stats": questions.ask,
+            "request_stats": questions.ask,
+            "flush_cache": lambda _: self._flush_cache(),
+            "pause_generation": lambda request: self._pause(request.mode),
+            "continue_generation": lambda _: self._continue(),
+            "start_profile": lambda request: self.profile.start(request.num_steps),
+            "stop_profile": lambda _: self.profile.stop(),
+        }
 
-    def answer(self, message: ControlRequest) -> PauseAnswer | dict[str, str | int]:
-        """Do what is asked. Raises RequestError that says why it cannot be."""
-        match message.op:
-            case "pause_generation":
-                return self._pause(message.mode)
-            case "continue_generation":
-                return self._continue()
-            case "start_profile":
-                return self.profile.start(message.num_steps)
-            case "stop_profile":
-                return self.profile.stop()
-        raise AssertionError(message.op)
+    def receive(self, request: ControlRequest) -> None:
+        """Do what is asked and answer, with the error if it cannot be done."""
+        output = self._lifecycle.output
+        try:
+            answer = self._answers[request.op](request)
+        except RequestError as error:
+            output.reply(reply_to(request, error_info(error), ok=False))
+        else:
+            if answer is not None:
+                output.reply(reply_to(request, answer))
 
-    def _pause(self, mode: str) -> PauseAnswer:
+    def forget(self, client: int) -> None:
+        """It has gone, and its questions with it."""
+        self.questions.forget(client)
+
+    def _server_info(self) -> Answer:
+        lifecycle, kv = self._lifecycle, self._lifecycle.kv
+        return {
+            **self._settings,
+            "is_paused": self.is_paused,
+            "num_running": kv.rows.num_running,
+            "num_waiting": len(lifecycle.waiting),
+            "queued_tokens": lifecycle.waiting.num_tokens(),
+            "max_running_requests": kv.rows.max_rows,
+            "page_size": kv.page_size,
+            "num_pages": kv.pages.num_pages,
+            "num_free_pages": kv.pages.num_free,
+            "num_cached_pages": kv.cache.num_pages,
+            "num_evicted_pages": kv.counts.num_evicted,
+            "num_new_pages": kv.counts.num_new,
+            "num_reused_pages": kv.counts.num_reused,
+            "num_missed_pages": kv.counts.num_missed,
+            "cache_hit_rate": kv.counts.hit_rate,
+            "num_accepted": lifecycle.num_accepted,
+            "num_terminated": lifecycle.num_terminated,
+            "num_replaced": lifecycle.num_replaced,
+            "num_retracted": lifecycle.num_retracted,
+            "queue_time_bounds_s": list(BOUNDS_S),
+            "queue_time_counts": lifecycle.queue_times.counts,
+            "queue_time_sum_s": lifecycle.queue_times.sum_s,
+            **self.questions.stats.totals(),
+        }
+
+    def _flush_cache(self) -> Answer:
+        """What running requests use becomes evictable when they end."""
+        kv = self._lifecycle.kv
+        num_freed = kv.flush()
+        return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}
+
+    def _pause(self, mode: str) -> Answer:
         """Pause, also when it is paused already: the mode may ask for more than the last one did.
 
         in_place  running requests keep their rows and pages
@@ -50,11 +119,11 @@ class Controls:
                 self._lifecycle.finish(req, "abort")
         return self._said(f"paused ({mode})")
 
-    def _continue(self) -> PauseAnswer:
+    def _continue(self) -> Answer:
         self.is_paused = False
         return self._said("going on")
 
-    def _said(self, what: str) -> PauseAnswer:
+    def _said(self, what: str) -> Answer:
         num_running = self._lifecycle.kv.rows.num_running
         num_waiting = len(self._lifecycle.waiting)
         logger.info("Generation is %s, #running-req: %d, #queue-req: %d", what, num_running, num_waiting)

@@ -7,18 +7,14 @@ Knows no step.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
-
-import msgspec
 
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.handle import attempt_of, client_of, sequence_key
 from runtime.messages import (
     AbortRequest,
-    ControlReply,
-    ControlRequest,
     StopMatched,
     TokenizedRequest,
     ToScheduler,
@@ -29,10 +25,8 @@ from scheduler_proc.controls import Controls
 from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.lifecycle import Lifecycle, error_info
 from scheduler_proc.limits import Limits
-from scheduler_proc.queue_times import BOUNDS_S
 from scheduler_proc.request import Request, StopIds
 from scheduler_proc.solitary import DEATHS
-from scheduler_proc.stats_questions import StatsQuestions
 
 TOMBSTONE_S = 30.0
 """How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
@@ -78,9 +72,7 @@ class Intake:
         limits: Limits,
         factories: tuple[FeatureFactory, ...] = (),
         *,
-        questions: StatsQuestions,
-        settings: Mapping[str, int | float | str] | None = None,
-        controls: Controls | None = None,
+        controls: Controls,
         clock: Callable[[], float] = time.monotonic,
         epoch: int = FIRST_EPOCH,
     ) -> None:
@@ -88,10 +80,8 @@ class Intake:
         self._may_run_alone = epoch >= FIRST_EPOCH + DEATHS
         self._lifecycle = lifecycle
         self._limits = limits
-        self.controls = controls or Controls(lifecycle)
+        self._controls = controls
         self._factories = factories
-        self._settings = dict(settings or {})
-        self._questions = questions
         self._clock = clock
         self._tombstones = Tombstones(clock)
         self._eos = StopIds(limits.eos_ids)
@@ -109,7 +99,7 @@ class Intake:
         elif isinstance(message, StopMatched):
             self._stop_matched(message)
         else:
-            self._control(message)
+            self._controls.receive(message)
 
     # -- new sequences --------------------------------------------------------------------------------------
 
@@ -226,7 +216,7 @@ class Intake:
             else:
                 self._tombstones.add(handle)
         if message.client:
-            self._questions.forget(message.client)
+            self._controls.forget(message.client)
             for req in list(self._lifecycle.requests.values()):
                 if client_of(req.handle) == message.client:
                     self._lifecycle.finish(req, "abort")
@@ -239,61 +229,3 @@ class Intake:
     def _live(self, handle: bytes) -> Request | None:
         req = self._lifecycle.requests.get(sequence_key(handle))
         return req if req is not None and req.handle == handle else None
-
-    # -- questions ------------------------------------------------------------------------------------------
-
-    def _control(self, message: ControlRequest) -> None:
-        if message.op in ("iteration_stats", "request_stats"):
-            self._questions.ask(message)
-            return
-        is_ok = True
-        try:
-            body = self._answer(message)
-        except RequestError as error:
-            body, is_ok = error_info(error), False
-        raw = msgspec.Raw(msgspec.msgpack.encode(body))
-        self._lifecycle.output.reply(ControlReply(message.client, message.number, raw, is_ok))
-
-    def _answer(self, message: ControlRequest) -> object:
-        """Raises RequestError."""
-        match message.op:
-            case "server_info":
-                return self.server_info()
-            case "flush_cache":
-                return self._flush_cache()
-        return self.controls.answer(message)
-
-    def _flush_cache(self) -> dict[str, int | float | str]:
-        """Everything that no running request uses; what they use becomes evictable when they end."""
-        kv = self._lifecycle.kv
-        num_freed = kv.flush()
-        return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}
-
-    def server_info(self) -> dict[str, int | float | str | list[int] | list[float]]:
-        lifecycle, kv = self._lifecycle, self._lifecycle.kv
-        return {
-            **self._settings,
-            "is_paused": self.controls.is_paused,
-            "num_running": kv.rows.num_running,
-            "num_waiting": len(lifecycle.waiting),
-            "queued_tokens": lifecycle.waiting.num_tokens(),
-            "max_running_requests": kv.rows.max_rows,
-            "max_len": self._limits.max_len,
-            "page_size": kv.page_size,
-            "num_pages": kv.pages.num_pages,
-            "num_free_pages": kv.pages.num_free,
-            "num_cached_pages": kv.cache.num_pages,
-            "num_evicted_pages": kv.counts.num_evicted,
-            "num_new_pages": kv.counts.num_new,
-            "num_reused_pages": kv.counts.num_reused,
-            "num_missed_pages": kv.counts.num_missed,
-            "cache_hit_rate": kv.counts.hit_rate,
-            "num_accepted": lifecycle.num_accepted,
-            "num_terminated": lifecycle.num_terminated,
-            "num_replaced": lifecycle.num_replaced,
-            "num_retracted": lifecycle.num_retracted,
-            "queue_time_bounds_s": list(BOUNDS_S),
-            "queue_time_counts": lifecycle.queue_times.counts,
-            "queue_time_sum_s": lifecycle.queue_times.sum_s,
-            **self._questions.totals(),
-        }

@@ -82,7 +82,13 @@ def build_scheduler(
     policy = resolve("schedule policy", config.schedule_policy, POLICIES)()
     lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output, sort_key=sort_key_of(policy, kv))
     step_limits = StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows)
-    questions = make_questions(config, lifecycle, step_limits, limits.device)
+    controls = Controls(
+        lifecycle,
+        make_questions(config, lifecycle, step_limits, limits.device),
+        max_len,
+        _settings_in_force(config, executor, limits),
+        StepProfile(profile_dir),
+    )
     intake = Intake(
         lifecycle,
         Limits(
@@ -95,10 +101,8 @@ def build_scheduler(
             config.max_logits_bytes,
         ),
         embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
-        questions=questions,
-        settings=_settings_in_force(config, executor, limits),
+        controls=controls,
         epoch=epoch,
-        controls=Controls(lifecycle, StepProfile(profile_dir)),
     )
     batching = BatchingSettings(
         step_limits,
@@ -110,7 +114,7 @@ def build_scheduler(
     )
     builder = make_batch_builder(batching, lifecycle, policy)
     step_log = StepLog(kv, lifecycle.waiting, config.decode_log_interval)
-    return Scheduler(lifecycle, intake, builder, executor, step_log, questions)
+    return Scheduler(lifecycle, intake, builder, executor, step_log, controls)
 
 
 def _settings_in_force(

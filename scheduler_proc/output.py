@@ -12,12 +12,13 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-from msgspec import Raw
+from msgspec import Raw, msgpack
 
 from runtime.handle import client_of
 from runtime.messages import (
     Closed,
     ControlReply,
+    ControlRequest,
     TensorBatch,
     TensorEntry,
     TokenBatch,
@@ -36,6 +37,11 @@ MAX_BACKLOG_BYTES = 64 << 20
 MAX_TENSORS = 1024
 """Raw frames behind one message."""
 HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
+
+
+def reply_to(request: ControlRequest, body: object, ok: bool = True) -> ControlReply:
+    """`body`: what msgpack can encode; an ErrorInfo when it is not `ok`."""
+    return ControlReply(request.client, request.number, Raw(msgpack.encode(body)), ok)
 
 
 class Output(Protocol):

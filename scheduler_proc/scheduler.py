@@ -16,6 +16,7 @@ from runtime.wire import IntArray, unpack_ids
 from scheduler_proc.batch import ScheduleBatch, ScheduledRow
 from scheduler_proc.batch_builder import BatchBuilder
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.controls import Controls
 from scheduler_proc.executor import Executor, StepHandle
 from scheduler_proc.intake import Intake
 from scheduler_proc.lifecycle import Lifecycle, error_info
@@ -23,7 +24,6 @@ from scheduler_proc.prefill_adder import PrefillTotals
 from scheduler_proc.request import Request
 from scheduler_proc.results import LooseResults, Sampled
 from scheduler_proc.rows import BoolArray, RowArray
-from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_log import StepLog
 
 
@@ -37,18 +37,18 @@ class Scheduler:
         builder: BatchBuilder,
         executor: Executor,
         step_log: StepLog,
-        questions: StatsQuestions,
+        controls: Controls,
     ) -> None:
         self.lifecycle = lifecycle
         self.intake = intake
-        self.controls = intake.controls
-        self.profile = intake.controls.profile
+        self.controls = controls
+        self.profile = controls.profile
         self.builder = builder
         self.capacity = builder.capacity
         self.executor = executor
         self.step_log = step_log
-        self.questions = questions
-        self.stats = questions.stats
+        self.questions = controls.questions
+        self.stats = controls.questions.stats
         self.kv: KVCacheManager = lifecycle.kv
         self.rows = lifecycle.kv.rows
         self.output = lifecycle.output

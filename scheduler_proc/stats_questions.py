@@ -7,11 +7,15 @@ the answer says how much that was.
 
 from __future__ import annotations
 
-import msgspec
+from typing import TypeAlias
 
-from runtime.messages import ControlReply, ControlRequest, ErrorInfo
-from scheduler_proc.output import Output
+from runtime.errors import InvalidRequest
+from runtime.messages import ControlRequest
+from runtime.stats import IterationStatsPage, RequestStatsPage
+from scheduler_proc.output import Output, reply_to
 from scheduler_proc.step_stats import StepStats
+
+StatsPage: TypeAlias = IterationStatsPage | RequestStatsPage
 
 MAX_RECORDS = 100
 """Iterations in one answer: 0.6 ms to make and encode."""
@@ -31,29 +35,18 @@ class StatsQuestions:
     def num_waiting(self) -> int:
         return len(self._waiting)
 
-    def totals(self) -> dict[str, int | float | str | list[int] | list[float]]:
-        """As StepStats."""
-        return self.stats.totals()
-
-    def ask(self, question: ControlRequest) -> None:
-        """Answer now; or, if it waits, as soon as there is something newer."""
+    def ask(self, question: ControlRequest) -> StatsPage | None:
+        """The answer; None if it waits for something newer. Raises InvalidRequest when none are kept."""
         missing = self.stats.missing_setting(question.op == "request_stats")
         if missing:
-            error = ErrorInfo(
-                f"these statistics are off: start the runtime with {missing} above 0",
-                "stats_off",
-                missing,
-                400,
-            )
-            raw = msgspec.Raw(msgspec.msgpack.encode(error))
-            self._output.reply(ControlReply(question.client, question.number, raw, ok=False))
-            return
+            text = f"these statistics are off: start the runtime with {missing} above 0"
+            raise InvalidRequest(text, code="stats_off", param=missing)
         if not question.wait or self.stats.has_news_for(question.after):
-            self._answer(question)
-            return
+            return self._page(question)
         if len(self._waiting) >= MAX_WAITING:
             self._answer(self._waiting.pop(next(iter(self._waiting))))
         self._waiting[question.client, question.number] = question
+        return None
 
     def answer_waiting(self) -> None:
         """A step may have ended."""
@@ -68,11 +61,9 @@ class StatsQuestions:
             del self._waiting[key]
 
     def _answer(self, question: ControlRequest) -> None:
-        stats, after = self.stats, question.after
-        page = (
-            stats.iterations_after(after, MAX_RECORDS)
-            if question.op == "iteration_stats"
-            else stats.requests_after(after, MAX_REQUEST_ITERATIONS, question.own)
-        )
-        raw = msgspec.Raw(msgspec.msgpack.encode(page))
-        self._output.reply(ControlReply(question.client, question.number, raw))
+        self._output.reply(reply_to(question, self._page(question)))
+
+    def _page(self, question: ControlRequest) -> StatsPage:
+        if question.op == "iteration_stats":
+            return self.stats.iterations_after(question.after, MAX_RECORDS)
+        return self.stats.requests_after(question.after, MAX_REQUEST_ITERATIONS, question.own)

@@ -17,6 +17,7 @@ from scheduler_proc.cache.eviction import EVICTION_POLICIES
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.composition import BatchingSettings, make_batch_builder, make_prefix_cache
+from scheduler_proc.controls import Controls
 from scheduler_proc.intake import FeatureFactory, Intake
 from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.limits import Limits
@@ -198,18 +199,18 @@ class System:
         limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
         self.stats = StepStats(self.lifecycle, setting.stats(limits), clock, lambda: WALL_S)
         self.watch = StatsWatch(self.stats, self.lifecycle, clock)
-        questions = StatsQuestions(self.stats, self.output)
+        controls = Controls(self.lifecycle, StatsQuestions(self.stats, self.output), setting.max_len)
         intake = Intake(
             self.lifecycle,
             Limits(VOCAB_SIZE, setting.max_len, EOS_IDS, setting.max_live, True, True, MAX_LOGITS_BYTES),
             (*factories, *feature_factories(self.output, self.kv, clock)),
-            questions=questions,
+            controls=controls,
             clock=clock,
             epoch=epoch,
         )
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy)
         step_log = StepLog(self.kv, self.lifecycle.waiting, 40)
-        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log, questions)
+        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log, controls)
         self.setting = setting
         self.detokenizer = FakeDetokenizer()
         self.inbox = MemoryChannel("scheduler_in")
