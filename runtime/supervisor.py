@@ -307,6 +307,9 @@ class Supervisor:
 
     def _set_state(self, state: str) -> None:
         self._state = state
+        if state == "ready":
+            # Before anything else says so: the HTTP servers go by the slot, and refuse until then.
+            self._beat()
         self._events.write("state", state=state, reason=self._failure.message if self._failure else None)
         self._write_state()
         # After the file: who sees in the slot that the ring has failed finds the reason there.

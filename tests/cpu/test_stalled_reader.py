@@ -60,8 +60,10 @@ class StalledStream:
         while piece := self._socket.recv(1 << 16):
             received += piece
         self._socket.close()
-        events = [line[6:] for line in received.decode().splitlines() if line.startswith("data: ")]
-        assert events[-1] == "[DONE]"
+        head, _, body = received.decode().partition("\r\n\r\n")
+        assert head.startswith("HTTP/1.1 200 "), received.decode() or "closed without an answer"
+        events = [line[6:] for line in body.split("\n") if line.startswith("data: ")]
+        assert events[-1:] == ["[DONE]"], body[-1000:]
         return [json.loads(event) for event in events[:-1]]
 
 
