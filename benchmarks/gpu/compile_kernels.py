@@ -30,9 +30,11 @@ from model_worker.kernels.triton import (
     draw,
     experts,
     extend_attention,
+    logit_edits,
     rms_norm,
     rope_kv_store,
     silu_and_mul,
+    top_logprobs,
 )
 
 TARGET = GPUTarget("cuda", 90, 32)
@@ -59,6 +61,7 @@ def variants() -> Iterator[Variant]:
     yield from _of_layers()
     yield from _of_experts()
     yield from _of_a_step()
+    yield from _of_sampling()
 
 
 def _of_attention() -> Iterator[Variant]:
@@ -151,6 +154,26 @@ def _of_a_step() -> Iterator[Variant]:
     yield Variant("write pages", decode_inputs._write_pages, block, 4, 3, kinds)
     block["PAGE_SIZE"] = 16
     yield Variant("resolve decodes", decode_inputs._resolve_decodes, block, 4, 3, kinds)
+
+
+def _of_sampling() -> Iterator[Variant]:
+    """What rows ask for beside a draw: edits of their logits, and logprobs."""
+    columns = dict.fromkeys(("repetitions", "presences", "frequencies"), "*fp32")
+    kinds = {"logits": "*fp32", "counts": "*i32", "tokens": "*i64", "vocab_size": "i32", **columns}
+    yield Variant("penalize", logit_edits._penalize, {"BLOCK": logit_edits.BLOCK}, 4, 3, kinds)
+    yield Variant("count", logit_edits._count, {}, 1, 3, kinds)
+    kinds |= {"table": "*i32", "positions": "*i64", "min_lens": "*i64", "width": "i32"}
+    for forbids in (False, True):
+        constants = {"FORBIDS": forbids, "BLOCK": logit_edits.LIST_BLOCK}
+        yield Variant(
+            "minimum length" if forbids else "bias", logit_edits._add_listed, constants, 1, 3, kinds
+        )
+    kinds = dict.fromkeys(("logits", "highest", "sums", "chosen", "top"), "*fp32")
+    kinds |= {"keys": "*i64", "tokens": "*i64", "ids": "*i32"}
+    kinds |= dict.fromkeys(("vocab_size", "num_blocks", "num_top"), "i32")
+    constants = {"BLOCK": top_logprobs.BLOCK}
+    yield Variant("logprobs: best of block", top_logprobs._best_of_block, constants, 8, 3, kinds)
+    yield Variant("logprobs: merge", top_logprobs._merge, {"BLOCKS": 64, "KEYS": 1024}, 4, 3, kinds)
 
 
 def compiled(variant: Variant) -> dict[str, int]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from runtime.plan import RowSetup
-from runtime.wire import TOKEN_BYTES, FloatArray, IntArray, unpack_floats, unpack_ids
+from runtime.wire import TOKEN_BYTES, IntArray, unpack_ids
 
 LongArray: TypeAlias = npt.NDArray[np.int64]
 FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint16]]
@@ -59,19 +59,17 @@ class SamplingColumns:
         self._device = device
         self._vocab_size = vocab_size
         self.features = np.zeros(max_rows, np.uint16)
-        self.min_len = np.zeros(max_rows, np.int64)
+        self.min_len_host = np.zeros(max_rows, np.int64)
         self.num_logprobs = np.full(max_rows, -1, np.int64)
         self.max_top_k = np.zeros(max_rows, np.int64)
         self.ngram = np.zeros(max_rows, np.int64)
-        self.stop_ids: dict[int, IntArray] = {}
-        self.bias: dict[int, tuple[IntArray, FloatArray]] = {}
         # On the device the last row is nobody's, for the padding of a batch: greedy and harmless.
         self.floats = torch.ones((max_rows + 1, 8), dtype=torch.float32, device=device.torch_device)
-        self.integers = torch.zeros((max_rows + 1, 4), dtype=torch.int64, device=device.torch_device)
+        self.integers = torch.zeros((max_rows + 1, 5), dtype=torch.int64, device=device.torch_device)
         # Views: one upload fills several columns.
         self.temperature, self.top_p, self.top_p_decay, self.top_p_min = self.floats[:, :4].unbind(1)
         self.min_logit_gap, self.repetition, self.presence, self.frequency = self.floats[:, 4:].unbind(1)
-        self.seed, self.top_k, self.top_p_age, self.is_greedy = self.integers.unbind(1)
+        self.seed, self.top_k, self.top_p_age, self.is_greedy, self.min_len = self.integers.unbind(1)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Replace what the rows' last tenants left. Ids that the vocabulary does not have are ignored."""
@@ -79,31 +77,19 @@ class SamplingColumns:
             self._open_on_host(setup)
         rows = self._device.tensor(np.array([s.row for s in setups], np.int64))
         self.floats[rows] = self._device.tensor(np.array([_floats_of(s) for s in setups], np.float32))
-        self.integers[rows] = self._device.tensor(
-            np.array(
-                [(s.seed, max(s.top_k, 0), s.top_p_age, s.temperature < GREEDY_BELOW) for s in setups],
-                np.int64,
-            )
-        )
+        self.integers[rows] = self._device.tensor(np.array([_integers_of(s) for s in setups], np.int64))
 
     def _open_on_host(self, setup: RowSetup) -> None:
         row = setup.row
         self.features[row] = _features_of(setup)
-        self.min_len[row] = setup.min_len
+        self.min_len_host[row] = setup.min_len
         self.num_logprobs[row] = setup.num_logprobs
         self.max_top_k[row] = max(setup.top_k, 0)
         self.ngram[row] = setup.no_repeat_ngram
-        self.stop_ids.pop(row, None)
-        self.bias.pop(row, None)
         if setup.stop_ids:
             stop_ids = self.known_ids(setup.stop_ids)
-            self.stop_ids[row] = stop_ids
             if len(stop_ids) >= self._vocab_size and len(np.unique(stop_ids)) == self._vocab_size:
                 self.features[row] &= ~np.uint16(MIN_LEN)  # nothing would be left
-        if setup.bias_ids:
-            ids, values = unpack_ids(setup.bias_ids), unpack_floats(setup.bias_values)
-            known = self.known(ids)
-            self.bias[row] = (ids[known], values[known])
 
     def known(self, ids: IntArray) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
         """Which of ids the vocabulary has: an index outside it would stop the whole device."""
@@ -165,6 +151,11 @@ def _floats_of(setup: RowSetup) -> tuple[float, ...]:
         setup.presence_penalty,
         setup.frequency_penalty,
     )
+
+
+def _integers_of(setup: RowSetup) -> tuple[int, ...]:
+    is_greedy = setup.temperature < GREEDY_BELOW
+    return setup.seed, max(setup.top_k, 0), setup.top_p_age, is_greedy, setup.min_len
 
 
 def rows_with(features: FeatureArray, bits: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -103,11 +103,14 @@ class Prohibitions:
         self._device = device
         self._allowed_ids = AllowedIds(max_rows, vocab_size, device)
         self._bad_words = BadWords(max_rows, device)
+        self._stop_ids = RowTable(max_rows, device)
         self.history = TokenHistory(max_rows, max_len, device)
 
     def open_row(self, setup: RowSetup, features: int) -> None:
         """Begin a stay. Ids that the vocabulary lacks are ignored, and so are words with such an id."""
         known = self._columns.known
+        stop_ids = self._columns.known_ids(setup.stop_ids if features & col.MIN_LEN else b"")
+        self._stop_ids.put(setup.row, stop_ids.reshape(1, -1))
         if features & col.ALLOWED:
             self._allowed_ids.open_row(setup.row, self._columns.known_ids(setup.allowed_ids))
         if features & col.BAD_WORDS:
@@ -126,6 +129,10 @@ class Prohibitions:
         """Min tokens, bad words and n-grams on logits [S, V] in place. may_empty: whether ids are forbidden
         already, so that even min tokens might leave nothing.
         """
+        may_empty = may_empty or bool((features & (col.BAD_WORDS | col.NGRAM)).any())
+        if logits.is_cuda and not may_empty:
+            self.forbid_stops_by_kernel(logits, who)
+            return
         found = [
             *self._stops(who, features),
             *self._ends_of_words(who, features),
@@ -134,20 +141,23 @@ class Prohibitions:
         if not found:
             return
         owners, ids = (torch.cat(parts) for parts in zip(*found, strict=True))
-        may_empty = may_empty or bool((features & (col.BAD_WORDS | col.NGRAM)).any())
         rescued = self._device.tensor(rows_with(features, col.FORBIDS)) if may_empty else None
         forbid(logits, owners, ids, rescued)
+
+    def forbid_stops_by_kernel(self, logits: Tensor, who: SampleRows) -> None:
+        """Min tokens alone, of all rows in one launch."""
+        from model_worker.kernels.triton.logit_edits import forbid_below
+
+        forbid_below(logits, who.rows, who.positions, self._stop_ids.values, self._columns.min_len)
 
     def _stops(self, who: SampleRows, features: FeatureArray) -> list[Forbidden]:
         c = self._columns
         short = rows_with(features, col.MIN_LEN)
-        short = short[who.positions_host[short] < c.min_len[who.rows_host[short]]]
+        short = short[who.positions_host[short] < c.min_len_host[who.rows_host[short]]]
         if not len(short):
             return []
-        stop_ids = [c.stop_ids[row] for row in who.rows_host[short].tolist()]
-        owners = np.repeat(short, [len(ids) for ids in stop_ids])
-        ids = np.concatenate(stop_ids).astype(np.int64)
-        return [(self._device.tensor(owners), self._device.tensor(ids))]
+        at = self._device.tensor(short)
+        return [_by_owner(at, self._stop_ids.take(who.rows[at])[:, 0].long())]
 
     def _ends_of_words(self, who: SampleRows, features: FeatureArray) -> list[Forbidden]:
         wary = rows_with(features, col.BAD_WORDS)

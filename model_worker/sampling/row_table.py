@@ -12,7 +12,7 @@ PADDING = -1
 
 
 class RowTable:
-    """values [max_rows, n, width] int32, PADDING where a row has fewer.
+    """values [max_rows, n, width] int32 contiguous, PADDING where a row has fewer.
 
     Allocated with the first need, and again, twice as large, when a row has more than fits: most runs never
     need it, and what one request may bring at most is much more than what requests bring.
@@ -20,30 +20,37 @@ class RowTable:
 
     def __init__(self, max_rows: int, device: Device) -> None:
         self._device = device
-        self._values = self._allocate(max_rows, 0, 0)
+        self.values = self._allocate(max_rows, 0, 0)
+        self._filled: set[int] = set()
 
     def _allocate(self, max_rows: int, n: int, width: int) -> Tensor:
         return torch.full((max_rows, n, width), PADDING, dtype=torch.int32, device=self._device.torch_device)
 
     def put(self, row: int, values: IntArray) -> None:
-        """Replace what the row has by values [n, width]."""
+        """Replace what the row has by values [n, width]; width 0: by nothing."""
         n, width = values.shape
         self._reserve(n, width)
-        entry = self._values[row]
+        if not width and row not in self._filled:
+            return
+        entry = self.values[row]
         entry.fill_(PADDING)
+        if not width:
+            self._filled.discard(row)
+            return
+        self._filled.add(row)
         entry[:n, :width] = self._device.tensor(values)
 
     def _reserve(self, n: int, width: int) -> None:
-        max_rows, old_n, old_width = self._values.shape
+        max_rows, old_n, old_width = self.values.shape
         if n <= old_n and width <= old_width:
             return
         grown = self._allocate(max_rows, max(old_n, _power_of_two(n)), max(old_width, _power_of_two(width)))
-        grown[:, :old_n, :old_width] = self._values
-        self._values = grown
+        grown[:, :old_n, :old_width] = self.values
+        self.values = grown
 
-    def take(self, rows: Tensor, n: int, width: int) -> Tensor:
-        """The first n sequences of rows [m], their first `width` ids: [m, n, width] int32."""
-        return self._values[:, :n, :width].index_select(0, rows)
+    def take(self, rows: Tensor, n: int | None = None, width: int | None = None) -> Tensor:
+        """The first n sequences of rows [m], their first `width` ids: [m, n, width] int32; None: all."""
+        return self.values[:, :n, :width].index_select(0, rows)
 
 
 def _power_of_two(size: int) -> int:

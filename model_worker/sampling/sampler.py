@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -32,6 +31,7 @@ from model_worker.sampling.columns import (
     rows_with,
     take,
 )
+from model_worker.sampling.logit_bias import LogitBias
 from model_worker.sampling.logprobs import Logprobs, logprobs_of
 from model_worker.sampling.native_draw import NativeDraw
 from model_worker.sampling.noise import noise_at, perturbed
@@ -41,7 +41,7 @@ from model_worker.sampling.prohibitions import Prohibitions
 from model_worker.sampling.top_p_decay import TopPDecay
 from model_worker.sampling.truncation import candidates
 from runtime.plan import RowSetup
-from runtime.wire import unpack_ids
+from runtime.wire import unpack_floats, unpack_ids
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -76,6 +76,7 @@ class Sampler:
         self._vocab_size = vocab_size
         self._columns = SamplingColumns(max_rows, vocab_size, device)
         self._penalties = PenaltyCounts(max_rows, vocab_size, device)
+        self._bias = LogitBias(max_rows, device)
         self._prohibitions = Prohibitions(
             self._columns, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, device=device
         )
@@ -92,8 +93,10 @@ class Sampler:
                 known = self._columns.known(ids)
                 in_prompt = np.arange(len(ids)) < setup.num_prompt
                 self._penalties.open_row(setup.row, ids[known & in_prompt], ids[known & ~in_prompt])
-            if features & (col.ALLOWED | col.BAD_WORDS | col.HISTORY):
-                self._prohibitions.open_row(setup, features)
+            ids, values = unpack_ids(setup.bias_ids), unpack_floats(setup.bias_values)
+            known = self._columns.known(ids)
+            self._bias.open_row(setup.row, ids[known], values[known])
+            self._prohibitions.open_row(setup, features)
             if features & col.TOP_P_DECAY:
                 self._decay.open_row(setup.row, unpack_ids(setup.top_p_reset_ids))
 
@@ -135,6 +138,9 @@ class Sampler:
 
     def _edit(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> None:
         """Penalties, then logit bias; in place."""
+        if logits.is_cuda:
+            self._edit_by_kernel(logits, who, features)
+            return
         penalised = rows_with(features, col.PENALTY)
         if len(penalised):
             at = self._device.tensor(penalised)
@@ -147,20 +153,22 @@ class Sampler:
             logits[at] = edited
         biased = rows_with(features, col.BIAS)
         if len(biased):
-            entries = [self._columns.bias[row] for row in who.rows_host[biased].tolist()]
-            values = self._device.tensor(np.concatenate([values for _, values in entries]))
-            at = self._flat_index(biased, [ids for ids, _ in entries])
-            logits.view(-1).index_put_((at,), values, accumulate=True)
+            at = self._device.tensor(biased)
+            self._bias.apply(logits, at, who.rows[at])
 
-    def _flat_index(self, rows: LongArray, ids: Sequence[npt.NDArray[np.int32]]) -> Tensor:
-        """Index into the flattened logits of ids[i] in row rows[i]."""
-        starts = np.repeat(rows * self._vocab_size, [len(each) for each in ids])
-        return self._device.tensor(starts + np.concatenate(ids))
+    def _edit_by_kernel(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> None:
+        """As `_edit`, by kernels that find out by row who is edited."""
+        if (features & col.PENALTY).any():
+            self._penalties.apply_by_kernel(logits, who.rows, self._columns)
+        if (features & col.BIAS).any():
+            self._bias.apply_by_kernel(logits, who.rows)
 
     def _remember(self, tokens: Tensor, who: SampleRows, features: FeatureArray) -> None:
         """Let the next step know of the tokens, whether or not the host sees them before."""
         penalised = rows_with(features, col.PENALTY)
-        if len(penalised):
+        if len(penalised) and tokens.is_cuda:
+            self._penalties.add_by_kernel(who.rows, tokens, self._columns)
+        elif len(penalised):
             at = self._device.tensor(penalised)
             self._penalties.add(who.rows[at], tokens[at])
         kept = rows_with(features, col.HISTORY)

@@ -22,6 +22,17 @@ pytestmark = [
 PROMPTS = [[3 + (7 * n + 11 * i) % 4000 for i in range(5 + 13 * n)] for n in range(16)]
 GREEDY = SamplingParams(max_tokens=32, temperature=0.0, seed=0)
 SEEDED = SamplingParams(max_tokens=32, temperature=1.0, seed=5)
+EDITED = SamplingParams(
+    max_tokens=32,
+    min_tokens=4,
+    temperature=0.8,
+    top_p=0.9,
+    repetition_penalty=1.1,
+    frequency_penalty=0.2,
+    logit_bias=((11, 2.0), (40, -100.0)),
+    logprobs=3,
+    seed=9,
+)
 MAX_PARTED = 2
 
 
@@ -34,20 +45,20 @@ def outputs(setting: Setting, sampling: SamplingParams) -> list[list[int]]:
 
 
 def test_no_step_waits_for_the_device() -> None:
-    """Once all is warm: prompts in chunks, and decodes as graphs, with overlap."""
+    """Once all is warm: prompts in chunks, decodes as graphs, edits and logprobs, with overlap."""
     ring = Ring(DEMO_MODEL, Setting(device="cuda", chunk=64))
     try:
-        ring.generate(PROMPTS[:4], [GREEDY, SEEDED] * 2, solo=False)
+        ring.generate(PROMPTS[:4], [GREEDY, SEEDED, EDITED, SEEDED], solo=False)
         torch.cuda.set_sync_debug_mode("error")
         try:
-            ring.generate(PROMPTS, [GREEDY, SEEDED] * 8, solo=False)
+            ring.generate(PROMPTS, [GREEDY, SEEDED, EDITED, SEEDED] * 4, solo=False)
         finally:
             torch.cuda.set_sync_debug_mode("default")
     finally:
         ring.close()
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, SEEDED], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("sampling", [GREEDY, SEEDED, EDITED], ids=["greedy", "seeded", "edited"])
 @pytest.mark.parametrize("overlap", [True, False])
 def test_cuda_gives_the_tokens_of_the_cpu(sampling: SamplingParams, overlap: bool) -> None:
     on_cpu = outputs(Setting(), sampling)

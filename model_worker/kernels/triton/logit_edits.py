@@ -1,0 +1,129 @@
+"""Edits of logits before a draw: penalties, logit bias, minimum length; and the count of what was drawn.
+
+    grid   row × block of the vocabulary   `_penalize`
+    grid   row                             `_count`, `_add_listed`
+
+Each program reads its row's parameters and leaves a row alone that has none: a launch serves any batch, and
+the host sends no list of whom it is about.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from model_worker.sampling.columns import SamplingColumns
+from model_worker.sampling.penalties import IN_PROMPT as IN_PROMPT_COUNT
+
+BLOCK = 2048
+LIST_BLOCK = 128
+IN_PROMPT: tl.constexpr = tl.constexpr(IN_PROMPT_COUNT)
+
+
+def penalize(logits: Tensor, rows: Tensor, counts: Tensor, columns: SamplingColumns) -> None:
+    """As PenaltyCounts.apply, in place: logits [S, V] float32 contiguous, rows [S] int64, counts
+    [max_rows, V] int32. Reads counts, and where one is not zero reads and writes the logit.
+    """
+    num_rows, vocab_size = logits.shape
+    if num_rows:
+        repetition, presence, frequency = columns.repetition, columns.presence, columns.frequency
+        _penalize[(num_rows, triton.cdiv(vocab_size, BLOCK))](
+            logits, rows, counts, repetition, presence, frequency, vocab_size, repetition.stride(0),
+            BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+
+
+def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, columns: SamplingColumns) -> None:
+    """As PenaltyCounts.add, for those of rows [S] that have a penalty; tokens [S] int64."""
+    if len(rows):
+        repetition, presence, frequency = columns.repetition, columns.presence, columns.frequency
+        _count[(len(rows),)](
+            counts, rows, tokens, repetition, presence, frequency, counts.shape[1], repetition.stride(0),
+            num_warps=1,
+        )  # fmt: skip
+
+
+def add_bias(logits: Tensor, rows: Tensor, table: Tensor) -> None:
+    """Add to logits [S, V] of rows [S], in place, what table [max_rows, 2, width] int32 lists: ids, below 0
+    where there is none, and the bits of float32 values. No id comes twice in a row.
+    """
+    if len(rows):
+        _add_listed[(len(rows),)](
+            logits, rows, table, rows, table, logits.shape[1], table.stride(0), 0, table.shape[2],
+            FORBIDS=False, BLOCK=LIST_BLOCK, num_warps=1,
+        )  # fmt: skip
+
+
+def forbid_below(logits: Tensor, rows: Tensor, positions: Tensor, table: Tensor, min_len: Tensor) -> None:
+    """logits [S, V] of rows [S] = -inf, in place, at the ids of table [max_rows, 1, width] int32 (below 0:
+    none), where positions [S] < min_len [max_rows] of the row; all int64, min_len of any stride.
+    """
+    if len(rows):
+        _add_listed[(len(rows),)](
+            logits, rows, table, positions, min_len, logits.shape[1], table.stride(0), min_len.stride(0),
+            table.shape[2], FORBIDS=True, BLOCK=LIST_BLOCK, num_warps=1,
+        )  # fmt: skip
+
+
+@triton.jit
+def _penalties(row, repetitions, presences, frequencies, column_stride):
+    """(repetition, presence, frequency, whether one of them does anything)."""
+    repetition = tl.load(repetitions + row * column_stride)
+    presence = tl.load(presences + row * column_stride)
+    frequency = tl.load(frequencies + row * column_stride)
+    return repetition, presence, frequency, (repetition != 1.0) | (presence != 0.0) | (frequency != 0.0)
+
+
+@triton.jit
+def _penalize(
+    logits, rows, counts, repetitions, presences, frequencies, vocab_size, column_stride, BLOCK: tl.constexpr
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + i)
+    repetition, presence, frequency, is_penalised = _penalties(
+        row, repetitions, presences, frequencies, column_stride
+    )
+    if is_penalised:
+        token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        count = tl.load(counts + row * vocab_size + token, mask=token < vocab_size, other=0)
+        seen = count != 0
+        x = tl.load(logits + i * vocab_size + token, mask=seen, other=0.0)
+        x = tl.where(x > 0, tl.math.div_rn(x, repetition), x * repetition)
+        times = (count & (IN_PROMPT - 1)).to(tl.float32)
+        x -= frequency * times
+        x -= tl.where(times > 0, presence, 0.0)
+        tl.store(logits + i * vocab_size + token, x, mask=seen)
+
+
+@triton.jit
+def _count(
+    counts, rows, tokens, repetitions, presences, frequencies, vocab_size, column_stride
+):  # fmt: skip
+    row = tl.load(rows + tl.program_id(0))
+    _, _, _, is_penalised = _penalties(row, repetitions, presences, frequencies, column_stride)
+    if is_penalised:
+        place = counts + row * vocab_size + tl.load(tokens + tl.program_id(0))
+        tl.store(place, tl.load(place) + 1)
+
+
+@triton.jit
+def _add_listed(
+    logits, rows, table, positions, min_lens, vocab_size, table_stride, column_stride, width,
+    FORBIDS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + i)
+    if FORBIDS:
+        is_long = tl.load(positions + i) >= tl.load(min_lens + row * column_stride)
+        width = tl.where(is_long, 0, width)
+    for start in range(0, width, BLOCK):
+        entry = start + tl.arange(0, BLOCK)
+        place = table + row * table_stride + entry
+        token = tl.load(place, mask=entry < width, other=-1)
+        at = logits + i * vocab_size + token
+        if FORBIDS:
+            tl.store(at, float("-inf"), mask=token >= 0)
+        else:
+            value = tl.load(place + width, mask=token >= 0, other=0).to(tl.float32, bitcast=True)
+            tl.store(at, tl.load(at, mask=token >= 0, other=0.0) + value, mask=token >= 0)

@@ -1,0 +1,113 @@
+"""The kernels beside a draw (penalties, bias, minimum length, logprobs) against the torch sampler."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from model_worker.kernels.triton.logit_edits import count_tokens
+from model_worker.kernels.triton.top_logprobs import BLOCK, top_logprobs
+from model_worker.sampling.logprobs import logprobs_of
+from runtime.wire import pack_ids
+from tests.cpu.sampler_driver import CPU, random_logits, reopen, sampler_with, setup, who
+
+VOCAB = 2500  # one block and a part of one
+
+
+def edited(bias: list[tuple[int, float]], row: int, **fields: object) -> object:
+    return setup(
+        row,
+        bias_ids=pack_ids([token for token, _ in bias]),
+        bias_values=np.array([value for _, value in bias], np.float32).tobytes(),
+        history_ids=pack_ids([1, 2, 2, 7, 2400, 2400, 9]),
+        **fields,
+    )
+
+
+SETUPS = [
+    edited([], 4, repetition_penalty=1.3),
+    edited([(0, 2.5), (VOCAB - 1, -100.0), (2049, 0.25)], 2),
+    edited([], 9),
+    edited([(7, 1.0)], 0, presence_penalty=0.4, frequency_penalty=-1.1, repetition_penalty=0.7),
+    edited([(n, n / 64) for n in range(300)], 1, frequency_penalty=2.0),
+]
+ROWS = [9, 4, 0, 2, 1]
+
+
+def test_edits_are_those_of_the_torch_sampler() -> None:
+    """Rows with each edit, with several and with none in one batch, and after other tenants."""
+    sampler = sampler_with(CPU, *(edited([(3, 9.0)], row, presence_penalty=9.0) for row in ROWS), vocab=VOCAB)
+    reopen(sampler, *SETUPS)
+    whose = who(ROWS, [20] * 5)
+    features = sampler._columns.features[whose.rows_host]
+    expected, got = random_logits(5, vocab=VOCAB), random_logits(5, vocab=VOCAB)
+    raw = got.clone()
+    with torch.inference_mode():
+        sampler._edit(expected, whose, features)
+        sampler._edit_by_kernel(got, whose, features)
+    torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
+    assert torch.equal(got[0], raw[0])
+    assert all(not torch.equal(got[i], raw[i]) for i in range(1, 5))
+
+
+def test_only_rows_with_a_penalty_count_their_tokens() -> None:
+    sampler = sampler_with(CPU, *SETUPS, vocab=VOCAB)
+    counts = sampler._penalties._counts
+    assert counts is not None
+    before = counts.clone()
+    tokens = torch.tensor([5, 2400, 0, 1, VOCAB - 1])
+    count_tokens(counts, torch.tensor(ROWS), tokens, sampler._columns)
+    changed = (counts - before).nonzero().tolist()
+    assert changed == [[0, 0], [1, VOCAB - 1], [4, 2400]]
+    assert (counts - before).sum() == 3
+
+
+def test_stop_ids_are_forbidden_below_the_minimum_length() -> None:
+    sampler = sampler_with(CPU, *(setup(row, stop_ids=pack_ids([1]), min_len=99) for row in range(4)))
+    reopen(
+        sampler,
+        setup(0, stop_ids=pack_ids([3, 500, 3]), min_len=10),
+        setup(1),
+        setup(2, stop_ids=pack_ids(list(range(200))), min_len=30),
+    )
+    logits = random_logits(4)
+    whose = who([0, 1, 2, 3], [10, 5, 29, 98])
+    expected = logits.clone()
+    expected[2, :200] = -math.inf
+    expected[3, 1] = -math.inf
+    features = sampler._columns.features[whose.rows_host]
+    by_torch = logits.clone()
+    with torch.inference_mode():
+        sampler._prohibitions.forbid_stops_by_kernel(logits, whose)
+        sampler._prohibitions.apply(by_torch, whose, features, may_empty=False)
+    assert torch.equal(logits, expected)
+    assert torch.equal(by_torch, expected)
+
+
+@pytest.mark.parametrize(("vocab_size", "num_top"), [(1, 1), (7, 7), (2 * BLOCK + 5, 20), (BLOCK, 0)])
+def test_logprobs_of_the_chosen_and_of_the_likeliest(vocab_size: int, num_top: int) -> None:
+    """Among them equal logits, minus infinity and a whole block of it."""
+    logits = (random_logits(3, vocab=vocab_size, scale=6.0) / 2).round() * 2
+    if vocab_size > BLOCK:
+        logits[1, :BLOCK] = -math.inf
+        logits[2, 3::2] = -math.inf
+    tokens = logits.argmax(dim=1)
+    tokens[0] = vocab_size // 2
+    assert_logprobs(logits, tokens, num_top)
+
+
+def assert_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> None:
+    expected = logprobs_of(logits, tokens, num_top)
+    chosen, ids, top = top_logprobs(logits, tokens, num_top)
+    torch.testing.assert_close(chosen, expected.chosen, atol=2e-5, rtol=1e-6)
+    assert torch.equal(ids, expected.top_ids)
+    torch.testing.assert_close(top, expected.top, atol=2e-5, rtol=1e-6)
+
+
+def test_no_rows_have_no_logprobs() -> None:
+    chosen, ids, top = top_logprobs(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 3)
+    assert (chosen.shape, ids.shape, top.shape) == ((0,), (0, 3), (0, 3))
