@@ -35,13 +35,12 @@ def make_app(server: ServerState) -> Starlette:
 def _middleware(config: RuntimeConfig) -> list[Middleware]:
     """The outermost first."""
     middleware = [Middleware(RequestIdMiddleware)]
-    origins = [origin.strip() for origin in config.cors_origins.split(",") if origin.strip()]
-    if origins:
+    if config.origins:
         # Before the key: a browser's first question has none, and its page may read why it was refused.
         middleware.append(
             Middleware(
                 CORSMiddleware,
-                allow_origins=origins,
+                allow_origins=config.origins,
                 allow_methods=["GET", "POST"],
                 allow_headers=["*"],
                 expose_headers=EXPOSED_HEADERS,

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from runtime.config import RuntimeConfig, from_values
+from runtime.config import RuntimeConfig, from_values, setting_of
 from runtime.endpoints import Endpoints
 from runtime.errors import ConfigError, StartError
 
@@ -131,14 +131,17 @@ def _launcher() -> str:
 def _flags(settings: dict[str, Any]) -> list[str]:
     """Settings as a command line. Raises ConfigError that names a wrong one."""
     known = set(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
-    unknown = sorted(set(settings) - known)
-    if unknown:
-        raise ConfigError(f"{unknown[0]} is not a setting of LLM; known: {', '.join(sorted(known))}")
-    config = from_values(
-        {name: str(value) if isinstance(value, Path) else value for name, value in settings.items()}
-    )
+    values: dict[str, Any] = {}
+    for spelling, value in settings.items():
+        name = setting_of(spelling)
+        if name not in known:
+            raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")
+        if name in values:
+            raise ConfigError(f"{spelling}: {name} is given twice, under two names; give one of them")
+        values[name] = str(value) if isinstance(value, Path) else value
+    config = from_values(values)
     flags = []
-    for name in settings:
+    for name in values:
         value = getattr(config, name)
         if value == RuntimeConfig.__struct_defaults__[RuntimeConfig.__struct_fields__.index(name)]:
             continue

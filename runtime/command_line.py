@@ -36,6 +36,14 @@ def parse_args(argv: Sequence[str] | None = None, *, prog: str = "launch.py") ->
     return from_values(values)
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Adds the default to a help text that does not say it itself, except those of flags and of nothing."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        is_plain = action.default in ("", None, False) or "default:" in (action.help or "")
+        return action.help if is_plain else super()._get_help_string(action)
+
+
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> typing.NoReturn:
         raise ConfigError(message)
@@ -45,7 +53,7 @@ def make_parser(prog: str) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
         description="Serve a language model over HTTP (OpenAI compatible) and over ZMQ.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        formatter_class=_HelpFormatter,
     )
     parser.add_argument("--preset", choices=PRESETS, help="defaults of another server; docs/batching.md")
     hints = typing.get_type_hints(RuntimeConfig, include_extras=True)

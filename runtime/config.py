@@ -6,8 +6,9 @@ model or the machine, once, in the launcher; the other processes read the result
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import msgspec
 
@@ -48,6 +49,11 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         }
 
     @property
+    def origins(self) -> list[str]:
+        """Those whose pages may call the HTTP server."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @property
     def tcp(self) -> TcpEndpoints | None:
         """Where the client library is served over TCP. Raises ValueError that says what is wrong with it."""
         if not self.zmq_bind:
@@ -67,4 +73,31 @@ def from_values(values: dict[str, Any]) -> RuntimeConfig:
     try:
         return msgspec.convert(values, RuntimeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(f"setting is not valid: {error}") from None
+        raise ConfigError(_named(str(error), values)) from None
+
+
+def setting_of(name: str) -> str:
+    """The setting of a name as Python callers write it: its own, or another spelling of its flag, such as
+    `max_model_len`; any other name is given back.
+    """
+    return _SPELLINGS.get(name, name)
+
+
+def _spellings() -> dict[str, str]:
+    found = {}
+    for name, hint in get_type_hints(RuntimeConfig, include_extras=True).items():
+        for flag in get_args(hint)[1].extra["flags"]:
+            found[flag.removeprefix("--").replace("-", "_")] = name
+    return found
+
+
+_SPELLINGS = _spellings()
+
+
+def _named(problem: str, values: dict[str, Any]) -> str:
+    """msgspec's words for a wrong value, with the setting before them and the value behind them."""
+    match = re.fullmatch(r"Expected (.*) - at `\$\.(\w+)`", problem)
+    if match is None:
+        return problem
+    expected, name = match[1].replace("`", ""), match[2]
+    return f"{name}: expected {expected.split(', got')[0]}, got {values[name]!r}"

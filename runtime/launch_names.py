@@ -4,6 +4,7 @@ directory and the files in it, the HTTP port, the socket its processes report to
 
 from __future__ import annotations
 
+import errno
 import socket
 from contextlib import ExitStack
 
@@ -66,7 +67,10 @@ def _guard(run_dir: RunDir) -> Guardian:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Bind and listen before anything is loaded, so that a taken port is known at once."""
+    """Bind and listen before anything is loaded, so that a taken port is known at once.
+
+    Raises: ConfigError for an address of elsewhere, AddressInUse for a port that cannot be had.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -75,6 +79,8 @@ def _listen(host: str, port: int) -> socket.socket:
         listener.listen(LISTEN_BACKLOG)
     except OSError as error:
         listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"host: {host} is no address of this machine: {error.strerror}") from None
         raise AddressInUse(
             f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port"
         ) from None

@@ -22,6 +22,8 @@ def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
     """
     path = table.get(name, name)
     if ":" not in path:
+        if not table:
+            raise ConfigError(f"{kind} {name!r}: name your own as 'package.module:Name'; there are no others")
         known = ", ".join(sorted(table))
         raise ConfigError(f"unknown {kind} {name!r}; known: {known}, or your own as 'package.module:Name'")
     module_name, _, attribute = path.partition(":")

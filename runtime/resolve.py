@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import msgspec
@@ -13,6 +14,7 @@ from runtime.errors import ConfigError
 from runtime.graph_sizes import graph_sizes
 from runtime.pooling import read_pooling
 
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 
 
@@ -43,6 +45,7 @@ def resolve(
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
     _check_tokenizer(config)
     _check_task(config, model_path)
+    _check_http(config)
     _check_tcp(config)
     _check_kv_cache(config)
     _check_profile_dir(config)
@@ -122,6 +125,15 @@ def _check_profile_dir(config: RuntimeConfig) -> None:
     path = config.profile_dir
     if path and not (Path(path).is_dir() and os.access(path, os.W_OK)):
         raise ConfigError(f"profile_dir: {path} is no directory that this user may write to")
+
+
+def _check_http(config: RuntimeConfig) -> None:
+    for origin in config.origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(f"cors_origins: {origin} is neither * nor like https://a.example or with :PORT")
+    for name in ("api_workers", "cors_origins", "metrics_open"):
+        if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
+            raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
 
 
 def _check_tcp(config: RuntimeConfig) -> None:

@@ -21,10 +21,13 @@ def make_attention_backend(name: str, *, device: str, dtype: torch.dtype, head_d
     """The backend of that name; for "auto", the fastest one that works here, with a line if that is not the
     native one on a CPU.
 
-    Raises: ConfigError for an unknown name, for cpu_native where it cannot work, and for CUDA without triton.
+    Raises: ConfigError for an unknown name, for cpu_native and triton where they cannot work, and for CUDA
+    without triton.
     """
     if device == "cuda":
         return _make_for_cuda(name)
+    if name == "triton":
+        raise ConfigError("attention_backend: triton cannot be used: the device is cpu")
     if name not in ("auto", "cpu_native"):
         return _make(name)
     if not attention_supports(dtype, head_dim):

@@ -84,6 +84,11 @@ def test_a_library_that_cannot_be_loaded_is_compiled_code_of_no_use(
     load_kernels.cache_clear()
 
 
+def test_triton_needs_a_gpu() -> None:
+    with pytest.raises(ConfigError, match=r"attention_backend: triton .*cpu"):
+        make_attention_backend("triton", device="cpu", dtype=torch.float32, head_dim=64)
+
+
 def test_a_gpu_without_triton_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("model_worker.attention.selection.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"carousel\[cuda\]"):

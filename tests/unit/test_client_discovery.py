@@ -75,6 +75,13 @@ def test_settings_of_llm_become_the_command_line_that_means_the_same() -> None:
     assert (config.model, config.tokenizer) == ("a/b", "c")
 
 
+def test_llm_understands_the_spellings_of_other_engines() -> None:
+    config = parse_args(_flags({"max_model_len": 100, "tensor_parallel_size": 2, "enforce_eager": True}))
+    assert (config.context_length, config.tp_size, config.disable_cuda_graph) == (100, 2, True)
+    with pytest.raises(ConfigError, match=r"max_model_len: context_length is given twice"):
+        _flags({"context_length": 100, "max_model_len": 100})
+
+
 @pytest.mark.parametrize("name", ["no_such_setting", "port", "run_dir", "api_key"])
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=name):

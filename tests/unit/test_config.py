@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 
 from runtime.command_line import make_parser, parse_args
-from runtime.config import RuntimeConfig
+from runtime.config import RuntimeConfig, from_values
 from runtime.errors import ConfigError
 from runtime.resolve import resolve
 
@@ -79,6 +80,28 @@ def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, 
 def test_bad_setting_is_an_error_that_names_it(argv: list[str], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         parse_args(argv)
+
+
+def test_a_value_out_of_range_is_shown_with_its_range() -> None:
+    with pytest.raises(ConfigError, match=r"^port: expected int <= 65535, got 70000$"):
+        parse_args(["--port", "70000"])
+    with pytest.raises(ConfigError, match=r"^max_running_requests: expected int, got 'many'$"):
+        from_values({"max_running_requests": "many"})
+    with pytest.raises(ConfigError, match="no_such_name"):
+        from_values({"no_such_name": 1})
+
+
+@pytest.mark.parametrize("origin", ["foo", "https://a.example/", "a.example", "https://"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^cors_origins: "):
+        resolved(RuntimeConfig(cors_origins=f"https://b.example:8080, {origin}"), tmp_path)
+    assert resolved(RuntimeConfig(cors_origins="*"), tmp_path).origins == ["*"]
+
+
+@pytest.mark.parametrize("setting", [{"api_workers": 2}, {"cors_origins": "*"}, {"metrics_open": True}])
+def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(setting))}: .*no_http"):
+        resolved(RuntimeConfig(no_http=True, **setting), tmp_path)
 
 
 def test_every_setting_has_a_help_text() -> None:

@@ -31,6 +31,11 @@ def test_what_does_not_exist_is_said(name: str, says: str) -> None:
         resolve("thing", name, TABLE)
 
 
+def test_where_there_are_no_names_none_are_listed() -> None:
+    with pytest.raises(ConfigError, match=r"thing 'x': name your own as 'package.module:Name'"):
+        resolve("thing", "x", {})
+
+
 def test_an_error_inside_the_module_is_passed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_plugin.py").write_text("import a_module_that_does_not_exist\n")

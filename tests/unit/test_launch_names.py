@@ -1,0 +1,23 @@
+"""The address that a launch listens on: what is wrong with it is said by the setting that names it."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from runtime.errors import AddressInUse, ConfigError
+from runtime.launch_names import _listen
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
+def test_an_address_of_elsewhere_is_the_hosts_fault(host: str) -> None:
+    with pytest.raises(ConfigError, match=f"^host: {host} is no address of this machine"):
+        _listen(host, 0)
+
+
+def test_a_taken_port_is_the_ports_fault() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(AddressInUse, match=f"^port: .*127.0.0.1:{port}.*in use"):
+            _listen("127.0.0.1", port)
