@@ -8,6 +8,9 @@ Everything that differs between steps is addressed by row or lies in the block, 
 and two launches, whoever is in the batch. A batch between two sizes is padded with a row that is nobody's.
 Steps that sample with more than a draw (logprobs, penalties, masks …) take graph 1 and the Sampler; steps
 with a chunk of a prompt are not recorded. Knows plans and rows; knows no request.
+
+Of several ranks each records its part of graph 1, collectives included, in the same order of sizes. Graph 2
+is rank 0's alone: only it knows how a row is sampled, and it sends the tokens to the others by themselves.
 """
 
 from __future__ import annotations
@@ -71,7 +74,7 @@ class DeviceState:
     kv_pool: MHATokenToKVPool
     table: ReqToTokenPool
     future: FutureMap
-    sampler: Sampler
+    sampler: Sampler | None  # None: another rank samples
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +111,8 @@ class GraphRunner:
         self._positions = torch.zeros(largest, dtype=torch.int64, device=at)  # of the tokens to be sampled
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=at)
         self._every = torch.arange(largest, device=at)
-        self._logits = torch.empty((largest, vocab_size), dtype=torch.float32, device=at)
+        num_logits = 0 if state.sampler is None else largest
+        self._logits = torch.empty((num_logits, vocab_size), dtype=torch.float32, device=at)
         self._recorded: dict[int, _Recorded] = {}
 
     def capture(self, on_progress: Callable[[], None]) -> None:
@@ -155,9 +159,10 @@ class GraphRunner:
 
     def try_draw(self, forward: ForwardOutput) -> Tensor | None:
         """Tokens [S] int64 of the step just computed, remembered for plans that say -1; valid until the next
-        step. None: some of its rows sample with more than a draw.
+        step. None: some of its rows sample with more than a draw, or another rank samples.
         """
-        kind = self._state.sampler.draw_kind(forward.who.rows_host)
+        sampler = self._state.sampler
+        kind = None if sampler is None else sampler.draw_kind(forward.who.rows_host)
         if kind is None:
             return None
         self._recorded[forward.recorded_size].draws[kind].replay()
@@ -198,7 +203,12 @@ class GraphRunner:
     def _capture_size(self, size: int) -> _Recorded:
         capture = self._device.capture
         forward = capture(partial(self._compute, size))
-        return _Recorded(forward, {kind: capture(partial(self._draw, size, kind)) for kind in DrawKind})
+        sampler = self._state.sampler
+        if sampler is None:
+            return _Recorded(forward, {})
+        return _Recorded(
+            forward, {kind: capture(partial(self._draw, sampler, size, kind)) for kind in DrawKind}
+        )
 
     def _compute(self, size: int) -> None:
         """From the block to the logits; what graph 1 records."""
@@ -227,9 +237,9 @@ class GraphRunner:
         self._model.compute_logits(hidden, out=self._logits[:size])
         torch.add(starts, 1, out=self._positions[:size])
 
-    def _draw(self, size: int, kind: DrawKind) -> None:
+    def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
         """From the logits to the tokens; what graph 2 records."""
         rows = self._column(2, size)
-        tokens = self._state.sampler.draw(self._logits[:size], rows, self._positions[:size], kind)
+        tokens = sampler.draw(self._logits[:size], rows, self._positions[:size], kind)
         self._tokens[:size].copy_(tokens)
         self._state.future.store(rows, tokens)

@@ -91,7 +91,7 @@ class ModelRunner:
         self._program: ForwardProgram | None = None
         self._graphs: GraphRunner | None = None
         self._graph_sizes = graph_sizes
-        self._is_alone = group.size == 1
+        self._group = group
 
     @torch.inference_mode()
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
@@ -164,7 +164,7 @@ class ModelRunner:
             assert self._graphs is not None
             tokens = self._graphs.try_draw(forward)
             if tokens is not None:
-                return StepOutput(tokens.int())
+                return StepOutput(self._group.broadcast(tokens).int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
         self._future.store(forward.who.rows, sampled.tokens)
         return StepOutput(
@@ -206,24 +206,24 @@ class ModelRunner:
         )
         for plan in (prompt, decode):
             self.sample(self.forward(plan), {})
-        if self._is_alone:  # a recording does not know of other ranks
+        if self._group.size == 1:  # a program does not know of other ranks
             example, _ = self.apply(decode)
             self._program = record_forward(
                 self._model, self.kv_pool, self._backend, self._table, self._future, (decode, example)
             )
-            self._graphs = self._record_graphs(on_progress)
+        self._graphs = self._record_graphs(on_progress)
         self._table.page_table.zero_()
         self._future.last_token.zero_()
 
     def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
         if not self._graph_sizes or not can_record(self._model, self._backend):
             return None
-        assert isinstance(self._sampler, Sampler)
+        sampler = self._sampler if isinstance(self._sampler, Sampler) else None
         graphs = GraphRunner(
             self._model,
             self._backend,
             self._device,
-            DeviceState(self.kv_pool, self._table, self._future, self._sampler),
+            DeviceState(self.kv_pool, self._table, self._future, sampler),
             sizes=self._graph_sizes,
             max_len=self.max_len,
             vocab_size=self.vocab_size,

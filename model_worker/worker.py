@@ -189,9 +189,6 @@ def _load_runner(
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.name == "cuda" and config.task == "generate" else ()
-    if sizes and group.size > 1:
-        logger.info("no CUDA graphs: the ranks' collectives are launched one by one")
-        sizes = ()
     options: dict[str, Any] = {
         "max_rows": config.max_running_requests,
         "max_len": config.context_length,

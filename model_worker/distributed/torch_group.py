@@ -1,7 +1,8 @@
 """TorchGroup: ranks over torch's own collectives. NCCL between GPUs; gloo on a CPU without a C++ compiler.
 
-gloo takes 180 to 300 us for what shared memory does in 1 to 11 (2 cores, EPYC, 2026-11); NCCL runs on the
-current stream, in its order.
+gloo takes 180 to 300 us for what shared memory does in 1 to 11 (2 cores, EPYC, 2026-11). NCCL runs in the
+order of the current stream and can be recorded in a CUDA graph; its communicator is made by the first call,
+which no recording may contain.
 """
 
 from __future__ import annotations
@@ -66,6 +67,8 @@ class TorchGroup:
     def _call(self, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError as error:  # all that torch raises here, whether a rank is gone or late
             raise GroupError(f"tensor-parallel rank {self.rank} has lost the others: {error}") from error
 

@@ -10,9 +10,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from carousel import Client
 from runtime.config import DEMO_MODEL
 from runtime.sampling_params import SamplingParams
 from tests.cpu.ring import Ring, Setting
+from tests.launched import launched
 
 pytestmark = [
     pytest.mark.gpu,
@@ -64,3 +66,17 @@ def test_cuda_gives_the_tokens_of_the_cpu(sampling: SamplingParams, overlap: boo
     on_cpu = outputs(Setting(), sampling)
     on_cuda = outputs(Setting(device="cuda", overlap=overlap, chunk=64), sampling)
     assert sum(a != b for a, b in zip(on_cpu, on_cuda, strict=True)) <= MAX_PARTED
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_two_gpus_give_the_tokens_of_one() -> None:
+    """Over NCCL, with collectives inside the graphs."""
+
+    def served(num_ranks: int) -> list[list[int]]:
+        arguments = ("--device", "cuda", "--dtype", "float32", "--no-http", "--tp-size", str(num_ranks))
+        with launched(*arguments) as launch, Client(launch.run_dir) as client:
+            kinds = [GREEDY, SEEDED, EDITED, SEEDED] * 4
+            return [list(done.token_ids) for done in client.generate(PROMPTS, kinds, timeout=120.0)]
+
+    alone, together = served(1), served(2)
+    assert sum(a != b for a, b in zip(alone, together, strict=True)) <= MAX_PARTED
