@@ -18,10 +18,6 @@ from runtime.wire import TOKEN_BYTES, unpack_floats
 if TYPE_CHECKING:
     from client.session import Mailbox
 
-PROGRESS_TOKENS = 32
-"""An engine that gave a sequence so many tokens before it died had no quarrel with it: only the first of its
-deaths counts. More than a step can have under way, so who kills the engine at one token does not get there.
-"""
 MAX_DEATHS = 255
 
 
@@ -32,7 +28,6 @@ class OpenSequence:
         "_cumulative_logprob",
         "_num_engine_deaths",
         "_num_prompt_logprobs",
-        "_num_resumed",
         "handle",
         "has_logprobs",
         "ids",
@@ -53,8 +48,6 @@ class OpenSequence:
         """What has come of its output, packed."""
         self.num_chars = 0
         """Of the text that has come."""
-        self._num_resumed = 0
-        """Tokens that its newest attempt began with."""
         self._num_engine_deaths = 0
         self._num_prompt_logprobs = 0
         self._cumulative_logprob = 0.0
@@ -75,11 +68,7 @@ class OpenSequence:
 
     def count_death(self) -> None:
         """The engine has died while it was there, and some request may have done that."""
-        num_new = len(self.ids) // TOKEN_BYTES - self._num_resumed
-        if self._num_engine_deaths and num_new >= PROGRESS_TOKENS:
-            self._num_engine_deaths = 1
-        else:
-            self._num_engine_deaths = min(self._num_engine_deaths + 1, MAX_DEATHS)
+        self._num_engine_deaths = min(self._num_engine_deaths + 1, MAX_DEATHS)
 
     def next_attempt(self) -> GenerateRequest | None:
         """The request that goes on where this sequence is, alone; its handle is the new one. None when it was
@@ -89,7 +78,6 @@ class OpenSequence:
         if attempt > MAX_ATTEMPT:
             return None
         self.handle = with_attempt(self.handle, attempt)
-        self._num_resumed = len(self.ids) // TOKEN_BYTES
         request = self.request.message
         return msgspec.structs.replace(
             request,

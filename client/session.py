@@ -27,7 +27,7 @@ from client.result import error_from_info
 from client.stats import StatsOp
 from client.target import Target
 from runtime.errors import CarouselError, InvalidRequest, RequestAborted, RequestError
-from runtime.handle import make_handle
+from runtime.handle import make_handle, sequence_key
 from runtime.messages import (
     ControlOp,
     ControlReply,
@@ -312,7 +312,7 @@ class Session(Generic[M]):
             for old, sequence in tuple(request.sequences.items()):
                 if restart.is_fault:
                     sequence.count_death()
-                    if old == restart.solitary:
+                    if sequence_key(old) == sequence_key(restart.solitary):
                         failed.append(failure(old, quarantine_error()))
                         continue
                 elif restart.role == "tokenizer" and sequence.has_output:

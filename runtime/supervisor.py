@@ -223,6 +223,7 @@ class Supervisor:
 
     def _reap(self, child: Child) -> int:
         """Its slot keeps what it wrote last, but for its state: all can see that it is gone."""
+        child.is_ready = self._was_ready(child)
         code = self._children.reap(child)
         self._events.write(
             "exit",
@@ -235,6 +236,11 @@ class Supervisor:
         if self._may_restart and slot.pid == child.pid:
             self._page.write(child.place.role, slot._replace(state="restarting"), child.place.index)
         return code
+
+    def _was_ready(self, child: Child) -> bool:
+        """Clients send as soon as the page says so; the message may be overtaken by a death that follows."""
+        slot = self._page.read(child.place.role, child.place.index)
+        return child.is_ready or (slot.pid == child.pid and slot.state == "ready")
 
     def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
         config, unit = self.config, child.place.unit
@@ -268,7 +274,7 @@ class Supervisor:
         codes = [code, *(other.process.poll() for other in others)]
         ended = [each for each in codes if each is not None]
         may_be_a_request = self._causes.may_be_a_request(ended, hung=hung)
-        was_ready = all(each.is_ready for each in (child, *others))
+        was_ready = child.is_ready and all(map(self._was_ready, others))
         self._hung.clear()
         self._solitary = NO_HANDLE
         if may_be_a_request and was_ready:

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import client.llm
-from carousel import LLM, AsyncClient, Client, RingClosed, SamplingParams
+from carousel import LLM, AsyncClient, Client, RequestError, RingClosed, SamplingParams
 from client.executor import GenerationExecutor
-from runtime.handle import attempt_of, sequence_key
+from runtime.handle import NO_HANDLE, attempt_of, sequence_key
 from runtime.messages import AbortRequest, GenerateRequest, SequenceOutput
 from runtime.status_page import Status
 from runtime.wire import pack_ids
@@ -43,10 +43,17 @@ def ring(tmp_path: Path) -> Iterator[FakeRing]:
         yield ring
 
 
-def replace_engine(ring: FakeRing, state: str = "ready", *, num_faults: int = 1) -> None:
+def replace_engine(
+    ring: FakeRing,
+    state: str = "ready",
+    *,
+    epoch: int = EPOCH + 1,
+    num_faults: int = 1,
+    solitary: bytes = NO_HANDLE,
+) -> None:
     launcher = ring.status.read("launcher")
-    ring.status.write("launcher", launcher._replace(num_engine_faults=num_faults))
-    ring.status.write("scheduler", Status(EPOCH + 1, os.getpid(), state, time.monotonic_ns()))
+    ring.status.write("launcher", launcher._replace(num_engine_faults=num_faults, solitary=solitary))
+    ring.status.write("scheduler", Status(epoch, os.getpid(), state, time.monotonic_ns()))
 
 
 def check_second_attempt(ring: FakeRing, *, has_output: bool, num_deaths: int = 1) -> None:
@@ -78,6 +85,27 @@ def test_a_death_that_no_request_can_have_caused_counts_against_none(ring: FakeR
         replace_engine(ring, num_faults=0)
         assert "".join(delta.text for delta in stream) == TEXT[CUT:]
     check_second_attempt(ring, has_output=True, num_deaths=0)
+
+
+def test_every_death_that_counts_does_so_however_far_a_sequence_got_between(tmp_path: Path) -> None:
+    """Who uses more and more memory, say, gets far each time."""
+    pieces = 50 * "x"
+    sampling = SamplingParams(max_tokens=4 * len(pieces))
+    with (
+        fake_ring(tmp_path, lambda request: [output(request, pieces)]) as ring,
+        Client(ring.run_dir, connect_timeout=WAIT_S) as client,
+    ):
+        stream = client.stream("x", sampling, timeout=WAIT_S)
+        for number in (1, 2):
+            next(stream)
+            replace_engine(ring, epoch=EPOCH + number, num_faults=number)
+            assert ring.wait_request(number).num_engine_deaths == number
+        next(stream)
+        # It may have been made again since the launcher saw which attempt ran alone.
+        replace_engine(ring, epoch=EPOCH + 3, num_faults=3, solitary=ring.requests[1].handle)
+        with pytest.raises(RequestError) as error:
+            next(stream)
+        assert error.value.code == "quarantined"
 
 
 def test_what_has_come_and_was_not_read_is_not_asked_for_again(ring: FakeRing) -> None:

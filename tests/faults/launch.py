@@ -13,9 +13,13 @@ from typing import Any
 import httpx
 
 from carousel import Client, SamplingParams
+from runtime.endpoints import Endpoints
+from runtime.status_page import StatusPage
 from tests.launched import Launched, launched, wait_until
 
 ROLES = ("tokenizer", "detokenizer", "scheduler", "worker", "api")
+BEHIND = ("tokenizer", "detokenizer", "scheduler", "worker")
+"""Every role but the HTTP server, which holds its callers' connections."""
 ENGINE = ("scheduler", "worker")
 SETTLE_S = 60.0
 """Far beyond what anything may take: the machine may be busy with other things."""
@@ -25,6 +29,7 @@ class FaultyLaunch:
     def __init__(self, launch: Launched) -> None:
         self.launch = launch
         self.http = httpx.Client(base_url=launch.url, timeout=30.0)
+        self.page = StatusPage(Endpoints(launch.run_dir).status_file)
 
     def ready(self) -> tuple[int, str]:
         """(status, the role in the way) of /ready; (0, "") when nobody answers."""
@@ -37,18 +42,19 @@ class FaultyLaunch:
     def wait_ready(self) -> float:
         return wait_until(lambda: self.ready()[0] == 200, SETTLE_S, "the launch is ready again")
 
-    def kill(self, role: str, number: int = signal.SIGKILL) -> int:
+    def kill(self, role: str, number: int = signal.SIGKILL, index: int = 0) -> int:
         """Send a signal; returns the process."""
-        pid = self.launch.pid_of(role)
+        pid = self.launch.pid_of(role, index)
         os.kill(pid, number)
         return pid
 
-    def wait_replaced(self, role: str, pid: int) -> float:
+    def wait_replaced(self, role: str, pid: int, index: int = 0) -> float:
         """Seconds until another process is ready in the place of `pid`."""
 
         def is_replaced() -> bool:
-            children = [child for child in self.launch.state()["children"] if child["role"] == role]
-            return any(child["ready"] and child["pid"] not in (0, pid) for child in children)
+            children = self.launch.state()["children"]
+            there = [child for child in children if (child["role"], child["index"]) == (role, index)]
+            return any(child["ready"] and child["pid"] not in (0, pid) for child in there)
 
         return wait_until(is_replaced, SETTLE_S, f"{role} is replaced")
 
@@ -68,9 +74,19 @@ class FaultyLaunch:
             with Client(self.launch.run_dir) as client:
                 info = client.server_info(timeout=SETTLE_S)
                 pages = info["num_free_pages"] + info["num_cached_pages"]
-                return info["num_running"] + info["num_waiting"] == 0 and pages == info["num_pages"]
+                is_idle = info["num_running"] + info["num_waiting"] == 0 and pages == info["num_pages"]
+            # Of a detokenizer these are its texts, of an API server its callers.
+            return is_idle and not any(
+                self.page.read(role, index).num_running
+                for role, index in self.page.slots()
+                if role in ("detokenizer", "api")
+            )
 
-        wait_until(is_free, SETTLE_S, "all pages and rows are free")
+        wait_until(is_free, SETTLE_S, "all pages, rows and texts are free")
+
+    def close(self) -> None:
+        self.http.close()
+        self.page.close()
 
 
 @contextmanager
@@ -88,7 +104,7 @@ def faulty_launch(*arguments: str) -> Iterator[FaultyLaunch]:
         try:
             yield faulty
         finally:
-            faulty.http.close()
+            faulty.close()
 
 
 def still_same(faulty: FaultyLaunch, pids: list[int], seconds: float) -> bool:

@@ -5,17 +5,19 @@ ends the engine itself is found out.
 from __future__ import annotations
 
 import random
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 
 import pytest
 
 from carousel import Client, RequestError, SamplingParams
-from tests.faults.launch import FaultyLaunch, faulty_launch
+from tests.faults.launch import BEHIND, FaultyLaunch, faulty_launch
 from tests.faults.load import REQUEST_TIMEOUT_S, Load, sampling
 from tests.faults.poison import POISON_ID
-
-BEHIND = ("tokenizer", "detokenizer", "scheduler", "worker")
-"""Every role but the HTTP server, which holds its callers' connections."""
+from tests.launched import is_alive, wait_until
 
 
 def test_no_request_fails_when_any_process_behind_its_caller_is_killed() -> None:
@@ -55,8 +57,36 @@ def kill_engine(faulty: FaultyLaunch) -> None:
     faulty.wait_ready()
 
 
+@contextmanager
+def launcher_held_up(faulty: FaultyLaunch) -> Iterator[None]:
+    """From the moment in which an engine can serve until its worker has died, as on a busy machine."""
+    page, stop = faulty.page, threading.Event()
+
+    def hold_up() -> None:
+        epoch = page.read("scheduler").epoch
+        while not stop.wait(0.001):
+            scheduler, worker = page.read("scheduler"), page.read("worker")
+            if scheduler.epoch > epoch and scheduler.state == "ready":
+                epoch = scheduler.epoch
+                faulty.launch.process.send_signal(signal.SIGSTOP)
+                with suppress(TimeoutError):
+                    wait_until(lambda pid=worker.pid: not is_alive(pid), 2.0, "its death")
+                faulty.launch.process.send_signal(signal.SIGCONT)
+
+    thread = threading.Thread(target=hold_up)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+
+
 @pytest.mark.full
-def test_a_request_that_ends_the_engine_is_quarantined_and_no_other() -> None:
+@pytest.mark.parametrize("holder", [nullcontext, launcher_held_up])
+def test_a_request_that_ends_the_engine_is_quarantined_and_no_other(
+    holder: Callable[[FaultyLaunch], AbstractContextManager[None]],
+) -> None:
     backend = "--attention-backend=tests.faults.poison:PoisonedAttention"
     lengths = [200, 400, 600, 800]
     with (
@@ -75,8 +105,9 @@ def test_a_request_that_ends_the_engine_is_quarantined_and_no_other() -> None:
                 client.generate([1, POISON_ID], poison, timeout=4 * REQUEST_TIMEOUT_S)
             return error.value
 
-        others = [pool.submit(ask, each) for each in lengths]
-        error = pool.submit(ask_poison).result()
+        with holder(faulty):
+            others = [pool.submit(ask, each) for each in lengths]
+            error = pool.submit(ask_poison).result()
         assert (error.code, error.status) == ("quarantined", 400)
         assert [other.result() for other in others] == undisturbed
         assert len(faulty.events("restart")) == 3
