@@ -77,6 +77,11 @@ class Endpoints:
         return self.run_dir / "status"
 
     @property
+    def tokenizer_file(self) -> Path:
+        """The tokenizer as its first process has loaded it, for those that take its place."""
+        return self.run_dir / "tokenizer.json"
+
+    @property
     def events_file(self) -> Path:
         return self.run_dir / "events.jsonl"
 

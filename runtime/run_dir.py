@@ -24,7 +24,7 @@ from runtime.errors import AddressInUse, ConfigError
 # Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
 # socket or a file with its number.
 OURS = re.compile(
-    r"(config|state)\.(json|new)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
+    r"(config|state)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
     r"|profile-[\d-]+\.json"
     r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
 )

@@ -86,7 +86,7 @@ class GatedTokenizer(Tokenizer):
     """Encodes long texts only after `gate` is opened."""
 
     def __init__(self, loaded: Tokenizer) -> None:
-        super().__init__(loaded._backend, loaded._wrapper)
+        super().__init__(loaded._backend, loaded._open_wrapper)
         self.gate = threading.Event()
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:

@@ -10,8 +10,9 @@ from text.no_tokenizer import NoTextDecoders, NoTokenizer
 # The tokenizer libraries are imported when they are needed: they take a hundred megabytes.
 
 
-def open_tokenizer(directory: str, chat_template: str = "") -> Codec:
+def open_tokenizer(directory: str, chat_template: str = "", prepared: Path | None = None) -> Codec:
     """The tokenizer of a resolved configuration, whose `tokenizer` is empty where none is to be loaded.
+    `prepared`: see text.tokenizer.load.
 
     Raises: ModelError when a file is missing or cannot be read.
     """
@@ -19,7 +20,8 @@ def open_tokenizer(directory: str, chat_template: str = "") -> Codec:
         return NoTokenizer()
     from text.tokenizer import load
 
-    return load(Path(directory), chat_template=Path(chat_template) if chat_template else None)
+    template = Path(chat_template) if chat_template else None
+    return load(Path(directory), chat_template=template, prepared=prepared)
 
 
 def open_decoders(tokenizer: Codec) -> Decoders:

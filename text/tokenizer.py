@@ -1,37 +1,46 @@
 """Tokenizer: text to ids, ids to text, conversations to text, as the files beside a checkpoint say.
 
-Owns the one import of transformers outside the model worker, and keeps torch out of it: the class that reads
-tokenizer.json does without, AutoTokenizer would pull it in. Knows no request and no message of the wire.
+With text.chat_template, owns the one import of transformers outside the model worker, and keeps torch out of
+it: the class that reads tokenizer.json does without, AutoTokenizer would pull it in. Knows no request and no
+message of the wire.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from tokenizers import Tokenizer as Backend
-from transformers import PreTrainedTokenizerFast
 
 from runtime.errors import ModelError
 from runtime.wire import IntArray
-from text.chat_template import ChatTemplate
 from text.spelling import ByteLevelSpelling, spelling_of
 from text.token_lengths import max_token_chars
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from text.chat_template import ChatTemplate
+
+# Imported when it is needed: transformers, and what takes half a second to import with it.
 
 
 class Tokenizer:
     """A checkpoint's tokenizer. Several threads may encode at a time, and other threads run meanwhile."""
 
-    def __init__(self, backend: Backend, wrapper: PreTrainedTokenizerFast) -> None:
+    def __init__(self, backend: Backend, open_wrapper: Callable[[], PreTrainedTokenizerFast]) -> None:
+        """`open_wrapper` is called for the first conversation."""
         # A file may ask for padding or truncation, left over from training; both would change prompts
         # silently.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._wrapper = wrapper
-        self._chat_template = ChatTemplate(wrapper)
+        self._open_wrapper = open_wrapper
         added = backend.get_added_tokens_decoder()
         self.vocabulary: dict[int, str] = {
             token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
@@ -47,6 +56,12 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id. A model may have more rows than that, for padding."""
         return max(self.vocabulary) + 1
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        from text.chat_template import ChatTemplate
+
+        return ChatTemplate(self._open_wrapper())
 
     @property
     def has_chat_template(self) -> bool:
@@ -116,11 +131,33 @@ def _panics_as_errors() -> Iterator[None]:
         raise
 
 
-def load(path: Path, *, chat_template: Path | None = None) -> Tokenizer:
+def load(path: Path, *, chat_template: Path | None = None, prepared: Path | None = None) -> Tokenizer:
     """Read the tokenizer in the directory `path`; the file `chat_template` replaces its chat template.
 
+    `prepared`: where the first who loads it leaves it in one file, as transformers makes it of all of them.
+    Who takes the place of a process that died reads that one, sooner and without transformers.
     Raises: ModelError when a file is missing or cannot be read.
     """
+    if prepared is not None and prepared.exists():
+        return Tokenizer(Backend.from_file(str(prepared)), lambda: _read(path, chat_template))
+    wrapper = _read(path, chat_template)
+    if prepared is not None:
+        _leave(wrapper.backend_tokenizer, prepared)
+    return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper)
+
+
+def _leave(backend: Backend, prepared: Path) -> None:
+    """Several processes may do so at a time."""
+    new = prepared.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # without it a restart takes longer, no more
+        backend.save(str(new), pretty=False)
+        new.replace(prepared)
+
+
+def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
+    """Raises ModelError."""
+    from transformers import PreTrainedTokenizerFast
+
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json. Convert the model's tokenizer to that format first.")
     try:
@@ -132,4 +169,4 @@ def load(path: Path, *, chat_template: Path | None = None) -> Tokenizer:
             wrapper.chat_template = chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"The chat template {chat_template} cannot be read: {error}") from error
-    return Tokenizer(wrapper.backend_tokenizer, wrapper)
+    return wrapper

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -198,8 +199,41 @@ def test_the_prompt_is_what_transformers_renders(demo: Tokenizer) -> None:
         {"add_generation_prompt": False},
         {"add_generation_prompt": False, "continue_final_message": True},
     ):
-        expected = demo._wrapper.apply_chat_template(HI, tokenize=False, **options)
+        expected = demo._open_wrapper().apply_chat_template(HI, tokenize=False, **options)
         assert demo.apply_chat_template(HI, **options) == expected
+
+
+def test_who_loads_it_after_others_gets_the_same_without_transformers(
+    copy_of_demo: Path, tmp_path: Path
+) -> None:
+    """Though tokenizer_config.json adds a token and a beginning of which tokenizer.json knows nothing."""
+    file = copy_of_demo / "tokenizer_config.json"
+    added = {"content": "<|more|>", "special": True, "normalized": False}
+    config = {"added_tokens_decoder": {"4096": added}, "add_bos_token": True, "bos_token": "<|endoftext|>"}
+    file.write_text(json.dumps(json.loads(file.read_text()) | config))
+    prepared = tmp_path / "run" / "tokenizer.json"
+    prepared.parent.mkdir()
+    first, again = (tokenizer.load(copy_of_demo, prepared=prepared) for _ in range(2))
+    assert os.listdir(prepared.parent) == ["tokenizer.json"]
+    texts = [*TEXTS, "a<|more|>b"]
+    ids = [each.tolist() for each in first.encode_batch(texts)]
+    assert [each.tolist() for each in again.encode_batch(texts)] == ids
+    assert ids[-1][0] == 0
+    assert 4096 in ids[-1]
+    assert [again.decode(each) for each in ids] == [*TEXTS, "ab"]
+    assert again.vocabulary == first.vocabulary
+    assert again.special_ids == first.special_ids == {0, 1, 2, 4096}
+    assert again.apply_chat_template(HI) == first.apply_chat_template(HI)
+    code = (
+        "import sys\n"
+        "from pathlib import Path\n"
+        "from text import tokenizer, incremental\n"
+        f"loaded = tokenizer.load(Path('nowhere'), prepared=Path({str(prepared)!r}))\n"
+        "loaded.encode_batch(['x'])\n"
+        "incremental.DecoderFactory(loaded).open([]).push(5)\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=DEMO_MODEL.parent.parent)
 
 
 def test_messages_without_a_template_are_refused(copy_of_demo: Path) -> None:

@@ -61,7 +61,7 @@ def wrap(backend: Backend) -> Tokenizer:
             else {"sep_token": "[SEP]"}
         ),
     )
-    return Tokenizer(wrapper.backend_tokenizer, wrapper)
+    return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper)
 
 
 def incremental_text(
@@ -144,7 +144,7 @@ def test_the_window_stays_short_whatever_the_tokens_are(byte_fallback: Tokenizer
             lengths.append(len(ids))
             return super().decode(ids, skip_special_tokens=skip_special_tokens)
 
-    spy = Spy(byte_fallback._backend, byte_fallback._wrapper)
+    spy = Spy(byte_fallback._backend, byte_fallback._open_wrapper)
     continuation = spy._backend.token_to_id("<0xBF>")
     space = spy._backend.token_to_id("\u2581")
     for token in (continuation, space, 1, 99999):
