@@ -24,6 +24,10 @@ from runtime.process import ProcessContext, run_process
 # Between two looks at whether to stop: short against the second after which the launcher kills what is left.
 TICK_S = 0.05
 SHUTDOWN_S = 0.8
+KEEP_ALIVE_S = 20
+"""Longer than callers' HTTP libraries keep an idle connection (httpx and openai 5 s, aiohttp 15 s), so
+that they close it: a request that meets the server's own end of it gets no answer but an error.
+"""
 
 
 class _Server(uvicorn.Server):
@@ -63,6 +67,7 @@ async def serve(context: ProcessContext) -> None:
             http=HttpProtocol,
             ws="none",
             lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
             log_config=None,
             access_log=config.log_level in ("debug", "info"),
             server_header=False,

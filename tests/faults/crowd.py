@@ -18,7 +18,7 @@ import httpx
 
 from carousel import AsyncClient, SamplingParams
 from runtime.errors import CarouselError
-from tests.faults.load import REQUEST_TIMEOUT_S, body
+from tests.faults.load import LIMITS, REQUEST_TIMEOUT_S, body
 from tests.mutated_bodies import mutated_bodies
 
 NUM_LEAVERS = 8
@@ -56,10 +56,9 @@ class Crowd:
             self.wrong.append(f"the crowd ended: {type(error).__name__}: {error}")
 
     async def _all(self) -> None:
-        limits = httpx.Limits(max_connections=None)
         async with (
             AsyncClient(self._run_dir) as client,
-            httpx.AsyncClient(base_url=self._url, timeout=REQUEST_TIMEOUT_S, limits=limits) as http,
+            httpx.AsyncClient(base_url=self._url, timeout=REQUEST_TIMEOUT_S, limits=LIMITS) as http,
         ):
             await asyncio.gather(
                 *(self._repeat(self._leave, client) for _ in range(NUM_LEAVERS)),

@@ -28,6 +28,8 @@ PROMPTS = tuple(
 )
 LENGTHS = (40, 120, 300)
 REQUEST_TIMEOUT_S = 120.0
+LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=1.0)
+"""Nobody uses a connection that the server is about to close for being idle: that gets no answer."""
 MODEL = "carousel-demo"
 
 
@@ -106,10 +108,9 @@ class Load:
 
     async def _call(self) -> None:
         streams, http, plain = self._counts
-        limits = httpx.Limits(max_connections=None)
         async with (
             AsyncClient(self._run_dir) as client,
-            httpx.AsyncClient(base_url=self._url, timeout=REQUEST_TIMEOUT_S, limits=limits) as caller,
+            httpx.AsyncClient(base_url=self._url, timeout=REQUEST_TIMEOUT_S, limits=LIMITS) as caller,
         ):
             await asyncio.gather(
                 *(self._repeat(number, self._stream, client) for number in range(streams)),
