@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench clean
+.PHONY: setup serve test test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench gpu-serve clean
 
 setup: $(VENV)/.ready
 
@@ -58,7 +58,7 @@ bench: setup
 GPU_OUT ?= gpu-results
 MODEL ?=
 
-gpu: gpu-test gpu-kernels gpu-bench
+gpu: gpu-test gpu-kernels gpu-bench gpu-serve
 
 gpu-test: setup
 	mkdir -p $(GPU_OUT)
@@ -69,6 +69,9 @@ gpu-kernels: setup
 
 gpu-bench: setup
 	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) decode $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+gpu-serve: setup
+	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) serve baseline $(if $(MODEL),--model $(MODEL)) $(ARGS)
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

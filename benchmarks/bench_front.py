@@ -15,16 +15,11 @@ import json
 import math
 import os
 import statistics
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
-from subprocess import DEVNULL, Popen
 from typing import Any, NamedTuple, TypeAlias
 
-import msgspec
 import numpy as np
 import uvloop
 
@@ -36,14 +31,13 @@ from bench_serving.datasets.random_prompts import random_ids
 from bench_serving.http_client import HttpClient
 from bench_serving.load import Traffic, as_text, run_load
 from benchmarks.process_cpu import children_of, cpu_by_role, cpu_of, machine_busy
+from benchmarks.server import launched
 from carousel import LLM, AsyncClient, SamplingParams
 from runtime.config import DEMO_MODEL
 from text.tokenizer import load
 
-LAUNCHER = Path(__file__).resolve().parent.parent / "launch.py"
 DEMO_MODEL_NAME = "carousel-demo"
 TIMEOUT_S = 120.0
-START_TIMEOUT_S = 120.0
 WAYS = ("http", "sdk", "offline")
 ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
 
@@ -61,41 +55,6 @@ class Sample(NamedTuple):
 
 Way: TypeAlias = Callable[[list[Conversation]], int]
 """Send the prompts, wait for all answers, return their number of tokens."""
-
-
-class Server(NamedTuple):
-    url: str
-    run_dir: Path
-    launcher_pid: int
-
-
-@contextmanager
-def launched(cpu_threads: int, max_rows: int) -> Iterator[Server]:
-    """A launch of the demo model that is ready; it ends with the block."""
-    with tempfile.TemporaryDirectory(prefix="bench-front-") as folder:
-        run_dir = Path(folder) / "run"
-        command = [
-            *(sys.executable, str(LAUNCHER), "--port", "0", "--run-dir", str(run_dir)),
-            *("--cpu-threads", str(cpu_threads), "--max-running-requests", str(max_rows)),
-            *("--log-level", "warning"),
-        ]
-        with Popen(command, stdin=DEVNULL, stdout=DEVNULL) as process:
-            try:
-                state = _wait_ready(process, run_dir / "state.json")
-                yield Server(f"http://127.0.0.1:{state['port']}", run_dir, process.pid)
-            finally:
-                process.terminate()
-
-
-def _wait_ready(process: Popen[bytes], state_file: Path) -> dict[str, Any]:
-    deadline = time.monotonic() + START_TIMEOUT_S
-    while process.poll() is None and time.monotonic() < deadline:
-        if state_file.exists():
-            state: dict[str, Any] = msgspec.json.decode(state_file.read_bytes())
-            if state["state"] == "ready":
-                return state
-        time.sleep(0.05)
-    raise RuntimeError("the launch did not get ready")
 
 
 def streams_over(runner: asyncio.Runner, backend: Backend) -> Way:
@@ -143,7 +102,10 @@ def all_ways(args: argparse.Namespace) -> Iterator[dict[str, tuple[Way, int]]]:
         stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
     )
     with (
-        launched(args.cpu_threads, args.streams) as server,
+        launched(
+            *("--cpu-threads", str(args.cpu_threads), "--max-running-requests", str(args.streams)),
+            *("--log-level", "warning"),
+        ) as server,
         asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner,
     ):
         others = set(children_of(os.getpid()))

@@ -8,6 +8,8 @@ python -m benchmarks.gpu.stages --out DIR --device cpu --tiny      the stages' l
 device    what it is; the rates of a copy and of a matrix product, which the others are compared with
 kernels   attention of decodes and of a prompt
 decode    a decode step at several batch sizes: floor, step, gap; with and without overlap and graphs; a trace
+serve     the whole runtime over HTTP, with overlap and without
+baseline  the transformers library's continuous batching of the same requests; how much faster `serve` was
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ import triton
 
 from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
 from benchmarks.gpu.kernel_rates import decode_rate, extend_rate
+from benchmarks.gpu.serving import Load, baseline, serve
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import copy_rate, matrix_rate
 from model_worker.device import Device, make_device
@@ -34,6 +38,9 @@ from model_worker.device import Device, make_device
 logger = logging.getLogger("gpu")
 
 MODELS = ("qwen3-0.6b", "llama-3.1-8b")
+
+
+LOAD = Load(num_requests=256, input_len=512, output_len=256)
 
 
 @dataclass(frozen=True)
@@ -48,9 +55,11 @@ class Sizes:
     batches: tuple[int, ...] = (1, 8, 64, 256)
     context: int = 1024
     num_steps: int = 100
+    load: Load = LOAD
+    overlaps: tuple[bool, ...] = (True, False)  # of `serve`
 
 
-TINY = Sizes(1 << 16, 32, 1, ((1, 20),), 20, (1, 3), 20, 3)
+TINY = Sizes(1 << 16, 32, 1, ((1, 20),), 20, (1, 3), 20, 3, Load(3, 20, 6), (False,))
 
 
 @dataclass(frozen=True)
@@ -65,6 +74,7 @@ class Bench:
         return copy_rate(self.device.torch_device, self.sizes.copy_bytes, self.sizes.repeats)
 
 
+@torch.inference_mode()
 def device_stage(bench: Bench) -> dict[str, Any]:
     device, sizes = bench.device.torch_device, bench.sizes
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -77,6 +87,7 @@ def device_stage(bench: Bench) -> dict[str, Any]:
     }
 
 
+@torch.inference_mode()
 def kernels_stage(bench: Bench) -> dict[str, Any]:
     device, sizes = bench.device.torch_device, bench.sizes
     copied, matrix = bench.copy_rate(), matrix_rate(device, sizes.matrix, bench.dtype, sizes.repeats)
@@ -95,6 +106,7 @@ def kernels_stage(bench: Bench) -> dict[str, Any]:
     }
 
 
+@torch.inference_mode()
 def decode_stage(bench: Bench, name: str) -> dict[str, Any]:
     copied, sizes = bench.copy_rate(), bench.sizes
     results = []
@@ -114,6 +126,32 @@ def decode_stage(bench: Bench, name: str) -> dict[str, Any]:
     return {"model": name, "context": sizes.context, "copy_bytes_per_s": copied, "ms": results}
 
 
+def serve_stage(bench: Bench, name: str) -> dict[str, Any]:
+    device, sizes = bench.device, bench.sizes
+    device.free_bytes()  # gives back what earlier stages have kept: the launch is in other processes
+    return {
+        "model": name,
+        "load": asdict(sizes.load),
+        "runs": [
+            serve(name, sizes.load, device.name, bench.dtype, overlap=overlap) for overlap in sizes.overlaps
+        ],
+    }
+
+
+def baseline_stage(bench: Bench, name: str) -> dict[str, Any]:
+    result = baseline(name, bench.sizes.load, bench.device.torch_device, bench.dtype)
+    bench.device.free_bytes()
+    served = bench.out / f"serve-{name}.json"
+    if served.exists():
+        best = max(run["output_tokens_per_s"] for run in json.loads(served.read_text())["runs"])
+        result["served_over_baseline"] = best / result["output_tokens_per_s"]
+    return {"model": name, "load": asdict(bench.sizes.load), **result}
+
+
+MODEL_STAGES = {"decode": decode_stage, "serve": serve_stage, "baseline": baseline_stage}
+"""In this order: each may look at the files of those before it."""
+
+
 def stages(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     """By the name of the file."""
     table: dict[str, Callable[[], dict[str, Any]]] = {
@@ -121,14 +159,15 @@ def stages(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
         "kernels": lambda: kernels_stage(bench),
     }
     for name in bench.models:
-        table[f"decode-{name}"] = lambda name=name: decode_stage(bench, name)  # type: ignore[misc]
+        for stage, run in MODEL_STAGES.items():
+            table[f"{stage}-{name}"] = partial(run, bench, name)
     return table
 
 
 def main(argv: list[str] | None = None) -> int:
     """0, when all stages that were asked for have a file; what a stage raises ends the run, not its files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("stage", nargs="*", help="device, kernels, decode; default: all")
+    parser.add_argument("stage", nargs="*", help="device, kernels, decode, serve, baseline; default: all")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--model", action="append", choices=sorted(SHAPES), help="default: " + ", ".join(MODELS)
@@ -154,8 +193,7 @@ def main(argv: list[str] | None = None) -> int:
             logger.info("%s: is there already", path)
             continue
         began = time.monotonic()
-        with torch.inference_mode():
-            result = run()
+        result = run()
         path.write_text(json.dumps({**result, "seconds": time.monotonic() - began}, indent=1))
         logger.info("%s: %.0f s", path, time.monotonic() - began)
     return 0

@@ -1,4 +1,4 @@
-"""The stages that measure a GPU, run through by the interpreter: their logic, not their figures."""
+"""The stages that measure a GPU, run on a CPU, by the interpreter: their logic, not their figures."""
 
 from __future__ import annotations
 
@@ -23,8 +23,12 @@ def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> Non
     assert seen == set(product((1, 3), (True, False), (True, False)))
     assert all(each["step"] > each["floor"] > 0 for each in decode["ms"])
     assert json.loads((tmp_path / "decode-tiny-3.trace.json").read_text())["traceEvents"]
+    serve = json.loads((tmp_path / "serve-tiny.json").read_text())
+    assert [run["overlap"] for run in serve["runs"]] == [False]
+    assert serve["runs"][0]["output_tokens_per_s"] > 0
+    assert json.loads((tmp_path / "baseline-tiny.json").read_text())["served_over_baseline"] > 0
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(before) == 5
+    assert len(before) == 7
     assert main(["--out", str(tmp_path), "--device", "cpu", "--tiny"]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
 
