@@ -123,19 +123,21 @@ def _of_experts() -> Iterator[Variant]:
     kinds = dict.fromkeys(("order", "ends", "tile_ends"), "*i64")
     kinds["num_experts"] = "i32"
     for rows in (experts.SMALL_TILE, experts.LARGE_TILE):
-        for weighted in (False, True):
+        for weighted, scaled in ((False, False), (True, False), (False, True), (True, True)):
             constants = {
                 "WIDTH": 2048 if weighted else 1536,
                 "DEPTH": 768 if weighted else 2048,
                 "PER_TOKEN": 8,
                 "WEIGHTED": weighted,
+                "SCALED": scaled,
                 "BLOCK_E": 128,
                 "BLOCK_M": rows,
                 "BLOCK_N": experts.BLOCK_N,
                 "BLOCK_K": experts.BLOCK_K,
             }
-            name = f"experts {'down' if weighted else 'gate and up'}, {rows} pairs"
-            yield Variant(name, experts._grouped_product, constants, 4, 3, kinds)
+            name = f"experts {'down' if weighted else 'gate and up'}, {rows} pairs{', fp8' * scaled}"
+            stored = {"matrices": "*fp8e4nv" if scaled else "*bf16", "scales": "*fp32"}
+            yield Variant(name, experts._grouped_product, constants, 4, 3, kinds | stored)
 
 
 def _of_a_step() -> Iterator[Variant]:

@@ -90,18 +90,22 @@ class Experts(nn.Module):
         projected: Tensor = self.down_proj(expert, gated)
         return projected
 
-    @property
-    def are_plain(self) -> bool:
-        """Their weights are stored as they are multiplied, without scales: `all_at_once` knows no others."""
-        return self.gate_up_proj.weight_scale is None and self.down_proj.weight_scale is None
-
     def all_at_once(self, hidden: Tensor, weights: Tensor, ids: Tensor) -> Tensor:
         """Each token's sum over its experts, [T, hidden_size]; weights and ids [T, num_per_token]."""
         # Imported where a GPU is used, and only there: a CPU needs no triton.
         from model_worker.kernels.triton.experts import fused_experts
 
-        gate_up, down = self.gate_up_proj.weight.data, self.down_proj.weight.data
-        return fused_experts(hidden, gate_up, down, weights, ids, self._activate)
+        gate_up, down = self.gate_up_proj, self.down_proj
+        return fused_experts(
+            hidden,
+            gate_up.weight.data,
+            down.weight.data,
+            weights,
+            ids,
+            self._activate,
+            gate_up_scale=gate_up.weight_scale,
+            down_scale=down.weight_scale,
+        )
 
 
 class SparseMLP(nn.Module):
@@ -119,10 +123,10 @@ class SparseMLP(nn.Module):
         """hidden [T, hidden_size] -> [T, hidden_size].
 
         Tokens are sorted by expert, so that each expert is one matrix product. How many each has is read on
-        the host, but on a GPU, which would have to be waited for; there only quantised experts are done so.
+        the host, but on a GPU, which would have to be waited for.
         """
         weights, ids = self._route(hidden)
-        if hidden.is_cuda and self.experts.are_plain:
+        if hidden.is_cuda:
             return self.experts.all_at_once(hidden, weights, ids)
         by_expert = ids.flatten().argsort(stable=True)
         counts = ids.flatten().bincount(minlength=self._num_experts).tolist()

@@ -206,7 +206,7 @@ def test_an_int8_checkpoint_is_near_its_dequantised_weights_on_any_number_of_ran
     assert (leader - expected).norm() < bound
 
 
-def test_the_method_follows_setting_checkpoint_and_device() -> None:
+def test_the_method_follows_setting_checkpoint_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def stored(requested: str, dtype: Any, device: str, block: Any = None) -> str:
         from runtime.quantization import CheckpointQuantization
 
@@ -223,6 +223,10 @@ def test_the_method_follows_setting_checkpoint_and_device() -> None:
     assert stored("int8", "float8_e4m3fn", "cpu") == "Int8 None"
     assert stored("auto", "float8_e4m3fn", "cuda") == "Fp8 torch.float8_e4m3fn"
     assert stored("auto", "float8_e4m3fn", "cuda", (128, 128)) == "Unquantized None"
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    for capability, expected in (((8, 6), "Unquantized None"), ((8, 9), "Fp8 torch.float8_e4m3fn")):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda known=capability: known)
+        assert stored("auto", "float8_e4m3fn", "cuda") == expected
 
 
 def _rewrite(path: Path, change: Any) -> None:

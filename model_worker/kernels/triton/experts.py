@@ -8,12 +8,14 @@
 
 A program finds its expert among the tiles' ends. How many tiles there are is not known on the host, so as
 many are launched as there can be: a whole one for each expert that can have a pair, and those that fill. An
-expert's weights are read once for each tile of its pairs, and not at all when it has none.
+expert's weights are read once for each tile of its pairs, and not at all when it has none. Weights of 8 bits
+become hidden's dtype as they are read; their scales, one for each output, are applied to the sums.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 import triton
@@ -33,11 +35,15 @@ def fused_experts(
     weights: Tensor,
     ids: Tensor,
     activate: Callable[[Tensor], Tensor],
+    *,
+    gate_up_scale: Tensor | None = None,
+    down_scale: Tensor | None = None,
 ) -> Tensor:
     """As model_worker.models.feed_forward.SparseMLP computes it; [T, H].
 
     hidden [T, H] of any row stride; gate_up [E, 2 * I, H], down [E, H, I] contiguous; weights [T, K] of
-    hidden's dtype, ids [T, K] int64. activate: [n, 2 * I] -> [n, I].
+    hidden's dtype, ids [T, K] int64. activate: [n, 2 * I] -> [n, I]. With scales, [E, 2 * I, 1] and [E, H, 1]
+    float32 contiguous, the matrices are float8_e4m3fn or int8.
     """
     num_experts = gate_up.shape[0]
     num_tokens, per_token = ids.shape
@@ -51,41 +57,46 @@ def fused_experts(
     counts = ends.diff(prepend=ends.new_zeros(1))
     tile_ends = ((counts + block_m - 1) // block_m).cumsum(0)
     num_tiles = min(num_experts, num_pairs) + num_pairs // block_m
-    gated = activate(_grouped(hidden, gate_up, order, ends, tile_ends, num_tiles, block_m, None, per_token))
-    outputs = _grouped(gated, down, order, ends, tile_ends, num_tiles, block_m, weights.flatten(), per_token)
+    tiles = _Tiles(order, ends, tile_ends, num_tiles, block_m, per_token)
+    gated = activate(_grouped(hidden, gate_up, gate_up_scale, tiles, None))
+    outputs = _grouped(gated, down, down_scale, tiles, weights.flatten())
     return outputs.view(num_tokens, per_token, -1).sum(1)
 
 
+class _Tiles(NamedTuple):
+    """Of P pairs sorted by expert."""
+
+    order: Tensor  # [P] the pairs
+    ends: Tensor  # [E] of the experts' pairs
+    tile_ends: Tensor  # [E]
+    num_tiles: int  # at most
+    block_m: int  # pairs of a tile
+    per_token: int
+
+
 def _grouped(
-    a: Tensor,
-    matrices: Tensor,
-    order: Tensor,
-    ends: Tensor,
-    tile_ends: Tensor,
-    num_tiles: int,
-    block_m: int,
-    weights: Tensor | None,
-    per_token: int,
+    a: Tensor, matrices: Tensor, scales: Tensor | None, tiles: _Tiles, weights: Tensor | None
 ) -> Tensor:
     """a's rows times their pairs' matrices, transposed. Without weights a has tokens and the result pairs in
     sorted order; with them the other way round: a has sorted pairs, the result is at the pairs' own places.
     """
     num_experts, width, depth = matrices.shape
-    out = torch.empty((len(order), width), dtype=a.dtype, device=a.device)
-    _grouped_product[(num_tiles, triton.cdiv(width, BLOCK_N))](
-        a, matrices, out, order, ends, tile_ends, out if weights is None else weights, num_experts,
-        a.stride(0), WIDTH=width, DEPTH=depth, PER_TOKEN=per_token, WEIGHTED=weights is not None,
-        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
-        num_warps=4, num_stages=3,
+    out = torch.empty((len(tiles.order), width), dtype=a.dtype, device=a.device)
+    _grouped_product[(tiles.num_tiles, triton.cdiv(width, BLOCK_N))](
+        a, matrices, out, tiles.order, tiles.ends, tiles.tile_ends, out if weights is None else weights,
+        out if scales is None else scales, num_experts, a.stride(0), WIDTH=width, DEPTH=depth,
+        PER_TOKEN=tiles.per_token, WEIGHTED=weights is not None, SCALED=scales is not None,
+        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_M=tiles.block_m, BLOCK_N=BLOCK_N,
+        BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
     )  # fmt: skip
     return out
 
 
 @triton.jit
 def _grouped_product(
-    a, matrices, out, order, ends, tile_ends, weights, num_experts, a_stride, WIDTH: tl.constexpr,
-    DEPTH: tl.constexpr, PER_TOKEN: tl.constexpr, WEIGHTED: tl.constexpr, BLOCK_E: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    a, matrices, out, order, ends, tile_ends, weights, scales, num_experts, a_stride, WIDTH: tl.constexpr,
+    DEPTH: tl.constexpr, PER_TOKEN: tl.constexpr, WEIGHTED: tl.constexpr, SCALED: tl.constexpr,
+    BLOCK_E: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     tile = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)
@@ -118,7 +129,10 @@ def _grouped_product(
                 mask=(n[None, :] < WIDTH) & deep[:, None],
                 other=0.0,
             )
-            acc = tl.dot(rows, columns, acc, input_precision="ieee")
+            acc = tl.dot(rows, columns.to(rows.dtype), acc, input_precision="ieee")
+        if SCALED:
+            scale = tl.load(scales + expert * WIDTH + n, mask=n < WIDTH, other=0.0)
+            acc *= scale[None, :]
         result = acc.to(out.dtype.element_ty)
         if WEIGHTED:
             # Rounded before it is weighted, as the reference does.

@@ -57,6 +57,28 @@ def test_fused_experts(
     torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=tolerance)
 
 
+@pytest.mark.parametrize("stored", [torch.float8_e4m3fn, torch.int8])
+def test_experts_of_eight_bits_are_those_of_the_weights_they_stand_for(stored: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(8)
+
+    def weight(*shape: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(as stored, its scales, what it stands for)."""
+        values = (20.0 * torch.randn(*shape, generator=generator)).to(stored)
+        scale = 0.02 * torch.rand(*shape[:2], 1, generator=generator)
+        return values, scale, values.float() * scale
+
+    gate_up, gate_up_scale, wide_gate_up = weight(3, 66, 40)
+    down, down_scale, wide_down = weight(3, 40, 33)
+    hidden = torch.randn(9, 40, generator=generator)
+    weights, ids = torch.randn(9, 3, generator=generator).softmax(1).topk(2, dim=1)
+    got = fused_experts(
+        hidden, gate_up, down, weights, ids, silu_and_mul, gate_up_scale=gate_up_scale, down_scale=down_scale
+    )
+    expected = reference(hidden, wide_gate_up, wide_down, weights, ids)
+    assert expected.abs().max() > 0.1
+    torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-4)
+
+
 def test_the_layer_gives_the_same_both_ways(tmp_path: Path) -> None:
     MixtralForCausalLM(
         MixtralConfig(
