@@ -10,6 +10,7 @@ import json
 import sys
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass, field
 from typing import Any
 
 from tests.faults.launch import FaultyLaunch, faulty_launch
@@ -29,7 +30,15 @@ def main() -> int:
             Load(run_dir, url, num_streams=48, num_http=16, num_plain=16) if arguments.load else nullcontext()
         )
         with load:
-            report = watch(faulty, 60.0 * arguments.minutes)
+            pids, began = faulty.launch.pids(), time.monotonic()
+            looks = watch(faulty, 60.0 * arguments.minutes)
+            report: dict[str, Any] = {
+                "minutes": round((time.monotonic() - began) / 60.0, 1),
+                "looks": looks.num,
+                "slowest_look_s": round(looks.slowest_s, 3),
+                "flips": looks.flips[:20],
+                "replaced": faulty.launch.pids() != pids,
+            }
         faulty.check_accounts()
     if isinstance(load, Load):
         account = load.account
@@ -38,26 +47,28 @@ def main() -> int:
     return int(any(report.get(name) for name in ("flips", "replaced", "failed", "wrong")))
 
 
-def watch(faulty: FaultyLaunch, seconds: float) -> dict[str, Any]:
-    """What /ready has said that is not 200, and who was replaced, in so many seconds."""
-    pids = faulty.launch.pids()
+@dataclass(slots=True)
+class Looks:
+    """At /ready."""
+
+    num: int = 0
+    slowest_s: float = 0.0
+    flips: list[str] = field(default_factory=list)
+    """What it has said that is not 200."""
+
+
+def watch(faulty: FaultyLaunch, seconds: float, looks: Looks | None = None) -> Looks:
+    """Ask all the time, for so long."""
+    looks = looks or Looks()
     began = time.monotonic()
-    flips: list[tuple[float, int, str]] = []
-    num_looks, slowest_s = 0, 0.0
     while (now := time.monotonic()) - began < seconds:
         status, role = faulty.ready()
-        slowest_s = max(slowest_s, time.monotonic() - now)
-        num_looks += 1
+        looks.slowest_s = max(looks.slowest_s, time.monotonic() - now)
+        looks.num += 1
         if status != 200:
-            flips.append((round(now - began, 1), status, role))
+            looks.flips.append(f"{status} {role}")
         time.sleep(LOOK_S)
-    return {
-        "minutes": round((time.monotonic() - began) / 60.0, 1),
-        "looks": num_looks,
-        "slowest_look_s": round(slowest_s, 3),
-        "flips": flips[:20],
-        "replaced": faulty.launch.pids() != pids or faulty.events("restart") + faulty.events("hang"),
-    }
+    return looks
 
 
 if __name__ == "__main__":

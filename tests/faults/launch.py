@@ -14,6 +14,7 @@ import httpx
 
 from carousel import Client, SamplingParams
 from runtime.endpoints import Endpoints
+from runtime.process import LaunchFile
 from runtime.status_page import StatusPage
 from tests.launched import Launched, launched, wait_until
 
@@ -29,7 +30,15 @@ class FaultyLaunch:
     def __init__(self, launch: Launched) -> None:
         self.launch = launch
         self.http = httpx.Client(base_url=launch.url, timeout=30.0)
-        self.page = StatusPage(Endpoints(launch.run_dir).status_file)
+        endpoints = Endpoints(launch.run_dir)
+        self.page = StatusPage(endpoints.status_file)
+        self.config = LaunchFile.read(endpoints.config_file).config
+
+    @property
+    def epoch(self) -> int:
+        """Of the newest restart."""
+        epoch: int = self.launch.state()["epoch"]
+        return epoch
 
     def ready(self) -> tuple[int, str]:
         """(status, the role in the way) of /ready; (0, "") when nobody answers."""
