@@ -43,8 +43,9 @@ MAX_UNREAD = 1 << 16
 MAX_UNREAD_BYTES = 1 << 30
 # Logprobs of a prompt that are kept for the end of an output: far below what a client takes in one frame.
 MAX_KEPT_BYTES = 4 << 20
-# Tokens of an output that is kept for the end before they are joined.
-COMPACT_TOKENS = 1024
+# What nobody waits for piece by piece goes out in larger ones all the same: its client keeps them, so no more
+# than one is made again when a process dies, and nothing grows here with the length of an output.
+PIECE_TOKENS = 64
 _HANDLES = struct.Struct(f"{HANDLE_BYTES}s")
 _IDS = struct.Struct(f"{TOKEN_BYTES}s")
 LAGGED = "the client did not read its output for too long"
@@ -70,9 +71,11 @@ class DetokenizerLoop:
         eos_token_ids: tuple[int, ...],
         slow_reader_timeout_s: float,
         max_unread_bytes: int = MAX_UNREAD_BYTES,
+        piece_tokens: int = PIECE_TOKENS,
         engine_epoch: Callable[[], int] = lambda: 0,
     ) -> None:
-        """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client. `engine_epoch`: of the
+        """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client. `piece_tokens`: what is
+        not streamed goes out so many at a time. `engine_epoch`: of the
         engine that runs now; 0: nobody shows it, so what the engine says is believed.
         """
         self._inbox = inbox
@@ -88,6 +91,7 @@ class DetokenizerLoop:
         """Clients for whom something is waiting."""
         self._tensors = Tensors()
         self._max_unread_bytes = max_unread_bytes
+        self._piece_tokens = piece_tokens
         self._shown_epoch = engine_epoch
         self._engine_epoch = 0
         """The newest that has been seen."""
@@ -244,12 +248,9 @@ class DetokenizerLoop:
             except Exception as error:
                 self._fail(live, error)
                 continue
-            if stream.stream:
-                if not stream.is_queued:
-                    client.queue(stream)
-                    unsent[client] = None
-            elif not stream.num_tokens % COMPACT_TOKENS:
-                stream.compact()
+            if not stream.is_queued and (stream.stream or not stream.num_tokens % self._piece_tokens):
+                client.queue(stream)
+                unsent[client] = None
 
     def _take_prompt_logprobs(self, record: TokenLogprobs) -> None:
         live = self._live.get(record.handle)

@@ -79,7 +79,7 @@ class TextStream:
         """`word_text` gives the text of a stop word."""
         self.handle = opened.handle
         self.stream = opened.stream
-        """Whether the client wants what is new as it comes; otherwise everything at the end."""
+        """Whether the client wants what is new as it comes; otherwise it is in no hurry."""
         self.is_queued = False
         self.matched: str | None = None
         """The stop string, or the text of the stop word, that has ended the text; nothing is pushed after
@@ -191,11 +191,6 @@ class TextStream:
 
     def has_news(self) -> bool:
         return bool(self._ids or self._parts or self._prompt or self.finish is not None)
-
-    def compact(self) -> None:
-        """Join what is still to be sent: of a long output the pieces take ten times its size."""
-        self._parts[:] = ["".join(self._parts)]
-        self._ids[:] = [b"".join(self._ids)]
 
     def output(self) -> SequenceOutput:
         text, ids = "".join(self._parts), b"".join(self._ids)

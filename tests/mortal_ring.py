@@ -46,6 +46,8 @@ MAX_LOAD_TURNS = 12
 MAX_BLIND_TURNS = 5
 """So long, at most, a client does not see that a process is gone."""
 MAX_WAITING = 1000
+PIECE_TOKENS = 5
+"""Of what is not streamed: so few that outputs here have several."""
 
 
 class ListMailbox:
@@ -115,9 +117,11 @@ class MemoryConnection:
             while self._unsent and self._ring.tokenizer_in.send(self._unsent[0]):
                 self._unsent.popleft()
 
-    def note_restart(self, role: RestartedRole, solitary: bytes = NO_HANDLE) -> None:
+    def note_restart(
+        self, role: RestartedRole, solitary: bytes = NO_HANDLE, *, is_fault: bool = False
+    ) -> None:
         self.generation += 1
-        self._on_restart(Restart(role, 0, self.generation, solitary, is_fault=role == "engine"))
+        self._on_restart(Restart(role, 0, self.generation, solitary, is_fault))
 
     def receive(self, frame: bytes, more: tuple[Any, ...]) -> None:
         message = self._codec.decode(frame, any_epoch=True)
@@ -147,6 +151,7 @@ class MortalRing:
         self._ready_at: dict[RestartedRole, float] = {}
         """When what was killed is there again."""
         self._solitary = NO_HANDLE
+        self._is_fault = False
         self.peers = FakePeers()
         self._start_engine()
         self._start_tokenizer()
@@ -186,7 +191,8 @@ class MortalRing:
 
     # -- life and death --------------------------------------------------------------------------------------
 
-    def kill(self, role: RestartedRole) -> None:
+    def kill(self, role: RestartedRole, *, is_fault: bool = True) -> None:
+        """`is_fault`: of the engine, a request may have done that."""
         if role in self._ready_at:
             return
         self.num_deaths[role] += 1
@@ -196,7 +202,7 @@ class MortalRing:
             self._lose_first(self.tokenizer_in)
             self._lose_last(self._scheduler_in)
         elif role == "engine":
-            self._solitary = self.status.solitary
+            self._solitary, self._is_fault = self.status.solitary, is_fault
             self.system.executor.close()
             self._lose_first(self._scheduler_in)
             self._lose_last(self._detokenizer_in)
@@ -228,7 +234,7 @@ class MortalRing:
                 continue
             (self._start_engine if role == "engine" else self._start_tokenizer)()
             for connection in connections:
-                connection.note_restart(role, self._solitary)
+                connection.note_restart(role, self._solitary, is_fault=self._is_fault and role == "engine")
 
     def _start_engine(self) -> None:
         self.system = System(SETTING, self.rng, clock=lambda: self.now, epoch=self.epoch)
@@ -258,6 +264,7 @@ class MortalRing:
             decoders=DecoderFactory(self._loaded),
             eos_token_ids=(0,),
             slow_reader_timeout_s=1e9,
+            piece_tokens=PIECE_TOKENS,
             engine_epoch=lambda: self._engine_epoch,
         )
 

@@ -22,7 +22,7 @@ from runtime.handle import NO_HANDLE
 from runtime.sampling_params import SamplingParams
 from runtime.wire import unpack_ids
 from tests.fakes import NUM_TOP, VOCAB_SIZE
-from tests.mortal_ring import ROLES, ListMailbox, MortalRing
+from tests.mortal_ring import PIECE_TOKENS, ROLES, ListMailbox, MortalRing
 from tests.sim_reference import EOS_IDS
 from text import tokenizer
 from text.tokenizer import Tokenizer
@@ -196,6 +196,36 @@ def test_250_random_requests_are_answered_as_if_nobody_had_died(demo: Tokenizer,
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_10000_random_requests_are_answered_as_if_nobody_had_died(demo: Tokenizer, seed: int) -> None:
     compare(demo, seed, 250)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_a_long_answer_that_is_not_streamed_comes_however_often_somebody_dies(
+    demo: Tokenizer, role: RestartedRole
+) -> None:
+    """Each time after a small part of it: who began again from the start would not get anywhere."""
+    ring = MortalRing(demo, random.Random(7))
+    try:
+        session = ring.connect()
+        wish = Wish([3, 4], SamplingParams(max_tokens=60, ignore_eos=True, seed=1), stream=False)
+        asked = Asked(wish, session, *session.open_request(wish.prompt, wish.sampling, stream=False))
+        num_known = 0
+        for _ in range(MAX_TURNS):
+            ring.turn()
+            asked.look()
+            running = [] if not ring.is_whole else ring.system.rows.running_requests()
+            if running and running[0].num_output >= num_known + 2 * PIECE_TOKENS:
+                num_known = len(asked.state.token_ids)
+                ring.kill(role, is_fault=False)
+            if asked.has_ended and ring.is_at_rest:
+                break
+        else:
+            raise AssertionError("no rest")
+        ring.check()
+    finally:
+        ring.close()
+    undisturbed, _ = serve(demo, [wish], random.Random(7), deaths=0.0)
+    assert result(asked) == result(undisturbed[0])
+    assert ring.num_deaths[role] > 3
 
 
 def test_a_request_that_kills_the_engine_runs_alone_and_is_then_refused(demo: Tokenizer) -> None:

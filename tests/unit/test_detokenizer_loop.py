@@ -8,7 +8,7 @@ import random
 import msgspec
 import pytest
 
-from detokenizer_proc.loop import COMPACT_TOKENS
+from detokenizer_proc.loop import PIECE_TOKENS
 from runtime.config import DEMO_MODEL
 from runtime.messages import (
     AbortRequest,
@@ -67,18 +67,18 @@ def test_a_sequence_whose_time_is_over_keeps_its_text(ring: Ring) -> None:
     assert ring.terminal(handle).usage.completion_tokens == len(ring.ids("x END"))
 
 
-def test_a_long_output_without_streaming_is_whole(ring: Ring) -> None:
+def test_a_long_output_without_streaming_goes_out_in_large_pieces(ring: Ring) -> None:
     handle = ring.open(ring.handle(), stream=False)
-    ids = [70 + n % 50 for n in range(3 * COMPACT_TOKENS + 5)]
-    for start in range(0, len(ids), 100):
-        ring.step(*((handle, token) for token in ids[start : start + 100]))
-    assert len(ring.loop._live[handle].stream._ids) <= COMPACT_TOKENS
+    ids = [70 + n % 50 for n in range(3 * PIECE_TOKENS + 5)]
+    for token in ids:
+        ring.step((handle, token))
+    assert [len(unpack_ids(output.token_ids)) for output in ring.outputs] == [PIECE_TOKENS] * 3
     ring.close(handle)
     assert ring.token_ids(handle) == ids
     assert ring.text(handle) == ring.tokenizer.decode(ids)
 
 
-def test_without_streaming_there_is_one_output_at_the_end(ring: Ring) -> None:
+def test_a_short_output_without_streaming_goes_out_at_its_end(ring: Ring) -> None:
     handle = ring.open(ring.handle(), stream=False)
     ring.generate(handle, TEXT)
     assert ring.outputs == []
