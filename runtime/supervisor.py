@@ -313,12 +313,12 @@ class Supervisor:
 
     def _set_state(self, state: str) -> None:
         self._state = state
-        if state == "ready":
-            # Before anything else says so: the HTTP servers go by the slot, and refuse until then.
-            self._beat()
         self._events.write("state", state=state, reason=self._failure.message if self._failure else None)
+        # The HTTP servers go by the slot, so it is written first: whoever reads a state in the file is answered
+        # accordingly. But who sees in the slot that the ring has failed finds the reason in the file.
+        if state != "failed":
+            self._beat()
         self._write_state()
-        # After the file: who sees in the slot that the ring has failed finds the reason there.
         self._beat()
 
     def _write_state(self) -> None:

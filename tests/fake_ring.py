@@ -44,10 +44,10 @@ from runtime.process import LaunchFile
 from runtime.status_page import ROLES, Status, StatusPage
 from runtime.transport import SCHEMA, Codec, bind_private
 from runtime.wire import HEADER_BYTES, PROTOCOL_VERSION, Message, pack_ids
-from tests.launched import free_ports
+from tests.launched import SLACK, free_ports
 
 EPOCH = 7
-WAIT_S = 5.0
+WAIT_S = 5.0 * SLACK
 STATS_OPS = ("iteration_stats", "request_stats")
 NO_STATS = {"records": [], "numDropped": 0, "newest": 0}
 PROMPT_TOKENS = 5

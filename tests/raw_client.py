@@ -12,8 +12,9 @@ from runtime.endpoints import Endpoints
 from runtime.messages import UNIONS, Finish, Hello, HelloAck, OutputBatch, Ping
 from runtime.transport import SCHEMA, Codec
 from runtime.wire import PROTOCOL_VERSION
+from tests.launched import SLACK
 
-WAIT_S = 20.0
+WAIT_S = 20.0 * SLACK
 
 
 class RawClient:

@@ -14,6 +14,7 @@ from bench_serving.backends.openai import Api, OpenAIBackend, served_model
 from bench_serving.http_client import HttpClient
 from bench_serving.records import RequestFailure, RequestRecord
 from runtime.errors import ConfigError
+from tests.launched import SLACK
 from tests.scripted_server import (
     HEAD,
     LAST,
@@ -26,7 +27,7 @@ from tests.scripted_server import (
     text_chunk,
 )
 
-TIMEOUT_S = 5.0
+TIMEOUT_S = 5.0 * SLACK
 
 
 def options(**changes: Any) -> GenerationOptions:

@@ -30,7 +30,7 @@ from tests.fake_ring import (
     foreign_header,
     spell,
 )
-from tests.launched import wait_until
+from tests.launched import SLACK, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -104,7 +104,7 @@ def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: P
             began = time.monotonic()
             with pytest.raises(RingClosed, match="launcher is dead"):
                 next(stream)
-            assert time.monotonic() - began < 1.0
+            assert time.monotonic() - began < SLACK
     # Only now is the zombie reaped: it must count as dead before that.
     launcher.communicate()
 
@@ -177,10 +177,8 @@ def test_a_server_that_takes_nothing_makes_callers_overloaded_and_not_blocked(
     client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection_module, "MAX_UNSENT", 0)
-    began = time.monotonic()
     with pytest.raises(Overloaded):
-        client.generate("x")
-    assert time.monotonic() - began < 0.1
+        client.generate("x", timeout=WAIT_S)
 
 
 def test_closing_leaves_no_thread_and_no_file_descriptor(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ from tests.cpu.plans import (
     save_tiny_llama,
     tokens_of,
 )
+from tests.launched import SLACK
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE_SIZE = 4
@@ -194,7 +195,7 @@ def test_process_executor_keeps_the_contract_and_the_worker_ends_when_asked(
     with running(path, tmp_path / "run", Waits()) as (executor, child):
         check_contract(executor, reference)
         executor.close()
-        assert child.wait(timeout=10) == 0
+        assert child.wait(10.0 * SLACK) == 0
 
 
 def test_waiting_keeps_the_heartbeat_going_and_a_killed_worker_is_an_error(
@@ -221,11 +222,11 @@ def test_waiting_keeps_the_heartbeat_going_and_a_killed_worker_is_an_error(
         waiting.start()
         for _ in range(3):
             waits.called.clear()
-            assert waits.called.wait(timeout=5)
+            assert waits.called.wait(5.0 * SLACK)
         gaps = [later - earlier for earlier, later in zip(waits.times, waits.times[1:], strict=False)]
-        assert min(gaps) < 0.15, gaps
+        assert min(gaps) < 0.15 * SLACK, gaps
         child.kill()
-        waiting.join(timeout=5)
+        waiting.join(5.0 * SLACK)
         assert not waiting.is_alive()
         assert "died" in str(errors[0])
         assert step.done()
@@ -240,7 +241,7 @@ def test_a_failing_plan_reaches_the_scheduler_with_its_reason_and_ends_the_worke
         bad = msgspec.structs.replace(plans.plan(chunks=[(0, PROMPT, True)]), table_pages=pack_ids([]))
         with pytest.raises(ExecutorError, match="table_pages does not match table_spans"):
             executor.launch(bad).result()
-        assert child.wait(timeout=10) == 70
+        assert child.wait(10.0 * SLACK) == 70
 
 
 def test_waiting_for_a_worker_ends_when_the_process_is_asked_to_stop(

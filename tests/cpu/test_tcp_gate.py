@@ -19,10 +19,10 @@ from runtime.keys import make_keys
 from runtime.messages import AbortRequest
 from runtime.tcp_gate import TcpGate
 from runtime.transport import Codec, Waiter, ZmqInbox
-from tests.launched import free_ports
+from tests.launched import SLACK, free_ports
 
 FRAME = Codec(AbortRequest, 0).encode(AbortRequest())
-LET_IN_S = 5.0
+LET_IN_S = 5.0 * SLACK
 # A peer that is let in over loopback is so within a hundredth of this.
 KEPT_OUT_S = 0.3
 
