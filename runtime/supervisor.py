@@ -314,7 +314,7 @@ class Supervisor:
     def _set_state(self, state: str) -> None:
         self._state = state
         self._events.write("state", state=state, reason=self._failure.message if self._failure else None)
-        # The HTTP servers go by the slot, so it is written first: whoever reads a state in the file is answered
+        # The HTTP servers go by the slot, so it comes first: whoever reads a state in the file is answered
         # accordingly. But who sees in the slot that the ring has failed finds the reason in the file.
         if state != "failed":
             self._beat()

@@ -15,7 +15,7 @@ import pytest
 
 from bench_serving.main import main
 from runtime.config import DEMO_MODEL
-from tests.launched import ROOT, Launched, launched
+from tests.launched import ROOT, SLACK, Launched, launched
 
 LOAD = ("--num-prompts", "6", "--random-input-len", "24", "--random-output-len", "8", "--disable-tqdm")
 
@@ -92,6 +92,40 @@ def test_http_and_client_library_count_the_same_tokens(launch: Launched) -> None
     assert http["itl_source"] == sdk["itl_source"] == "token counts"
 
 
+def compare_with_metrics(launch: Launched, input_len: int, num_prompts: int, *flags: str, rel: float) -> None:
+    """Counts are the server's; times are its own but for `rel` of them."""
+    code, result, printed = bench(
+        *address(launch, "carousel"),
+        *("--dataset-name", "random-ids", "--num-prompts", str(num_prompts), "--random-range-ratio", "0.5"),
+        *("--random-input-len", str(input_len), "--random-output-len", "32"),
+        *("--disable-tqdm", "--check-metrics", *flags),
+    )
+    assert code == 0, printed
+    server = result["server_metrics"]
+    assert (result["completed"], result["failed"]) == (num_prompts, 0)
+    assert server["finished"] == num_prompts
+    assert server["prompt_tokens"] == result["total_input_tokens"]
+    assert server["output_tokens"] == result["total_output_tokens"]
+    times = {"mean_e2e_latency_ms": "e2e_sum"}
+    if "--disable-stream" not in flags:
+        assert server["ttft_count"] == num_prompts
+        times["mean_ttft_ms"] = "ttft_sum"
+    for here, there in times.items():
+        assert result[here] == pytest.approx(1e3 * server[there] / num_prompts, rel=rel)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--max-concurrency", "6", "--seed", "21"),
+        ("--max-concurrency", "6", "--seed", "23", "--disable-stream"),
+    ],
+)
+def test_the_figures_agree_with_the_servers_own_metrics(launch: Launched, flags: tuple[str, ...]) -> None:
+    compare_with_metrics(launch, 200, 6, *flags, rel=SLACK)
+
+
+@pytest.mark.full
 @pytest.mark.parametrize(
     "flags",
     [
@@ -100,24 +134,9 @@ def test_http_and_client_library_count_the_same_tokens(launch: Launched) -> None
         ("--max-concurrency", "6", "--seed", "23", "--disable-stream"),
     ],
 )
-def test_the_figures_agree_with_the_servers_own_metrics(launch: Launched, flags: tuple[str, ...]) -> None:
-    """At moderate load: prompts that take the server long enough for 3 % to be more than the way to it."""
-    code, result, printed = bench(
-        *address(launch, "carousel"),
-        *("--dataset-name", "random-ids", "--num-prompts", "24", "--disable-tqdm", "--check-metrics", *flags),
-        *("--random-input-len", "1200", "--random-output-len", "32", "--random-range-ratio", "0.5"),
-    )
-    assert code == 0, printed
-    server = result["server_metrics"]
-    assert (result["completed"], result["failed"]) == (24, 0)
-    assert server["finished"] == 24
-    assert server["prompt_tokens"] == result["total_input_tokens"]
-    assert server["output_tokens"] == result["total_output_tokens"]
-    server_e2e_ms = 1e3 * server["e2e_sum"] / 24
-    assert result["mean_e2e_latency_ms"] == pytest.approx(server_e2e_ms, rel=0.03)
-    if "--disable-stream" not in flags:
-        assert server["ttft_count"] == 24
-        assert result["mean_ttft_ms"] == pytest.approx(1e3 * server["ttft_sum"] / 24, rel=0.03)
+def test_the_figures_are_the_servers_but_for_three_percent(launch: Launched, flags: tuple[str, ...]) -> None:
+    """At moderate load, on a quiet machine: prompts so long that 3 % is more than the way to the server."""
+    compare_with_metrics(launch, 1200, 24, *flags, rel=0.03)
 
 
 def test_logprobs_cost_bytes_that_are_shown(launch: Launched) -> None:

@@ -200,7 +200,8 @@ def test_an_asynchronous_client_over_tcp(ring: Ring) -> None:
 
 def test_a_ring_that_is_killed_is_gone_over_tcp_at_once() -> None:
     address = f"tcp://127.0.0.1:{free_ports(4)}"
-    with launched(*SETTINGS, "--zmq-bind", address) as launch, Client(address) as client:
+    light = launched("--no-http", "--zmq-bind", address, module="tests.sleeping_worker")
+    with light as launch, Client(address) as client:
         stream = client.stream(PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True), timeout=60)
         next(stream)
         began = time.monotonic()

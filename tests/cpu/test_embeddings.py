@@ -54,8 +54,13 @@ def references() -> list[FloatArray]:
 
 @pytest.mark.parametrize(
     ("pooling", "settings"),
-    [("last", {}), ("mean", {}), ("mean", {"tp_size": 2}), ("last", {"model_impl": "transformers"})],
-    ids=["last", "mean", "mean-two-ranks", "last-transformers"],
+    [
+        ("last", {}),
+        ("mean", {"tp_size": 2}),
+        ("last", {"model_impl": "transformers"}),
+        pytest.param("mean", {}, marks=pytest.mark.full),
+    ],
+    ids=["last", "mean-two-ranks", "last-transformers", "mean"],
 )
 def test_vectors_are_those_of_transformers(
     pooling: str, settings: dict[str, Any], references: list[FloatArray]
@@ -104,7 +109,7 @@ def test_pooling_is_what_the_checkpoint_says(tmp_path: Path, references: list[Fl
     np.testing.assert_allclose(vector, references[4].mean(0), atol=1e-4)
 
 
-@pytest.mark.parametrize("family", [Qwen3Config, MistralConfig])
+@pytest.mark.parametrize("family", [Qwen3Config, pytest.param(MistralConfig, marks=pytest.mark.full)])
 def test_a_decoder_without_a_head_embeds_and_does_nothing_else(tmp_path: Path, family: Any) -> None:
     torch.manual_seed(3)
     config = family(
@@ -207,7 +212,7 @@ def test_an_embedding_server_generates_nothing(launch: Launched, client: openai.
 
 
 def test_a_generating_server_embeds_nothing() -> None:
-    with launched(*SETTINGS) as launch:
+    with launched(module="tests.sleeping_worker") as launch:
         response = httpx.post(f"{launch.url}/v1/embeddings", json={"input": "x"}, timeout=WAIT_S)
         assert response.status_code == 400
         assert response.json()["error"]["code"] == "task_not_served"

@@ -13,8 +13,8 @@ from carousel import AsyncClient, Client, GenerationExecutor, GenerationRequest,
 from tests.launched import Launched, launched
 
 PROMPT = "def f(x):\n    return x\n"
-NUM_ROUNDS = 6
-GREEDY = SamplingParams(max_tokens=24, ignore_eos=True, temperature=0.0)
+NUM_ROUNDS = 4
+GREEDY = SamplingParams(max_tokens=12, ignore_eos=True, temperature=0.0)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True, temperature=0.0)
 
 
@@ -38,7 +38,7 @@ def endings(launch: Launched) -> dict[str, SamplingParams]:
     """What ends a sequence, each in its own way."""
     with Client(launch.run_dir) as client:
         free = client.generate(PROMPT, GREEDY)
-    common = {"max_tokens": 24, "ignore_eos": True, "temperature": 0.0}
+    common = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
     return {
         "length": GREEDY,
         "stop token": SamplingParams(stop_token_ids=(free.token_ids[5],), **common),

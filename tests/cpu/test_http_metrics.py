@@ -92,7 +92,7 @@ def test_a_request_of_several_sequences_counts_its_prompt_once(tmp_path: Path) -
 
 
 def test_a_scrape_of_a_launch_with_several_workers_counts_every_request() -> None:
-    with launched("--api-workers", "2", "--cpu-threads", "1") as launch:
+    with launched("--api-workers", "2", module="tests.sleeping_worker") as launch:
         body = {"prompt": "x", "max_tokens": 1}
         for _ in range(12):  # each on a connection of its own, which either worker may take
             assert httpx.post(f"{launch.url}/v1/completions", json=body, timeout=60.0).status_code == 200

@@ -162,7 +162,8 @@ def test_who_asks_for_it_is_told_how_the_ring_is(served: Served) -> None:
 def test_a_client_learns_at_once_that_the_ring_has_ended(keys: Path, how: str) -> None:
     port, arguments = start(keys)
     arguments = (*arguments, "--restart=never", "--drain-timeout=0")
-    with launched(*arguments) as launch, Served(launch, port, keys).client() as client:
+    light = launched(*arguments, module="tests.sleeping_worker")
+    with light as launch, Served(launch, port, keys).client() as client:
         stream = client.stream("x", LONG)
         next(iter(stream))
         began = time.monotonic()
@@ -185,7 +186,7 @@ def test_a_taken_port_ends_the_launch_with_its_name() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 3))
         taken.listen()
-        launch = Launched(*WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}")
+        launch = Launched(*WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}", module="tests.sleeping_worker")
         try:
             assert launch.wait_exit(30.0) == 69
             last = launch.log().strip().splitlines()[-1]

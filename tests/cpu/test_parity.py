@@ -1,9 +1,9 @@
 """The same tokens as transformers, whatever the scheduler does: radix, overlap, page size, chunk, pool and
 batch mix.
 
-50 prompts of the demo model, 64 tokens each, float32. A pairwise covering array of the settings is run
-always, their full product with `-m full`. Seeded sampling has no reference elsewhere; it must be the same in
-every setting.
+The demo model in float32. A pairwise covering array of the settings is run always, their full product with
+`-m full`, with more prompts and longer outputs. Seeded sampling has no reference elsewhere; it must be the
+same in every setting.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import json
 import random
 import textwrap
 from functools import cache
+from typing import NamedTuple
 
 import pytest
 import torch
@@ -24,8 +25,15 @@ from runtime.config import DEMO_MODEL
 from runtime.sampling_params import SamplingParams
 from tests.cpu.ring import Ring, Setting
 
-NUM_PROMPTS = 50
-NUM_TOKENS = 64
+
+class Load(NamedTuple):
+    num_prompts: int
+    num_tokens: int
+    """Of each output."""
+
+
+SHORT = Load(20, 32)
+LONG = Load(50, 64)
 FACTORS: dict[str, tuple[object, object]] = {
     "radix": (True, False),
     "overlap": (True, False),
@@ -76,7 +84,7 @@ def name_of(levels: Levels) -> str:
 
 
 @cache
-def prompts() -> list[list[int]]:
+def prompts(number: int) -> list[list[int]]:
     """Pieces of the standard library's sources, 4 to 80 tokens; some are alike, some begin alike."""
     rng = random.Random(0)
     tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
@@ -84,7 +92,7 @@ def prompts() -> list[list[int]]:
     for module in (textwrap, json, inspect):
         ids += tokenizer.encode(inspect.getsource(module)).ids
     made: list[list[int]] = []
-    for n in range(NUM_PROMPTS):
+    for n in range(number):
         start, length = rng.randrange(len(ids) - 100), rng.randrange(4, 80)
         piece = ids[start : start + length]
         if n % 5 == 3:
@@ -96,13 +104,13 @@ def prompts() -> list[list[int]]:
 
 
 @cache
-def greedy_reference() -> list[list[int]]:
+def greedy_reference(load: Load) -> list[list[int]]:
     """What transformers' `generate` makes of each prompt alone."""
     model = LlamaForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
-    config = GenerationConfig(do_sample=False, max_new_tokens=NUM_TOKENS, eos_token_id=0, pad_token_id=0)
+    config = GenerationConfig(do_sample=False, max_new_tokens=load.num_tokens, eos_token_id=0, pad_token_id=0)
     outputs = []
     with torch.inference_mode():
-        for prompt in prompts():
+        for prompt in prompts(load.num_prompts):
             out = model.generate(
                 torch.tensor([prompt]),
                 attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
@@ -112,29 +120,31 @@ def greedy_reference() -> list[list[int]]:
     return outputs
 
 
-def greedy() -> list[SamplingParams]:
-    return [SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, seed=0)] * NUM_PROMPTS
+def greedy(load: Load) -> list[SamplingParams]:
+    return [SamplingParams(max_tokens=load.num_tokens, temperature=0.0, seed=0)] * load.num_prompts
 
 
-def seeded() -> list[SamplingParams]:
-    return [SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=1000 + n) for n in range(NUM_PROMPTS)]
+def seeded(load: Load) -> list[SamplingParams]:
+    common = {"max_tokens": load.num_tokens, "temperature": 1.0}
+    return [SamplingParams(seed=1000 + n, **common) for n in range(load.num_prompts)]
 
 
 @cache
-def seeded_reference() -> list[list[int]]:
+def seeded_reference(load: Load) -> list[list[int]]:
     """Each prompt alone, in the plainest setting."""
     ring = Ring(DEMO_MODEL, Setting(radix=False, overlap=False))
-    outputs = ring.generate(prompts(), seeded(), solo=True)
+    outputs = ring.generate(prompts(load.num_prompts), seeded(load), solo=True)
     ring.close()
     return outputs
 
 
-def check(levels: Levels) -> None:
+def check(levels: Levels, load: Load) -> None:
     setting, solo = setting_of(levels)
+    asked = prompts(load.num_prompts)
     ring = Ring(DEMO_MODEL, setting)
     try:
-        assert ring.generate(prompts(), greedy(), solo=solo) == greedy_reference()
-        assert ring.generate(prompts(), seeded(), solo=solo) == seeded_reference()
+        assert ring.generate(asked, greedy(load), solo=solo) == greedy_reference(load)
+        assert ring.generate(asked, seeded(load), solo=solo) == seeded_reference(load)
         num_retracted = ring.lifecycle.num_retracted
     finally:
         ring.close()
@@ -150,19 +160,19 @@ def test_covering_array_covers_all_pairs() -> None:
 
 def test_references_say_something() -> None:
     """Prompts differ, outputs differ, and sampling is not greedy in disguise."""
-    assert len(prompts()) == NUM_PROMPTS
-    assert len({tuple(out) for out in greedy_reference()}) > NUM_PROMPTS // 2
-    same = sum(a == b for a, b in zip(greedy_reference(), seeded_reference(), strict=True))
-    assert same < NUM_PROMPTS // 4
+    greedy, seeded = greedy_reference(SHORT), seeded_reference(SHORT)
+    assert len(greedy) == SHORT.num_prompts
+    assert len({tuple(out) for out in greedy}) > SHORT.num_prompts // 2
+    assert sum(a == b for a, b in zip(greedy, seeded, strict=True)) < SHORT.num_prompts // 4
 
 
 @pytest.mark.parametrize("levels", covering_array(), ids=name_of)
 def test_tokens_do_not_depend_on_the_setting(levels: Levels) -> None:
-    check(levels)
+    check(levels, SHORT)
 
 
 @pytest.mark.full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("levels", full_product(), ids=name_of)
 def test_tokens_do_not_depend_on_the_setting_full_product(levels: Levels) -> None:
-    check(levels)
+    check(levels, LONG)

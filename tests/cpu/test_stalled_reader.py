@@ -17,8 +17,8 @@ import pytest
 from tests.cpu.tiny_llama import save_llama_32k
 from tests.launched import Launched, launched
 
-NUM_TOKENS = 4000
-# What a process may take meanwhile for its other work; the stream itself is 1 MB of events.
+NUM_TOKENS = 2000
+# What a process may take meanwhile for its other work; the stream itself is half a MB of events.
 MAX_GROWTH_KB = 16 * 1024
 
 
@@ -101,7 +101,7 @@ def text_of(events: list[dict[str, object]]) -> str:
 
 
 def test_a_reader_that_stalls_costs_nothing_and_gets_everything(ring: Launched) -> None:
-    stall(ring, 5.0)
+    stall(ring, 3.0)
 
 
 @pytest.mark.full

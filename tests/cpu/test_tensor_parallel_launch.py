@@ -14,8 +14,8 @@ import pytest
 from carousel import Client, SamplingParams
 from tests.launched import Launched, is_alive, launched, leftovers, wait_until
 
-NUM_MIXED = 200
-NUM_FOUR = 20
+NUM_MIXED = 100
+NUM_FOUR = 10
 # Few enough that somebody has to give way, again and again.
 POOL = (
     *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
@@ -64,7 +64,7 @@ def two_ranks() -> Iterator[Launched]:
         yield launch
 
 
-def test_two_hundred_mixed_requests_have_the_tokens_of_one_rank(
+def test_a_hundred_mixed_requests_have_the_tokens_of_one_rank(
     expected: list[list[int]], two_ranks: Launched
 ) -> None:
     """All at once, under overlap, in a pool that takes rows back, beside requests that are given up."""

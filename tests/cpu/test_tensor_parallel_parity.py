@@ -50,7 +50,7 @@ def sampling() -> list[SamplingParams]:
 def expected() -> list[list[int]]:
     ring = Ring(DEMO_MODEL, Setting())
     try:
-        return ring.generate(prompts()[:NUM_PROMPTS], sampling(), solo=False)
+        return ring.generate(prompts(NUM_PROMPTS), sampling(), solo=False)
     finally:
         ring.close()
 
@@ -71,7 +71,7 @@ def expected() -> list[list[int]]:
 def test_two_ranks_make_the_tokens_of_one(setting: Setting, tmp_path: Path) -> None:
     ring = RankRing(DEMO_MODEL, setting, 2, tmp_path / "ranks")
     try:
-        assert ring.generate(prompts()[:NUM_PROMPTS], sampling(), solo=False) == expected()
+        assert ring.generate(prompts(NUM_PROMPTS), sampling(), solo=False) == expected()
         if setting.max_rows == TINY["max_rows"]:
             assert ring.lifecycle.num_retracted > 0, "the tiny pool forced nobody to give way"
     finally:
@@ -92,7 +92,7 @@ def test_logprobs_and_raw_logits_come_from_rank_0_whole(tmp_path: Path) -> None:
 
     def all_of(ring: Ring) -> list[Generated]:
         try:
-            return ring.generate_each(prompts()[:3], [asked] * 3, solo=False)
+            return ring.generate_each(prompts(3), [asked] * 3, solo=False)
         finally:
             ring.close()
 

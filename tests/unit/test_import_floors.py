@@ -8,6 +8,7 @@ import ast
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,12 +68,13 @@ TORCH_FREE = [
 ]
 
 
-PROCESSES = [
+TORCH_FREE_MODULES = [
     "scheduler_proc.main",
     "tokenizer_proc.main",
     "detokenizer_proc.main",
     "api_server.main",
     "bench_serving.main",
+    "model_worker.executors.process",  # the scheduler's end of the worker process
 ]
 
 
@@ -81,23 +83,28 @@ def modules_of(package: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{package}.py"]
 
 
-def imported_names(path: Path) -> Iterator[str]:
-    """Dotted names of all imports but those under `if TYPE_CHECKING`, which bind nothing at run time."""
-    tree = ast.parse(path.read_text())
-    guarded = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-        for inner in ast.walk(node)
-    }
-    for node in ast.walk(tree):
-        if id(node) in guarded:
+def statements(node: ast.AST) -> Iterator[ast.AST]:
+    """All below a node but what stands under `if TYPE_CHECKING`, which binds nothing at run time."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr) or (
+            isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
+        ):
             continue
+        yield child
+        yield from statements(child)
+
+
+@cache
+def imported_names(path: Path) -> list[str]:
+    """Dotted names of all imports that bind something at run time."""
+    names: list[str] = []
+    for node in statements(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            names += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            yield node.module or ""
+            names.append(node.module or "")
+    return names
 
 
 @pytest.mark.parametrize("package", FLOORS)
@@ -145,7 +152,7 @@ def test_processes_start_without_torch() -> None:
     """Not even indirectly: a library that drags torch in would cost each process seconds and much memory."""
     code = f"""
 import importlib, sys
-for name in {PROCESSES!r}:
+for name in {TORCH_FREE_MODULES!r}:
     importlib.import_module(name)
     if "torch" in sys.modules:
         sys.exit(f"{{name}} imports torch")

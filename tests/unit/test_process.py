@@ -1,25 +1,33 @@
-"""What a process leaves on the status page when it fails."""
+"""What a process that fails says of itself."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import msgspec
+import zmq
 
 from runtime.config import RuntimeConfig
 from runtime.endpoints import Endpoints
+from runtime.messages import ProcessFailed
 from runtime.process import LaunchFile, ProcessContext
 from runtime.status_page import StatusPage
+from runtime.transport import Waiter, ZmqInbox
 
 
-def test_a_process_that_fails_leaves_what_it_said_last(tmp_path: Path) -> None:
+def test_a_process_that_fails_says_why_and_leaves_what_it_said_last(tmp_path: Path) -> None:
     """The launcher reads there which sequence ran alone in an engine that has failed."""
     Endpoints(tmp_path).config_file.write_bytes(msgspec.json.encode(LaunchFile(RuntimeConfig(device="cpu"))))
     page = StatusPage(Endpoints(tmp_path).status_file, create=True)
+    launcher: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = ZmqInbox(launcher, Endpoints(tmp_path).launcher_in, "launcher_in", 0)
     context = ProcessContext("scheduler", tmp_path, epoch=4)
     context.beat(force=True, solitary=b"s" * 16, num_running=1)
     context.failed("a step failed", 70)
     slot = page.read("scheduler")
     assert (slot.state, slot.epoch, slot.solitary, slot.num_running) == ("failed", 4, b"s" * 16, 1)
+    assert Waiter([inbox.socket]).wait(10.0)
+    assert inbox.drain() == [ProcessFailed("scheduler", "a step failed", 70)]
     context.close()
     page.close()
+    launcher.destroy(linger=0)

@@ -20,6 +20,12 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "carousel"
 
 
+@pytest.fixture(autouse=True)
+def few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here nobody cleans up after a launch that was killed, so a lock that is held stays so."""
+    monkeypatch.setattr("runtime.run_dir.NUM_TRIES", 3)
+
+
 def test_a_launch_has_a_private_directory_and_removes_it(root: Path) -> None:
     run_dir = RunDir()
     assert run_dir.path.parent == root
