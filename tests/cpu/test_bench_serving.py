@@ -7,7 +7,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from typing import Any
 
@@ -15,18 +14,14 @@ import pytest
 
 from bench_serving.main import main
 from runtime.config import DEMO_MODEL
-from tests.launched import ROOT, SLACK, Launched, launched
+from tests.launched import ROOT, SLACK, Launched
 
 LOAD = ("--num-prompts", "6", "--random-input-len", "24", "--random-output-len", "8", "--disable-tqdm")
 
 
 @pytest.fixture(scope="module")
-def launch() -> Iterator[Launched]:
-    with launched(
-        *("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8"),
-        *("--gather-context-logits", "--gather-generation-logits"),
-    ) as launch:
-        yield launch
+def launch(demo_launch: Launched) -> Launched:
+    return demo_launch
 
 
 def bench(*flags: str) -> tuple[int, dict[str, Any], str]:

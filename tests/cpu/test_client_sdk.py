@@ -15,18 +15,16 @@ import pytest
 from carousel import LLM, AsyncClient, Client, InvalidRequest, SamplingParams
 from runtime.endpoints import Endpoints
 from runtime.status_page import StatusPage
-from tests.launched import ROOT, Launched, is_alive, launched, wait_until
+from tests.launched import ROOT, Launched, is_alive, wait_until
 
 PROMPTS = [f"def function_{number}(" for number in range(20)]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0)
 ENDLESS = SamplingParams(max_tokens=1500, ignore_eos=True)
-SETTINGS = ("--dtype", "float32", "--cpu-threads", "1", "--max-running-requests", "8", "--no-http")
 
 
 @pytest.fixture(scope="module")
-def launch() -> Iterator[Launched]:
-    with launched(*SETTINGS) as launch:
-        yield launch
+def launch(demo_launch: Launched) -> Launched:
+    return demo_launch
 
 
 @pytest.fixture(scope="module")

@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.cpu.tiny_llama import save_llama_32k
-from tests.launched import ROOT, Launched, launched
+from tests.launched import ROOT, Launched
 
 TIMEOUT_S = 90.0
 
@@ -24,9 +23,8 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def launch() -> Iterator[Launched]:
-    with launched("--dtype", "float32", "--cpu-threads", "1", "--no-http") as launch:
-        yield launch
+def launch(demo_launch: Launched) -> Launched:
+    return demo_launch
 
 
 def run(name: str, *arguments: str | Path) -> list[str]:

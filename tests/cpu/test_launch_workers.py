@@ -79,10 +79,10 @@ def test_both_tokenizers_take_their_share(launch: Launched) -> None:
     page.close()
 
 
-def test_the_number_of_processes_changes_no_answer(launch: Launched) -> None:
+def test_the_number_of_processes_changes_no_answer(launch: Launched, demo_launch: Launched) -> None:
     with Client(launch.run_dir) as client:
         of_many = [output.text for output in client.generate(PROMPTS, SHORT, timeout=60)]
-    with launched("--no-http", "--dtype", "float32") as single, Client(single.run_dir) as client:
+    with Client(demo_launch.run_dir) as client:
         assert [output.text for output in client.generate(PROMPTS, SHORT, timeout=60)] == of_many
 
 

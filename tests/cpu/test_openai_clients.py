@@ -12,17 +12,15 @@ import httpx
 import openai
 import pytest
 
-from tests.launched import Launched, launched
+from tests.launched import Launched
 
 REQUESTS = json.loads((Path(__file__).resolve().parents[1] / "data/benchmark_requests.json").read_text())
 PROMPT = "def fibonacci(n):\n"
-SETTINGS = ("--dtype", "float32", "--cpu-threads", "1", "--served-model-name", "demo")
 
 
 @pytest.fixture(scope="module")
-def launch() -> Iterator[Launched]:
-    with launched(*SETTINGS, "--max-running-requests", "8") as launch:
-        yield launch
+def launch(demo_launch: Launched) -> Launched:
+    return demo_launch
 
 
 @pytest.fixture(scope="module")

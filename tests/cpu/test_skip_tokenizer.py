@@ -29,8 +29,8 @@ def prompt() -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def expected(prompt: list[int]) -> list[int]:
-    with launched("--dtype", "float32", "--no-http") as launch, Client(launch.run_dir) as client:
+def expected(prompt: list[int], demo_launch: Launched) -> list[int]:
+    with Client(demo_launch.run_dir) as client:
         return client.generate(prompt, GREEDY).token_ids
 
 
