@@ -1,6 +1,6 @@
 """One thread per test process: tiny models gain nothing from a second, and two teams on two cores stall each
-other. And Triton as its own interpreter, so that its kernels run without a GPU. And one launch for all tests
-that can share it.
+other. And Triton as its own interpreter, so that its kernels run without a GPU. And what
+several files share: one launch, one tiny model.
 """
 
 from __future__ import annotations
@@ -12,11 +12,19 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 from tests.launched import Launched, launched
+
+if TYPE_CHECKING:  # transformers takes seconds to import, which most tests can do without
+    from transformers import LlamaForCausalLM
+
+    from model_worker.worker import ModelWorker
+    from tests.cpu.plans import PlanWriter
 
 torch.set_num_threads(1)
 
@@ -31,3 +39,29 @@ def demo_launch() -> Iterator[Launched]:
         *("--gather-context-logits", "--gather-generation-logits", "--served-model-name", "demo"),
     ) as launch:
         yield launch
+
+
+@pytest.fixture(scope="session")
+def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
+    from tests.cpu.plans import save_tiny_llama
+
+    path = tmp_path_factory.mktemp("tiny")
+    return path, save_tiny_llama(path)
+
+
+@pytest.fixture
+def tiny_reference(tiny_checkpoint: tuple[Path, LlamaForCausalLM]) -> LlamaForCausalLM:
+    return tiny_checkpoint[1]
+
+
+@pytest.fixture(params=[(1, False), (4, True), (16, False)], ids=["page1", "page4-threaded", "page16"])
+def tiny_worker(
+    request: pytest.FixtureRequest, tiny_checkpoint: tuple[Path, LlamaForCausalLM]
+) -> Iterator[tuple[ModelWorker, PlanWriter]]:
+    """A worker with the model of `tiny_checkpoint`, and who writes its plans."""
+    from tests.cpu.plans import PlanWriter, make_worker
+
+    page_size, threaded = request.param
+    worker = make_worker(tiny_checkpoint[0], page_size, threaded=threaded)
+    yield worker, PlanWriter(page_size)
+    worker.close()

@@ -32,7 +32,6 @@ from tests.cpu.plans import (
     PlanWriter,
     Wanted,
     greedy_reference,
-    save_tiny_llama,
     tokens_of,
 )
 from tests.launched import SLACK
@@ -53,13 +52,6 @@ class Waits:
     def __call__(self) -> None:
         self.times.append(time.monotonic())
         self.called.set()
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("tiny")
-    return path, save_tiny_llama(path)
 
 
 def make_config(model: Path, **settings: object) -> RuntimeConfig:
@@ -177,9 +169,9 @@ def check_raw_logits(
 
 
 def test_inproc_executor_keeps_the_contract(
-    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
 ) -> None:
-    path, reference = checkpoint
+    path, reference = tiny_checkpoint
     waits = Waits()
     with scheduler_context(tmp_path / "run", make_config(path)) as context:
         executor = inproc.create(context, waits)
@@ -189,9 +181,9 @@ def test_inproc_executor_keeps_the_contract(
 
 
 def test_process_executor_keeps_the_contract_and_the_worker_ends_when_asked(
-    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
 ) -> None:
-    path, reference = checkpoint
+    path, reference = tiny_checkpoint
     with running(path, tmp_path / "run", Waits()) as (executor, child):
         check_contract(executor, reference)
         executor.close()
@@ -199,10 +191,13 @@ def test_process_executor_keeps_the_contract_and_the_worker_ends_when_asked(
 
 
 def test_waiting_keeps_the_heartbeat_going_and_a_killed_worker_is_an_error(
-    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
 ) -> None:
     waits = Waits()
-    with running(checkpoint[0], tmp_path / "run", waits, disable_overlap_schedule=True) as (executor, child):
+    with running(tiny_checkpoint[0], tmp_path / "run", waits, disable_overlap_schedule=True) as (
+        executor,
+        child,
+    ):
         assert executor.max_in_flight == 1
         os.kill(child.pid, signal.SIGSTOP)
         plans = PlanWriter(PAGE_SIZE)
@@ -233,9 +228,9 @@ def test_waiting_keeps_the_heartbeat_going_and_a_killed_worker_is_an_error(
 
 
 def test_a_failing_plan_reaches_the_scheduler_with_its_reason_and_ends_the_worker(
-    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
 ) -> None:
-    with running(checkpoint[0], tmp_path / "run", Waits()) as (executor, child):
+    with running(tiny_checkpoint[0], tmp_path / "run", Waits()) as (executor, child):
         plans = PlanWriter(PAGE_SIZE)
         plans.open_row(0, PROMPT, [9, 7, 5, 3], **GREEDY)
         bad = msgspec.structs.replace(plans.plan(chunks=[(0, PROMPT, True)]), table_pages=pack_ids([]))
@@ -245,9 +240,9 @@ def test_a_failing_plan_reaches_the_scheduler_with_its_reason_and_ends_the_worke
 
 
 def test_waiting_for_a_worker_ends_when_the_process_is_asked_to_stop(
-    checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM], tmp_path: Path
 ) -> None:
-    with scheduler_context(tmp_path / "run", make_config(checkpoint[0])) as context:
+    with scheduler_context(tmp_path / "run", make_config(tiny_checkpoint[0])) as context:
         waits = Waits()
 
         def stop_at_the_second_wait() -> None:

@@ -29,7 +29,6 @@ from tests.cpu.test_http_control import INFO
 from tests.fake_ring import WAIT_S, failure, finish, output
 from tests.http_front import Front, http_front
 
-MAX_EXAMPLES = 12
 CHECKS = [
     not_a_server_error,
     status_code_conformance,
@@ -108,8 +107,11 @@ def test_a_key_is_described_where_there_is_one(tmp_path: Any) -> None:
         assert front.http.get("/openapi.json").status_code == 401
 
 
+@pytest.mark.parametrize("max_examples", [6, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("mode", list(GenerationMode))
-def test_generated_requests_find_no_undocumented_answer(front: Front, mode: GenerationMode) -> None:
+def test_generated_requests_find_no_undocumented_answer(
+    front: Front, mode: GenerationMode, max_examples: int
+) -> None:
     """Requests that the document allows, and others that it does not."""
     schema = schemathesis.openapi.from_url(f"http://127.0.0.1:{front.port}/openapi.json")
     operations = [result.ok() for result in schema.get_all_operations()]
@@ -118,7 +120,7 @@ def test_generated_requests_find_no_undocumented_answer(front: Front, mode: Gene
 
         @given(case=operation.as_strategy(generation_mode=mode))
         @settings(
-            max_examples=MAX_EXAMPLES,
+            max_examples=max_examples,
             deadline=None,
             derandomize=True,
             database=None,

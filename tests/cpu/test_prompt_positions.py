@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -31,34 +31,11 @@ from tests.cpu.plans import (
     Wanted,
     make_worker,
     pages_of,
-    save_tiny_llama,
     tokens_of,
 )
 
 TOLERANCE = 1e-4
 ROW_BYTES = 4 * VOCAB
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("tiny")
-    return path, save_tiny_llama(path)
-
-
-@pytest.fixture
-def reference(checkpoint: tuple[Path, LlamaForCausalLM]) -> LlamaForCausalLM:
-    return checkpoint[1]
-
-
-@pytest.fixture(params=[(1, False), (4, True), (16, False)], ids=["page1", "page4-threaded", "page16"])
-def setting(
-    request: pytest.FixtureRequest, checkpoint: tuple[Path, LlamaForCausalLM]
-) -> Iterator[tuple[ModelWorker, PlanWriter]]:
-    page_size, threaded = request.param
-    worker = make_worker(checkpoint[0], page_size, threaded=threaded)
-    yield worker, PlanWriter(page_size)
-    worker.close()
 
 
 @torch.inference_mode()
@@ -87,10 +64,10 @@ def check_logprobs(
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
 def test_prompt_logprobs_equal_a_full_forward_in_chunks_beside_decodes(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM, chunk: int
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM, chunk: int
 ) -> None:
     """Row 3 decodes meanwhile, row 1 asks nothing, row 0 has two positions already; each wants another k."""
-    worker, plans = setting
+    worker, plans = tiny_worker
     plans.open_row(3, PROMPTS[1], pages_of(3), num_logprobs=1, **GREEDY)
     worker.launch(plans.plan(chunks=[(3, PROMPTS[1], True)])).result()
     asked = {0: (2, 3), 2: (0, 0)}  # row: (first position, k)
@@ -113,7 +90,7 @@ def test_prompt_logprobs_equal_a_full_forward_in_chunks_beside_decodes(
             parts[rows[entry.index]].append(unpack(entry))
     for row, (first, k) in asked.items():
         prompt = PROMPTS[row]
-        check_logprobs(parts[row], logits_of(reference, prompt)[first:], [*prompt[first + 1 :], 0], k)
+        check_logprobs(parts[row], logits_of(tiny_reference, prompt)[first:], [*prompt[first + 1 :], 0], k)
 
 
 def context_logits(result: StepResult, frames: Sequence[Frame], index: int) -> tuple[int, FloatArray]:
@@ -132,7 +109,7 @@ def context_logits(result: StepResult, frames: Sequence[Frame], index: int) -> t
 @pytest.mark.parametrize("rows_a_block", [1, 4, 1000])
 @pytest.mark.parametrize("rows_a_frame", [1, 3, 1000])
 def test_context_logits_equal_a_full_forward_whatever_the_size_of_blocks_and_frames(
-    checkpoint: tuple[Path, LlamaForCausalLM],
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM],
     monkeypatch: pytest.MonkeyPatch,
     rows_a_block: int,
     rows_a_frame: int,
@@ -147,7 +124,7 @@ def test_context_logits_equal_a_full_forward_whatever_the_size_of_blocks_and_fra
         return compute(model, hidden)
 
     monkeypatch.setattr(CausalLM, "compute_logits", counted)
-    worker, plans = make_worker(checkpoint[0], 4), PlanWriter(4)
+    worker, plans = make_worker(tiny_checkpoint[0], 4), PlanWriter(4)
     for row, prompt in enumerate(PROMPTS):
         plans.open_row(row, prompt, pages_of(row), **GREEDY)
     worker.launch(plans.plan(chunks=[(0, PROMPTS[0][:6], False)])).result()
@@ -166,20 +143,20 @@ def test_context_logits_equal_a_full_forward_whatever_the_size_of_blocks_and_fra
     assert [entry.index for entry in result.prompts] == [0, 1]
     assert all(memoryview(frame).nbytes <= rows_a_frame * ROW_BYTES for frame in step.frames)
     for row, start in ((0, 8), (2, 0)):
-        expected = logits_of(checkpoint[1], PROMPTS[row])
+        expected = logits_of(tiny_checkpoint[1], PROMPTS[row])
         got_start, got = context_logits(result, step.frames, row)
         assert got_start == start
         np.testing.assert_allclose(got, expected[start:], atol=TOLERANCE)
         assert got[-1].argmax() == tokens_of(result)[row]
-    logits = logits_of(checkpoint[1], PROMPTS[0])[8:]
+    logits = logits_of(tiny_checkpoint[1], PROMPTS[0])[8:]
     check_logprobs([unpack(result.prompts[0])], logits, [*PROMPTS[0][9:], 0], 2)
     worker.close()
 
 
 def test_the_head_runs_on_what_is_sampled_alone_when_no_plan_asks_for_more(
-    setting: tuple[ModelWorker, PlanWriter], monkeypatch: pytest.MonkeyPatch
+    tiny_worker: tuple[ModelWorker, PlanWriter], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     sizes: list[int] = []
     compute = CausalLM.compute_logits
 
@@ -196,10 +173,10 @@ def test_the_head_runs_on_what_is_sampled_alone_when_no_plan_asks_for_more(
 
 
 def test_generation_logits_are_raw_and_of_the_rows_that_asked(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
     """Decodes beside chunks, two steps in flight: each frame says whose it is and which position's."""
-    worker, plans = setting
+    worker, plans = tiny_worker
     bias = {"bias_ids": pack_ids([40]), "bias_values": np.array([100.0], np.float32).tobytes()}
     plans.open_row(2, PROMPTS[2], pages_of(2), returns_logits=True, **bias, **GREEDY)
     plans.open_row(1, PROMPTS[1], pages_of(1), **GREEDY)
@@ -224,8 +201,8 @@ def test_generation_logits_are_raw_and_of_the_rows_that_asked(
         (2, "generation_logits", 20, (1, VOCAB)),
     ]
     frames = [np.frombuffer(frame, np.float32) for step in steps for frame in step.frames]
-    forced = logits_of(reference, [*PROMPTS[2], 40])
-    expected = [forced[9:11].flatten(), forced[10], forced[11], logits_of(reference, PROMPTS[0])[-1]]
+    forced = logits_of(tiny_reference, [*PROMPTS[2], 40])
+    expected = [forced[9:11].flatten(), forced[10], forced[11], logits_of(tiny_reference, PROMPTS[0])[-1]]
     for got, logits in zip(frames, expected, strict=True):
         np.testing.assert_allclose(got, logits, atol=TOLERANCE)
     assert tokens_of(results[1])[0] == 40
@@ -233,16 +210,16 @@ def test_generation_logits_are_raw_and_of_the_rows_that_asked(
 
 
 def test_a_deferred_step_has_prompt_positions_and_raw_logits_too(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     prompt = PROMPTS[2]
     plans.open_row(0, prompt, pages_of(0), returns_logits=True, **GREEDY)
     wanted = {0: Wanted(prompt, 0, 1, returns_logits=True)}
     step = worker.launch(plans.plan(chunks=[(0, prompt, True)], wanted=wanted, defer_sampling=True))
     worker.sample(step, SampleMasks(step=1, masks=((0, (1 << 11).to_bytes(4, "little")),)))
     result = step.result()
-    logits = logits_of(reference, prompt)
+    logits = logits_of(tiny_reference, prompt)
     assert tokens_of(result) == [11]
     check_logprobs([unpack(result.prompts[0])], logits, [*prompt[1:], 0], 1)
     np.testing.assert_allclose(context_logits(result, step.frames, 0)[1], logits, atol=TOLERANCE)
@@ -250,9 +227,9 @@ def test_a_deferred_step_has_prompt_positions_and_raw_logits_too(
 
 
 def test_positions_that_do_not_end_with_their_chunk_are_a_failed_step(
-    setting: tuple[ModelWorker, PlanWriter],
+    tiny_worker: tuple[ModelWorker, PlanWriter],
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     plans.open_row(0, PROMPTS[0], pages_of(0), **GREEDY)
     wanted = {0: Wanted(PROMPTS[0][:4], 0, 1)}
     step = worker.launch(plans.plan(chunks=[(0, PROMPTS[0], True)], wanted=wanted))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,31 +24,8 @@ from tests.cpu.plans import (
     greedy_reference,
     make_worker,
     pages_of,
-    save_tiny_llama,
     tokens_of,
 )
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    torch.set_num_threads(1)
-    path = tmp_path_factory.mktemp("tiny")
-    return path, save_tiny_llama(path)
-
-
-@pytest.fixture
-def reference(checkpoint: tuple[Path, LlamaForCausalLM]) -> LlamaForCausalLM:
-    return checkpoint[1]
-
-
-@pytest.fixture(params=[(1, False), (4, True), (16, False)], ids=["page1", "page4-threaded", "page16"])
-def setting(
-    request: pytest.FixtureRequest, checkpoint: tuple[Path, LlamaForCausalLM]
-) -> Iterator[tuple[ModelWorker, PlanWriter]]:
-    page_size, threaded = request.param
-    worker = make_worker(checkpoint[0], page_size, threaded=threaded)
-    yield worker, PlanWriter(page_size)
-    worker.close()
 
 
 def open_rows(plans: PlanWriter, **sampling: object) -> None:
@@ -93,17 +69,17 @@ def generate(
 
 @pytest.mark.parametrize("chunk", [3, 64])
 def test_greedy_tokens_equal_a_plain_full_forward(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM, chunk: int
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM, chunk: int
 ) -> None:
     """Chunks and decodes in one forward, scattered pages, each input token known to the device alone."""
-    worker, plans = setting
+    worker, plans = tiny_worker
     open_rows(plans, **GREEDY)
     got = generate(worker, plans, 9, chunk)
-    assert got == [greedy_reference(reference, prompt, 9) for prompt in PROMPTS]
+    assert got == [greedy_reference(tiny_reference, prompt, 9) for prompt in PROMPTS]
 
 
 def test_seeded_draws_are_the_same_for_any_chunk_page_size_and_overlap(
-    checkpoint: tuple[Path, LlamaForCausalLM],
+    tiny_checkpoint: tuple[Path, LlamaForCausalLM],
 ) -> None:
     results = []
     for page_size, threaded, chunk, in_flight, feed_back in [
@@ -111,7 +87,7 @@ def test_seeded_draws_are_the_same_for_any_chunk_page_size_and_overlap(
         (16, True, 2, 2, True),
         (4, True, 5, 3, True),
     ]:
-        worker = make_worker(checkpoint[0], page_size, threaded=threaded)
+        worker = make_worker(tiny_checkpoint[0], page_size, threaded=threaded)
         plans = PlanWriter(page_size)
         open_rows(plans, temperature=0.8, top_p=0.95)
         results.append(generate(worker, plans, 8, chunk, in_flight=in_flight, feed_back=feed_back))
@@ -121,9 +97,9 @@ def test_seeded_draws_are_the_same_for_any_chunk_page_size_and_overlap(
 
 
 def test_a_page_and_a_row_may_change_hands_with_a_step_in_flight(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     old, new = PROMPTS[0], PROMPTS[2]
     plans.open_row(0, old, pages_of(0), **GREEDY)
     first = worker.launch(plans.plan(chunks=[(0, old, True)]))
@@ -131,15 +107,15 @@ def test_a_page_and_a_row_may_change_hands_with_a_step_in_flight(
     # The same row and the same pages, in another order, before anybody has seen a result.
     plans.open_row(0, new, pages_of(0)[::-1], **GREEDY)
     third = worker.launch(plans.plan(chunks=[(0, new, True)]))
-    assert tokens_of(first.result()) + tokens_of(second.result()) == greedy_reference(reference, old, 2)
-    assert tokens_of(third.result()) == greedy_reference(reference, new, 1)
+    assert tokens_of(first.result()) + tokens_of(second.result()) == greedy_reference(tiny_reference, old, 2)
+    assert tokens_of(third.result()) == greedy_reference(tiny_reference, new, 1)
 
 
 def test_copied_pages_hold_what_the_source_held(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
     """A fork: the second row's pages are copies, then both rows go on by themselves."""
-    worker, plans = setting
+    worker, plans = tiny_worker
     prompt = PROMPTS[0][:18]
     plans.open_row(0, prompt, pages_of(0), **GREEDY)
     worker.launch(plans.plan(chunks=[(0, prompt, True)])).result()
@@ -150,14 +126,14 @@ def test_copied_pages_hold_what_the_source_held(
         plans.copy_page(source, target)
     own = [40, 41]
     step = worker.launch(plans.plan(decodes=[(0, own[0]), (1, own[1])]))
-    expected = [greedy_reference(reference, [*prompt, token], 1)[0] for token in own]
+    expected = [greedy_reference(tiny_reference, [*prompt, token], 1)[0] for token in own]
     assert tokens_of(step.result()) == expected
 
 
 def test_a_deferred_step_samples_under_its_masks_and_feeds_the_result_back(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     first, second = PROMPTS[1], PROMPTS[2]
     plans.open_row(0, first, pages_of(0), **GREEDY)
     plans.open_row(1, second, pages_of(1), **GREEDY)
@@ -170,21 +146,21 @@ def test_a_deferred_step_samples_under_its_masks_and_feeds_the_result_back(
     words = np.zeros(-(-VOCAB // 32), np.uint32)
     words[allowed // 32] = 1 << (allowed % 32)
     worker.sample(step, SampleMasks(step=1, masks=((0, words.tobytes()),)))
-    assert tokens_of(step.result()) == [allowed, *greedy_reference(reference, second, 1)]
+    assert tokens_of(step.result()) == [allowed, *greedy_reference(tiny_reference, second, 1)]
     follow = worker.launch(plans.plan(decodes=[(0, FEEDBACK)]))
-    assert tokens_of(follow.result()) == greedy_reference(reference, [*first, allowed], 1)
+    assert tokens_of(follow.result()) == greedy_reference(tiny_reference, [*first, allowed], 1)
 
 
 def test_result_counts_what_each_row_of_the_rest_sampled_and_carries_logprobs(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     plans.open_row(0, PROMPTS[0], pages_of(0), **GREEDY)
     plans.open_row(1, PROMPTS[1], pages_of(1), num_logprobs=2, **GREEDY)
     result = worker.launch(plans.plan(chunks=[(0, PROMPTS[0][:5], False), (1, PROMPTS[1], True)])).result()
     assert unpack_ids(result.counts).tolist() == [0, 1]
     with torch.inference_mode():
-        expected = reference(torch.tensor([PROMPTS[1]])).logits[0, -1].log_softmax(-1)
+        expected = tiny_reference(torch.tensor([PROMPTS[1]])).logits[0, -1].log_softmax(-1)
     top = expected.topk(2)
     assert tokens_of(result) == [int(top.indices[0])]
     assert result.num_top == 2
@@ -193,8 +169,8 @@ def test_result_counts_what_each_row_of_the_rest_sampled_and_carries_logprobs(
     np.testing.assert_allclose(unpack_floats(result.top_logprobs), top.values.numpy(), atol=1e-5)
 
 
-def test_a_step_without_samples_gives_an_empty_result(setting: tuple[ModelWorker, PlanWriter]) -> None:
-    worker, plans = setting
+def test_a_step_without_samples_gives_an_empty_result(tiny_worker: tuple[ModelWorker, PlanWriter]) -> None:
+    worker, plans = tiny_worker
     plans.open_row(0, PROMPTS[0], pages_of(0), **GREEDY)
     result = worker.launch(plans.plan(chunks=[(0, PROMPTS[0][:5], False)])).result()
     assert result.tokens == b""
@@ -203,9 +179,9 @@ def test_a_step_without_samples_gives_an_empty_result(setting: tuple[ModelWorker
 
 @pytest.mark.parametrize("deferred", [False, True])
 def test_a_plan_that_fails_raises_from_result_and_never_hangs(
-    setting: tuple[ModelWorker, PlanWriter], deferred: bool
+    tiny_worker: tuple[ModelWorker, PlanWriter], deferred: bool
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     plans.open_row(0, PROMPTS[1], pages_of(0), **GREEDY)
     bad = structs.replace(
         plans.plan(chunks=[(0, PROMPTS[1], True)], defer_sampling=deferred), table_pages=pack_ids([])
@@ -217,8 +193,8 @@ def test_a_plan_that_fails_raises_from_result_and_never_hangs(
         step.result()
 
 
-def test_drafts_are_refused_by_name(setting: tuple[ModelWorker, PlanWriter]) -> None:
-    worker, plans = setting
+def test_drafts_are_refused_by_name(tiny_worker: tuple[ModelWorker, PlanWriter]) -> None:
+    worker, plans = tiny_worker
     plans.open_row(0, PROMPTS[1], pages_of(0), **GREEDY)
     plan = structs.replace(plans.plan(chunks=[(0, PROMPTS[1], True)]), drafts=pack_ids([1]))
     with pytest.raises(ExecutorError, match=r"BatchPlan\.drafts"):
@@ -226,12 +202,14 @@ def test_drafts_are_refused_by_name(setting: tuple[ModelWorker, PlanWriter]) -> 
 
 
 def test_warm_up_leaves_no_trace(
-    setting: tuple[ModelWorker, PlanWriter], reference: LlamaForCausalLM
+    tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:
-    worker, plans = setting
+    worker, plans = tiny_worker
     worker.warm_up()
     open_rows(plans, **GREEDY)
-    assert generate(worker, plans, 4, 7) == [greedy_reference(reference, prompt, 4) for prompt in PROMPTS]
+    assert generate(worker, plans, 4, 7) == [
+        greedy_reference(tiny_reference, prompt, 4) for prompt in PROMPTS
+    ]
 
 
 @pytest.mark.parametrize(
