@@ -19,6 +19,7 @@ import pytest
 from carousel import Client, RequestError, RingClosed, SamplingParams
 from tests.launched import ROOT, SLACK, START_S, Launched, is_alive, launched, leftovers, wait_until
 
+NOWHERE = str(ROOT / "tests/nowhere")
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=1500, ignore_eos=True)
@@ -60,15 +61,15 @@ def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--model", "/nonexistent"], 72, "/nonexistent"),
+        (["--model", NOWHERE], 72, NOWHERE),
         (["--page-size", "0"], 64, "page_size"),
         (["--no-such-flag"], 64, "--no-such-flag"),
         (["--tp-size", "5"], 64, "tp_size: 5 ranks cannot share num_attention_heads"),
         (["--context-length", "9999999"], 64, "context_length"),
-        (["--tokenizer", "/nonexistent"], 64, "tokenizer: there is no directory /nonexistent"),
+        (["--tokenizer", NOWHERE], 64, f"tokenizer: there is no directory {NOWHERE}"),
         (["--tokenizer-workers", "0"], 64, "tokenizer_workers"),
         (["--zmq-bind", "tcp://0.0.0.0:5000"], 64, "--curve-dir"),
-        (["--zmq-bind", "tcp://127.0.0.1:5000", "--curve-dir", "/nonexistent"], 64, "server.key_secret"),
+        (["--zmq-bind", "tcp://127.0.0.1:5000", "--curve-dir", NOWHERE], 64, "server.key_secret"),
     ],
 )
 def test_settings_that_cannot_work_are_known_before_anything_is_started(

@@ -76,12 +76,13 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on(faulty: FaultyLaunch) ->
     for pid in stopped:
         os.kill(pid, signal.SIGSTOP)
     try:
-        assert still_same(faulty, pids, 1.0)
+        assert still_same(faulty, pids, 0.5)
     finally:
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
     assert still_same(faulty, pids, 4.0)
-    assert faulty.ready() == (200, "")
+    faulty.wait_ready()
+    assert faulty.launch.pids() == pids
     assert faulty.serves()
 
 
