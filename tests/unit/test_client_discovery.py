@@ -92,7 +92,7 @@ def test_llm_that_cannot_start_relays_why_and_leaves_no_directory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    with pytest.raises(StartError, match="/nonexistent") as caught:
-        LLM(model="/nonexistent")
+    with pytest.raises(StartError, match="nowhere") as caught:
+        LLM(model=str(tmp_path / "nowhere"))
     assert caught.value.exit_code == 72
     assert list(tmp_path.iterdir()) == []

@@ -152,8 +152,8 @@ def test_deterministic_is_refused_where_it_cannot_be_promised(tmp_path: Path) ->
     [
         RuntimeConfig(tp_size=64, device="cuda"),
         RuntimeConfig(context_length=4096),
-        RuntimeConfig(chat_template="/nonexistent"),
-        RuntimeConfig(tokenizer="/nonexistent"),
+        RuntimeConfig(chat_template="/no/where"),
+        RuntimeConfig(tokenizer="/no/where"),
         RuntimeConfig(zmq_bind="0.0.0.0:5000"),
         RuntimeConfig(curve_dir="keys"),
         RuntimeConfig(batching_type="V1", capacity_scheduler="max_utilization"),
