@@ -51,7 +51,7 @@ KERNELS = (
     "quantize_rows",
     "int8_linear",
     "draw",
-    "run_program",
+    "run_step",
 )
 # Shapes; the weights are random, which costs the same time.
 LLAMA_60M: dict[str, Any] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -47,3 +47,6 @@ class EmbeddingRunner(ModelRunner):
         vectors = forward.vectors
         tokens = torch.zeros(len(vectors), dtype=torch.int32, device=vectors.device)
         return StepOutput(tokens, embeddings=vectors)
+
+    def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
+        """A recording ends in logits, and of a prompt there is one step."""

@@ -1,4 +1,4 @@
-"""ForwardProgram: the model's forward for small batches as one recorded program. Knows plans and batches.
+"""ForwardProgram: a step of a small batch, from plan to tokens, as one call. Knows plans and batches.
 
 A decode step of a small model is some fifty kernels of a few microseconds: calling each from Python would
 take as long again. The recording runs the model's own modules, so there is one description of a model; one
@@ -7,6 +7,7 @@ that also uses torch operations is not recorded and stays as it is.
 
 from __future__ import annotations
 
+import ctypes
 import logging
 from collections.abc import Callable
 
@@ -18,10 +19,12 @@ from model_worker.attention.cpu_native import CpuNativeAttention, NativeStep
 from model_worker.forward_batch import ForwardBatch
 from model_worker.future_map import FutureMap
 from model_worker.kernels.native.program import NotRecordable, Program
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.kernels.native.step_calls import StepCall
 from model_worker.native_inputs import NativeInputs
 from model_worker.req_to_token_pool import ReqToTokenPool
-from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.columns import DRAWABLE
+from model_worker.sampling.native import NativeSampling
+from model_worker.step_output import ForwardOutput
 from runtime.plan import BatchPlan
 from runtime.wire import TOKEN_BYTES
 
@@ -31,21 +34,23 @@ logger = logging.getLogger(__name__)
 # activations grows with it.
 MAX_TOKENS = 256
 
-Forward = Callable[[ForwardBatch, MHATokenToKVPool, AttentionBackend], Tensor]
+Compute = Callable[[ForwardBatch], Tensor]
+"""The model's forward and its head: a prepared batch to logits [W, vocab_size] float32."""
 
 
 class ForwardProgram:
     def __init__(
         self,
-        model: Forward,
-        kv_pool: MHATokenToKVPool,
+        compute: Compute,
         backend: CpuNativeAttention,
-        inputs: NativeInputs,
         table: ReqToTokenPool,
+        future: FutureMap,
+        sampling: NativeSampling,
     ) -> None:
-        """Record a forward of up to `inputs.capacity` tokens. Raises NotRecordable."""
-        self._inputs = inputs
-        capacity = inputs.capacity
+        """Record a forward of up to MAX_TOKENS tokens. Raises NotRecordable."""
+        # One more than what it is for, because fewer outputs than tokens are recorded.
+        capacity = min(table.max_rows, MAX_TOKENS) + 1
+        self._inputs = inputs = NativeInputs(table, future, capacity)
         batch = ForwardBatch(
             input_ids=inputs.input_ids,
             positions=inputs.positions,
@@ -64,37 +69,55 @@ class ForwardProgram:
         step.read_from(inputs.kv_lens, inputs.query_start)
         self._program = Program(
             backend.kernels,
-            lambda: model(batch, kv_pool, backend),
+            lambda: compute(batch),
             [inputs],
             num_tokens=capacity,
             num_outputs=capacity - 1,
             num_seqs=capacity,
         )
+        drawn = torch.empty(capacity, dtype=torch.int64)
+        draw = sampling.call_for(
+            self._program.result(capacity - 1), inputs.sample_rows, inputs.sample_positions, drawn
+        )
+        self._kept = (drawn, draw, future, sampling)
+        self._call = StepCall(
+            stage=ctypes.addressof(inputs.call),
+            program=self._program.step_at,
+            draw=ctypes.addressof(draw),
+            features=sampling.features.ctypes.data,
+            last_token=future.last_token.data_ptr(),
+            drawable=DRAWABLE,
+        )
+        self._call_at = ctypes.addressof(self._call)
+        self._run = backend.kernels.run_step
 
     def fits(self, plan: BatchPlan) -> bool:
         return self._inputs.fits(plan)
 
-    def run(self, plan: BatchPlan) -> tuple[Tensor, SampleRows]:
-        """Final hidden states [W, hidden_size] of a plan that fits: of the tokens that are sampled after,
-        then of its prompt positions; and whose next tokens are to be sampled. Stores the new tokens' KV.
+    def run(self, plan: BatchPlan) -> ForwardOutput:
+        """Compute a plan that fits, its page table changes included, its setups and page copies not. Where
+        its rows need nothing but a draw, they have had it.
 
-        The tables are changed already as the plan says. The results are valid until the next run.
+        The logits are valid until the next run.
         """
-        who, num_outputs = self._inputs.stage(plan)
-        hidden = self._program.run(
-            num_tokens=len(plan.input_ids) // TOKEN_BYTES,
-            num_outputs=num_outputs,
-            num_seqs=len(plan.rows) // TOKEN_BYTES,
-        )
-        return hidden, who
+        self._inputs.describe(plan)
+        tokens = torch.empty(len(plan.rows) // TOKEN_BYTES, dtype=torch.int32)
+        call = self._call
+        call.tokens = tokens.data_ptr()
+        call.is_drawn = not plan.defer_sampling
+        self._run(self._call_at)
+        who = self._inputs.sampled()
+        num_sampled = len(who.rows_host)
+        logits = self._program.result(num_sampled)
+        return ForwardOutput(logits, who, tokens=tokens[:num_sampled] if call.is_drawn else None)
 
 
 def record_forward(
-    model: Forward,
-    kv_pool: MHATokenToKVPool,
+    compute: Compute,
     backend: AttentionBackend,
     table: ReqToTokenPool,
     future: FutureMap,
+    sampling: NativeSampling | None,
     example: tuple[BatchPlan, ForwardBatch],
 ) -> ForwardProgram | None:
     """The program of a model whose forward is made of kernels alone; None for any other.
@@ -102,20 +125,18 @@ def record_forward(
     example: a small plan and what it was laid out as, computed both ways: a program that does not give the
     same bits is not used. The plan's tables are written.
     """
-    if not isinstance(backend, CpuNativeAttention):
+    if not isinstance(backend, CpuNativeAttention) or sampling is None:
         return None
     try:
-        # One more than what it is for, because fewer outputs than tokens are recorded.
-        inputs = NativeInputs(backend.kernels, table, future, min(table.max_rows, MAX_TOKENS) + 1)
-        program = ForwardProgram(model, kv_pool, backend, inputs, table)
+        program = ForwardProgram(compute, backend, table, future, sampling)
     except NotRecordable as error:
         logger.info("the forward is not recorded, because it uses %s", error)
         return None
     plan, batch = example
     backend.prepare(batch)
-    expected = model(batch, kv_pool, backend)
-    hidden, _ = program.run(plan)
-    if not torch.equal(hidden.view(torch.uint8), expected.view(torch.uint8)):
+    expected = compute(batch)
+    logits = program.run(plan).logits
+    if not torch.equal(logits.view(torch.uint8), expected.view(torch.uint8)):
         logger.warning("the forward is not recorded: the recording computes something else")
         return None
     return program

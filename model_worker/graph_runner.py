@@ -142,7 +142,8 @@ class GraphRunner:
             return False
         return plan.lens == plan.samples and bool((unpack_ids(plan.lens) == 1).all())
 
-    def forward(self, plan: BatchPlan) -> ForwardOutput:
+    @torch.inference_mode()
+    def run(self, plan: BatchPlan) -> ForwardOutput:
         """Compute the tokens of a plan that `fits`, its page table changes included, its setups not.
 
         What is returned is valid until the next step.

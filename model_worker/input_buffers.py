@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import cast
@@ -99,17 +99,14 @@ def _output_indices(plan: BatchPlan, at: TokenLayout) -> LongArray:
     """The tokens whose hidden states are wanted: those that are sampled after, then prompt positions."""
     if not plan.prompt_positions:
         return at.sample_indices
-    return np.concatenate([at.sample_indices, *prompt_indices(plan, at.query_start)])
-
-
-def prompt_indices(plan: BatchPlan, query_start: Sequence[int]) -> Iterator[LongArray]:
-    """The tokens of each of a plan's prompt_positions."""
+    wanted = [at.sample_indices]
     for entry in plan.prompt_positions:
         assert entry.index >= plan.num_decodes, "prompt_positions of a row that decodes"
-        end = query_start[entry.index + 1]
-        first = query_start[entry.index] + entry.first
+        end = at.query_start[entry.index + 1]
+        first = at.query_start[entry.index] + entry.first
         assert end - first == num_positions(entry) > 0, "prompt_positions end where their chunk does"
-        yield np.arange(first, end)
+        wanted.append(np.arange(first, end))
+    return np.concatenate(wanted)
 
 
 def _lay_out(plan: BatchPlan) -> TokenLayout:

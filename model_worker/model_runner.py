@@ -28,6 +28,8 @@ from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.prompt_positions import score_prompt_positions
 from model_worker.req_to_token_pool import ReqToTokenPool
 from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.logprobs import logprobs_of
+from model_worker.sampling.native import NativeLogprobs
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from model_worker.step_output import ForwardOutput, StepOutput
@@ -80,14 +82,16 @@ class ModelRunner:
         self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
         self._future = FutureMap(max_rows, device.torch_device)
         self._inputs = InputBuffers(self._table, device)
+        kernels = backend.kernels if isinstance(backend, CpuNativeAttention) else None
         self._sampler = make_sampler(
             group,
             device,
             max_rows=max_rows,
             max_len=max_len,
             vocab_size=vocab_size,
-            kernels=backend.kernels if isinstance(backend, CpuNativeAttention) else None,
+            kernels=kernels,
         )
+        self._logprobs_of = logprobs_of if kernels is None else NativeLogprobs(kernels)
         self._program: ForwardProgram | None = None
         self._graphs: GraphRunner | None = None
         self._graph_sizes = graph_sizes
@@ -116,13 +120,11 @@ class ModelRunner:
 
     def _change_tables(self, plan: BatchPlan) -> None:
         """As the plan says, in the order of its fields."""
-        assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
-            "BatchPlan.drafts: verification is not built"
-        )
         self._open_rows_and_copy_pages(plan)
         if plan.table_spans:
             self._table.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
 
+    @torch.inference_mode()
     def _open_rows_and_copy_pages(self, plan: BatchPlan) -> None:
         if plan.setups:
             self._sampler.open_rows(plan.setups)
@@ -130,13 +132,23 @@ class ModelRunner:
             src, dst = np.array(plan.page_copies, np.int64).T
             self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
 
-    @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> ForwardOutput:
         """Apply the plan and compute its tokens."""
-        if self._graphs is not None and self._graphs.fits(plan):
-            self._open_rows_and_copy_pages(plan)
-            return self._graphs.forward(plan)
-        hidden, who = self._final_hidden(plan)
+        assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
+            "BatchPlan.drafts: verification is not built"
+        )
+        for recorded in (self._program, self._graphs):
+            if recorded is not None and recorded.fits(plan):
+                if plan.setups or plan.page_copies:
+                    self._open_rows_and_copy_pages(plan)
+                return recorded.run(plan)
+        return self._compute(plan)
+
+    @torch.inference_mode()
+    def _compute(self, plan: BatchPlan) -> ForwardOutput:
+        batch, who = self.apply(plan)
+        self._backend.prepare(batch)
+        hidden = self._model(batch, self.kv_pool, self._backend)
         if not plan.prompt_positions:
             return ForwardOutput(self._model.compute_logits(hidden), who)
         num_sampled = len(who.rows_host)
@@ -144,22 +156,21 @@ class ModelRunner:
             plan.prompt_positions,
             hidden[num_sampled:],
             self._model.compute_logits,
+            self._logprobs_of,
             self.vocab_size,
             self._device,
         )
         return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
 
-    def _final_hidden(self, plan: BatchPlan) -> tuple[Tensor, SampleRows]:
-        if self._program is not None and self._program.fits(plan):
-            self._change_tables(plan)
-            return self._program.run(plan)
-        batch, who = self.apply(plan)
-        self._backend.prepare(batch)
-        return self._model(batch, self.kv_pool, self._backend), who
-
-    @torch.inference_mode()
     def sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1."""
+        if forward.tokens is not None:
+            assert not masks, "masks for a step whose sampling was not deferred"
+            return StepOutput(forward.tokens)
+        return self._sample(forward, masks)
+
+    @torch.inference_mode()
+    def _sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
         if forward.recorded_size and not masks:
             assert self._graphs is not None
             tokens = self._graphs.try_draw(forward)
@@ -206,14 +217,23 @@ class ModelRunner:
         )
         for plan in (prompt, decode):
             self.sample(self.forward(plan), {})
-        if self._group.size == 1:  # a program does not know of other ranks
-            example, _ = self.apply(decode)
-            self._program = record_forward(
-                self._model, self.kv_pool, self._backend, self._table, self._future, (decode, example)
-            )
-        self._graphs = self._record_graphs(on_progress)
+        self._record(decode, on_progress)
         self._table.page_table.zero_()
         self._future.last_token.zero_()
+
+    def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
+        """Record what can be; decode: a plan that may be run again."""
+
+        def compute(batch: ForwardBatch) -> Tensor:
+            return self._model.compute_logits(self._model(batch, self.kv_pool, self._backend))
+
+        if self._group.size == 1:  # a program does not know of other ranks
+            example, _ = self.apply(decode)
+            sampling = self._sampler.native if isinstance(self._sampler, Sampler) else None
+            self._program = record_forward(
+                compute, self._backend, self._table, self._future, sampling, (decode, example)
+            )
+        self._graphs = self._record_graphs(on_progress)
 
     def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
         if not self._graph_sizes or not can_record(self._model, self._backend):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling.logprobs import Logprobs, logprobs_of
+from model_worker.sampling.logprobs import Logprobs
 from runtime.plan import PromptPositions
 from runtime.wire import TOKEN_BYTES, unpack_ids
 
@@ -49,6 +49,7 @@ def score_prompt_positions(
     entries: Sequence[PromptPositions],
     hidden: Tensor,
     compute_logits: Callable[[Tensor], Tensor],
+    logprobs_of: Callable[[Tensor, Tensor, int], Logprobs],
     vocab_size: int,
     device: Device,
 ) -> PromptOutput:

@@ -28,6 +28,7 @@ class ForwardOutput:
     who: SampleRows
     prompt: PromptOutput | None = None
     recorded_size: int = 0  # of the graph that computed it; 0: none
+    tokens: Tensor | None = None  # [S] int32, when they have been drawn and remembered
 
 
 @dataclass(slots=True)

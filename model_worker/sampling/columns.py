@@ -36,8 +36,10 @@ HISTORY = 1 << 12  # something looks at the order of the row's tokens
 TOP_P_DECAY = 1 << 13
 EDITS = PENALTY | BIAS
 FORBIDS = MIN_LEN | BAD_WORDS | NGRAM
+CHANGES = EDITS | ALLOWED | FORBIDS  # the logits, before the draw
 REMEMBERS = PENALTY | HISTORY | TOP_P_DECAY
 TRUNCATES = TOP_K | TOP_P | MIN_P
+DRAWABLE = NOISE | TRUNCATES  # all that a row needs is a draw
 
 GREEDY_BELOW = 1e-5  # temperature
 

@@ -38,8 +38,13 @@ class PenaltyCounts:
 
     def add(self, rows: Tensor, tokens: Tensor) -> None:
         """Count one sampled token for each of rows [n], which differ; both int64."""
+        self.counts[rows, tokens] = self.counts[rows, tokens] + 1
+
+    @property
+    def counts(self) -> Tensor:
+        """The table, once a row was opened."""
         assert self._counts is not None
-        self._counts[rows, tokens] = self._counts[rows, tokens] + 1
+        return self._counts
 
     def add_by_kernel(self, rows: Tensor, tokens: Tensor, columns: SamplingColumns) -> None:
         """`add` for those of rows [S] that have a penalty by their columns, in one launch."""
@@ -64,8 +69,7 @@ class PenaltyCounts:
         Repetition divides positive logits of tokens in prompt or output and multiplies negative ones;
         presence and frequency look at the output alone.
         """
-        assert self._counts is not None
-        counts = self._counts[rows]
+        counts = self.counts[rows]
         repetition = repetition.unsqueeze(1)
         repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
         torch.where(counts != 0, repeated, logits, out=logits)

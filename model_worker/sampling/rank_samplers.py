@@ -23,9 +23,16 @@ class LeadingSampler(Sampler):
     """Rank 0's: a Sampler that tells the others."""
 
     def __init__(
-        self, group: RankGroup, device: Device, *, max_rows: int, max_len: int, vocab_size: int
+        self,
+        group: RankGroup,
+        device: Device,
+        *,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int,
+        kernels: NativeKernels | None,
     ) -> None:
-        super().__init__(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size)
+        super().__init__(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels)
         self._group = group
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
@@ -63,5 +70,7 @@ def make_sampler(
     if group.rank > 0:
         return FollowingSampler(group)
     if group.size > 1:
-        return LeadingSampler(group, device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size)
+        return LeadingSampler(
+            group, device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels
+        )
     return Sampler(device, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, kernels=kernels)

@@ -33,7 +33,7 @@ from model_worker.sampling.columns import (
 )
 from model_worker.sampling.logit_bias import LogitBias
 from model_worker.sampling.logprobs import Logprobs, logprobs_of
-from model_worker.sampling.native_draw import NativeDraw
+from model_worker.sampling.native import NativeLogprobs, NativeSampling
 from model_worker.sampling.noise import noise_at, perturbed
 from model_worker.sampling.penalties import PenaltyCounts
 from model_worker.sampling.philox import LANES
@@ -71,7 +71,7 @@ class Sampler:
         vocab_size: int,
         kernels: NativeKernels | None = None,
     ) -> None:
-        """max_len: tokens of the longest sequence, prompt and output. kernels: draw with them, on a CPU."""
+        """max_len: tokens of the longest sequence, prompt and output. kernels: a CPU samples by them."""
         self._device = device
         self._vocab_size = vocab_size
         self._columns = SamplingColumns(max_rows, vocab_size, device)
@@ -81,7 +81,8 @@ class Sampler:
             self._columns, max_rows=max_rows, max_len=max_len, vocab_size=vocab_size, device=device
         )
         self._decay = TopPDecay(self._columns, max_rows, device)
-        self._native = None if kernels is None else NativeDraw(kernels, self._columns, vocab_size)
+        self.native = None if kernels is None else NativeSampling(kernels, self._columns, vocab_size)
+        self._logprobs_of = logprobs_of if kernels is None else NativeLogprobs(kernels)
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Give rows to new tenants."""
@@ -108,11 +109,13 @@ class Sampler:
         features: FeatureArray = self._columns.features[who.rows_host]
         present = int(np.bitwise_or.reduce(features, initial=0))
         # What is reported is the model's own distribution, so it is put aside before anything changes it.
-        asked, logits_of = NO_ROWS, NO_ROWS
+        asked, logits_of, raw = NO_ROWS, NO_ROWS, None
         if present & (col.LOGPROBS | col.LOGITS):
             asked, logits_of = rows_with(features, col.LOGPROBS), rows_with(features, col.LOGITS)
-        raw = logits[self._device.tensor(asked)] if len(asked) else None
         returned = logits[self._device.tensor(logits_of)] if len(logits_of) else None
+        if len(asked):
+            stays = self.native is not None and not masks and not present & col.CHANGES
+            raw = logits if stays and len(asked) == len(features) else logits[self._device.tensor(asked)]
         if present & col.EDITS:
             self._edit(logits, who, features)
         if present & col.ALLOWED:
@@ -122,8 +125,8 @@ class Sampler:
         if present & col.FORBIDS:
             may_empty = bool(masks) or bool(present & col.ALLOWED)
             self._prohibitions.apply(logits, who, features, may_empty=may_empty)
-        if self._native is not None and not present & (col.TOP_K | col.TOP_P):
-            tokens = self._native(logits, who)
+        if self.native is not None:
+            tokens = self.native.draw(logits, who)
         elif present & col.NOISE:
             tokens = self._draw(logits, who, features)
         else:
@@ -133,7 +136,7 @@ class Sampler:
         logprobs = None
         if raw is not None:
             num_top = int(self._columns.num_logprobs[who.rows_host[asked]].max())
-            logprobs = logprobs_of(raw, tokens[self._device.tensor(asked)], num_top)
+            logprobs = self._logprobs_of(raw, tokens[self._device.tensor(asked)], num_top)
         return Sampled(tokens, logprobs, returned, logits_of)
 
     def _edit(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> None:
@@ -145,12 +148,15 @@ class Sampler:
         if len(penalised):
             at = self._device.tensor(penalised)
             rows = who.rows[at]
-            c = self._columns
-            edited = logits[at]
-            self._penalties.apply(
-                edited, rows, take(c.repetition, rows), take(c.presence, rows), take(c.frequency, rows)
-            )
-            logits[at] = edited
+            if self.native is not None:
+                self.native.penalise(logits, at, rows, self._penalties.counts)
+            else:
+                c = self._columns
+                edited = logits[at]
+                self._penalties.apply(
+                    edited, rows, take(c.repetition, rows), take(c.presence, rows), take(c.frequency, rows)
+                )
+                logits[at] = edited
         biased = rows_with(features, col.BIAS)
         if len(biased):
             at = self._device.tensor(biased)
@@ -200,10 +206,6 @@ class Sampler:
         if logits.is_cuda:
             return self._draw_by_kernel(logits, who, features)
         truncated = rows_with(features, col.TOP_K | col.TOP_P)
-        if self._native is not None and len(truncated) < len(features):
-            tokens = self._native(logits, who)
-            self._truncate_some(tokens, logits, who, truncated)
-            return tokens
         whole = np.flatnonzero((features & (col.TOP_K | col.TOP_P | col.NOISE)) == col.NOISE)
         if len(whole) == len(features):
             return self._draw_whole(logits, who.rows, who.positions, bool((features & col.MIN_P).any()))
@@ -214,15 +216,11 @@ class Sampler:
             at = self._device.tensor(whole)
             min_p = bool((features[whole] & col.MIN_P).any())
             tokens[at] = self._draw_whole(logits[at], who.rows[at], who.positions[at], min_p)
-        self._truncate_some(tokens, logits, who, truncated)
-        return tokens
-
-    def _truncate_some(self, tokens: Tensor, logits: Tensor, who: SampleRows, truncated: LongArray) -> None:
-        """Put the draws of rows `truncated` [m] among the tokens [S]."""
         if len(truncated):
             at = self._device.tensor(truncated)
             rows_host = who.rows_host[truncated]
             tokens[at] = self._draw_truncated(logits[at], who.rows[at], who.positions[at], rows_host)
+        return tokens
 
     def _draw_by_kernel(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> Tensor:
         """As `_draw`, for all kinds of rows in the same few launches."""
@@ -239,7 +237,7 @@ class Sampler:
     def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
         """What `draw` has to do for the tokens of these rows; None: a draw is not all that they need."""
         present = int(np.bitwise_or.reduce(self._columns.features[rows_host], initial=0))
-        if present & ~(col.NOISE | col.TRUNCATES):
+        if present & ~col.DRAWABLE:
             return None
         return DrawKind.TRUNCATED if present & col.TRUNCATES else DrawKind.WHOLE
 

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from msgspec import structs
 from torch import Tensor
 
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
+from model_worker.forward_batch import ForwardBatch
 from model_worker.forward_program import record_forward
 from model_worker.kernels.native.operators import TakeRows
 from model_worker.kernels.native.program import NotRecordable, Program
@@ -24,11 +26,12 @@ from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
-from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import Sampler
+from model_worker.step_output import ForwardOutput
 from runtime.config import DEMO_MODEL
 from runtime.model_config import ModelConfig
 from runtime.plan import BatchPlan
-from runtime.wire import unpack_ids
+from runtime.wire import pack_ids, unpack_ids
 from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
 from tests.cpu.plans import FEEDBACK, PlanWriter, Wanted
 
@@ -102,7 +105,7 @@ def _recording(records: list[BatchPlan], runner: ModelRunner) -> None:
     assert program is not None
     run = program.run
 
-    def note(plan: BatchPlan) -> tuple[Tensor, SampleRows]:
+    def note(plan: BatchPlan) -> ForwardOutput:
         records.append(plan)
         return run(plan)
 
@@ -118,7 +121,7 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
     expected, got = _all_logits(plain), _all_logits(recorded)
     assert len(expected) == len(got) == 8
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
-    assert [len(unpack_ids(plan.input_ids)) for plan in by_program] == [5, 3, 5, 4, 4, 4]
+    assert [len(unpack_ids(plan.input_ids)) for plan in by_program] == [5, 3, 4, 4, 4]
     assert torch.equal(plain.kv_pool.layer(0)[0][PAGE_SIZE:], recorded.kv_pool.layer(0)[0][PAGE_SIZE:])
 
 
@@ -193,12 +196,50 @@ def test_a_program_reuses_memory_only_where_nothing_needs_it() -> None:
     assert program._arena.nbytes <= 2 * 192
 
 
+def test_a_recorded_step_draws_what_the_sampler_does() -> None:
+    """Rows of all kinds that a draw is enough for; beside one with a penalty, and when masks are to come, the
+    sampler does it. Each step reads the tokens of the one before on the device.
+    """
+    settings: list[dict[str, object]] = [
+        {"temperature": 0.0},
+        {"seed": 5, "temperature": 1.5},
+        {"seed": 6, "top_k": 40, "top_p": 0.9},
+        {"seed": 7, "min_p": 0.01},
+    ]
+    penalty = {"seed": 8, "presence_penalty": 1.5, "history_ids": pack_ids(IDS[4][:4])}
+    tokens = []
+    for runner in (_runner(), _runner()):
+        if tokens:
+            runner.warm_up()
+            assert runner._program is not None
+        plans = PlanWriter(PAGE_SIZE)
+        for row in range(5):
+            pages = range(1 + row * PAGES_PER_ROW, 1 + (row + 1) * PAGES_PER_ROW)
+            plans.open_row(row, IDS[row], list(pages), **(settings[row] if row < 4 else penalty))
+        steps = [plans.plan(chunks=[(row, IDS[row][:1], True) for row in range(4)])]
+        steps += [plans.plan([(row, FEEDBACK) for row in range(4)]) for _ in range(3)]
+        steps.append(structs.replace(plans.plan([(row, FEEDBACK) for row in range(4)]), defer_sampling=True))
+        steps.append(plans.plan([(0, FEEDBACK)], [(4, IDS[4][:4], True)]))
+        steps.append(plans.plan([(row, FEEDBACK) for row in range(5)]))
+        forwards = []
+        for plan in steps:
+            forward = runner.forward(plan)
+            forwards.append(forward.tokens is not None)
+            tokens.append(runner.sample(forward, {}).tokens.tolist())
+    assert forwards == [True] * 4 + [False] * 3
+    assert tokens[:7] == tokens[7:]
+    assert len({token for step in tokens for token in step}) > 10
+
+
+def _no_forward(batch: ForwardBatch) -> Tensor:
+    raise AssertionError("there is nothing to record")
+
+
 def test_programs_are_for_native_kernels_alone() -> None:
     runner = _runner()
     plan = PlanWriter(PAGE_SIZE).plan()
     example, _ = runner.apply(plan)
     tables = runner._table, runner._future
-    assert (
-        record_forward(runner._model, runner.kv_pool, TorchNativeAttention(), *tables, (plan, example))
-        is None
-    )
+    assert isinstance(runner._sampler, Sampler)
+    sampling = runner._sampler.native
+    assert record_forward(_no_forward, TorchNativeAttention(), *tables, sampling, (plan, example)) is None

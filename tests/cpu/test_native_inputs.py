@@ -1,6 +1,8 @@
-"""NativeInputs: the kernel lays a plan out as InputBuffers does, and refuses what would leave its tables."""
+"""NativeInputs: the kernel lays a plan out as torch and NumPy do, and refuses what would leave its tables."""
 
 from __future__ import annotations
+
+import ctypes
 
 import msgspec
 import numpy as np
@@ -10,10 +12,12 @@ import torch
 from model_worker.device import make_device
 from model_worker.future_map import FutureMap
 from model_worker.input_buffers import InputBuffers
+from model_worker.kernels.native.step_calls import ProgramStep, StepCall
 from model_worker.native_inputs import NativeInputs
 from model_worker.req_to_token_pool import ReqToTokenPool
+from model_worker.sampling.columns import SampleRows
 from runtime.plan import BatchPlan, PromptPositions
-from runtime.wire import pack_ids
+from runtime.wire import pack_ids, unpack_ids
 from tests.cpu.native import native_kernels, needs_compiler
 
 pytestmark = needs_compiler
@@ -31,7 +35,15 @@ class Tables:
         self.future = FutureMap(MAX_ROWS, device.torch_device)
         self.future.last_token.copy_(torch.arange(MAX_ROWS + 1) + 5000)
         self.reference = InputBuffers(self.pool, device)
-        self.native = NativeInputs(native_kernels(), self.pool, self.future, CAPACITY)
+        self.native = NativeInputs(self.pool, self.future, CAPACITY)
+
+    def run(self, plan: BatchPlan) -> SampleRows:
+        """Lay a plan out, as the beginning of a step without kernels."""
+        self.native.describe(plan)
+        nothing = ProgramStep()
+        step = StepCall(stage=ctypes.addressof(self.native.call), program=ctypes.addressof(nothing))
+        native_kernels().run_step(ctypes.addressof(step))
+        return self.native.sampled()
 
 
 def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int) -> BatchPlan:
@@ -39,17 +51,13 @@ def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int) -> BatchPla
     lens = rng.integers(1, 8, num_rest)
     starts = rng.integers(0, MAX_LEN - 8, len(rows))
     ids = rng.integers(-1, 6, num_decodes + int(lens.sum()))
-    positions = ()
-    if num_rest and rng.random() < 0.5:  # all positions of the last chunk but for some at its beginning
-        first = int(rng.integers(0, lens[-1]))
-        targets = pack_ids(np.zeros(int(lens[-1]) - first, np.int64))
-        positions = (PromptPositions(len(rows) - 1, first, targets, num_logprobs=0),)
+    spans = np.array([[row, rng.integers(0, 3), 1 + row % 2] for row in rng.permutation(MAX_ROWS)[:3]])
     return BatchPlan(
         step=1,
         setups=(),
         page_copies=(),
-        table_spans=b"",
-        table_pages=b"",
+        table_spans=pack_ids(spans),
+        table_pages=pack_ids(rng.integers(0, 1000, spans[:, 2].sum())),
         num_decodes=num_decodes,
         rows=pack_ids(rows),
         starts=pack_ids(starts),
@@ -57,7 +65,6 @@ def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int) -> BatchPla
         lens=pack_ids(lens),
         samples=pack_ids(rng.integers(0, 2, num_rest)),
         drafts=pack_ids(np.zeros(num_rest, np.int64)),
-        prompt_positions=positions,
     )
 
 
@@ -68,11 +75,16 @@ def test_a_plan_is_laid_out_as_by_numpy_and_torch(page_size: int) -> None:
     native = tables.native
     for num_decodes, num_rest in [(0, 0), (1, 0), (9, 0), (0, 1), (3, 4), (0, 9), *[(2, 3)] * 20]:
         plan = _plan(rng, num_decodes, num_rest)
+        before = tables.pool.page_table.clone()
+        assert native.fits(plan)
+        who = tables.run(plan)
+        written = tables.pool.page_table.clone()
+        tables.pool.page_table.copy_(before)
+        tables.pool.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
+        assert torch.equal(tables.pool.page_table, written)
         expected = tables.reference.stage(plan)
         tables.future.resolve(expected.input_ids, expected.unresolved, expected.unresolved_rows)
         slots = tables.pool.slots(expected.table_entries, expected.positions)
-        assert native.fits(plan)
-        who, num_outputs = native.stage(plan)
         num_tokens, num_seqs = len(expected.positions), len(expected.rows)
         for got, wanted in (
             (native.input_ids[:num_tokens], expected.input_ids),
@@ -81,7 +93,7 @@ def test_a_plan_is_laid_out_as_by_numpy_and_torch(page_size: int) -> None:
             (native.rows[:num_seqs], expected.rows),
             (native.kv_lens[:num_seqs], torch.tensor(expected.kv_lens, dtype=torch.int64)),
             (native.query_start[: num_seqs + 1], torch.tensor(expected.query_start)),
-            (native.output_indices[:num_outputs], expected.output_indices),
+            (native.output_indices[: len(who.rows_host)], expected.output_indices),
             (who.rows, expected.who.rows),
             (who.positions, expected.who.positions),
         ):
@@ -106,19 +118,26 @@ def test_what_would_leave_the_tables_is_refused() -> None:
         ("starts", pack_ids([0])),
         ("input_ids", good.input_ids + pack_ids([1])),
         ("num_decodes", 5),
+        ("table_spans", pack_ids([MAX_ROWS, 0, len(good.table_pages) // 4])),
+        ("table_spans", pack_ids([0, -1, len(good.table_pages) // 4])),
+        ("table_spans", pack_ids([0, tables.pool.max_pages, len(good.table_pages) // 4])),
+        ("table_spans", pack_ids([0, 0, -1])),
+        ("table_spans", b""),
+        ("table_pages", good.table_pages[:-4]),
     ):
         with pytest.raises(AssertionError):
-            tables.native.stage(msgspec.structs.replace(good, **{field: value}))
+            tables.run(msgspec.structs.replace(good, **{field: value}))
 
 
-def test_only_plans_with_fewer_outputs_than_the_capacity_fit() -> None:
-    tables = Tables(16)
+def test_only_small_plans_without_prompt_positions_fit() -> None:
+    native = Tables(16).native
     plan = _plan(np.random.default_rng(0), 0, 1)
 
-    def prompt(num_tokens: int, num_wanted: int) -> BatchPlan:
-        wanted = PromptPositions(0, num_tokens - num_wanted, bytes(4 * num_wanted), num_logprobs=0)
-        return msgspec.structs.replace(plan, input_ids=bytes(4 * num_tokens), prompt_positions=(wanted,))
+    def sized(num_tokens: int, num_rows: int) -> BatchPlan:
+        return msgspec.structs.replace(plan, input_ids=bytes(4 * num_tokens), rows=bytes(4 * num_rows))
 
-    assert tables.native.fits(prompt(CAPACITY, CAPACITY - 2))
-    assert not tables.native.fits(prompt(CAPACITY, CAPACITY - 1))
-    assert not tables.native.fits(prompt(CAPACITY + 1, 1))
+    assert native.fits(sized(CAPACITY, CAPACITY - 1))
+    assert not native.fits(sized(CAPACITY, CAPACITY))
+    assert not native.fits(sized(CAPACITY + 1, 1))
+    wanted = (PromptPositions(0, 0, bytes(4), num_logprobs=0),)
+    assert not native.fits(msgspec.structs.replace(plan, prompt_positions=wanted))

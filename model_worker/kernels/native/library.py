@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.native.build import BuildError, Target, build_library
+from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, PenaltyCall
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
@@ -172,58 +173,6 @@ class RotaryCall(ctypes.Structure):
     row_field = "num_tokens"
 
 
-class DrawCall(ctypes.Structure):
-    """Mirrors DrawCall of sample.cpp."""
-
-    _fields_ = (
-        ("logits", ctypes.c_void_p),
-        ("features", ctypes.c_void_p),
-        ("rows", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("temperature", ctypes.c_void_p),
-        ("min_logit_gap", ctypes.c_void_p),
-        ("seed", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
-        ("vocab_size", ctypes.c_int32),
-        ("float_stride", ctypes.c_int32),
-        ("integer_stride", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-        ("draw_bits", ctypes.c_uint16),
-        ("skip_bits", ctypes.c_uint16),
-    )
-
-
-class StageCall(ctypes.Structure):
-    """Mirrors StageCall of stage.cpp. What comes from a plan is given as the bytes that it holds."""
-
-    _fields_ = (
-        ("rows", ctypes.c_char_p),
-        ("starts", ctypes.c_char_p),
-        ("token_ids", ctypes.c_char_p),
-        ("lens", ctypes.c_char_p),
-        ("samples", ctypes.c_char_p),
-        ("last_token", ctypes.c_void_p),
-        ("page_table", ctypes.c_void_p),
-        ("ids", ctypes.c_void_p),
-        ("positions", ctypes.c_void_p),
-        ("out_slots", ctypes.c_void_p),
-        ("seq_rows", ctypes.c_void_p),
-        ("kv_lens", ctypes.c_void_p),
-        ("query_start", ctypes.c_void_p),
-        ("sample_indices", ctypes.c_void_p),
-        ("sample_rows", ctypes.c_void_p),
-        ("sample_positions", ctypes.c_void_p),
-        ("num_seqs", ctypes.c_int32),
-        ("num_decodes", ctypes.c_int32),
-        ("num_tokens", ctypes.c_int32),
-        ("max_rows", ctypes.c_int32),
-        ("max_pages", ctypes.c_int32),
-        ("page_size", ctypes.c_int32),
-        ("num_sampled", ctypes.c_int32),
-    )
-
-
 class ExchangeCall(ctypes.Structure):
     """Mirrors ExchangeCall of exchange.cpp."""
 
@@ -279,8 +228,10 @@ class NativeKernels:
         pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         self.pack_panels = _function(library, "carousel_pack_panels", pointer, size, size, count)
         self.run_program = _function(library, "carousel_run_program", ctypes.c_void_p)
-        self.stage = _function(library, "carousel_stage", ctypes.POINTER(StageCall))
+        self.run_step = _function(library, "carousel_run_step", ctypes.c_void_p)
         self.draw = _function(library, "carousel_draw", ctypes.POINTER(DrawCall))
+        self.logprobs = _function(library, "carousel_logprobs", ctypes.POINTER(LogprobsCall))
+        self.penalise = _function(library, "carousel_penalise", ctypes.POINTER(PenaltyCall))
         self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
         library.carousel_packs_linear.restype = ctypes.c_int32

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep
 
 ALIGNMENT = 64  # bytes
 ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default)
@@ -26,30 +27,6 @@ ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.defa
 
 class NotRecordable(Exception):
     """The function does something that is no kernel; the text names it."""
-
-
-class ProgramCall(ctypes.Structure):
-    """Mirrors ProgramCall of program.cpp."""
-
-    _fields_ = (
-        ("run", ctypes.c_void_p),
-        ("call", ctypes.c_void_p),
-        ("tokens", ctypes.c_void_p),
-        ("outputs", ctypes.c_void_p),
-        ("seqs", ctypes.c_void_p),
-    )
-
-
-class ProgramStep(ctypes.Structure):
-    """Mirrors ProgramStep of program.cpp."""
-
-    _fields_ = (
-        ("calls", ctypes.c_void_p),
-        ("num_calls", ctypes.c_int32),
-        ("tokens", ctypes.c_int32),
-        ("outputs", ctypes.c_int32),
-        ("seqs", ctypes.c_int32),
-    )
 
 
 class _Tape(TorchDispatchMode):
@@ -142,14 +119,22 @@ class Program:
             calls=ctypes.addressof(self._calls),
             num_calls=len(tape.calls),
         )
-        self._step_at = ctypes.addressof(self._step)
+        self.step_at = ctypes.addressof(self._step)
+        """Of the ProgramStep, for who runs it as a part of something else."""
+        self._results: dict[int, Tensor] = {}  # by their rows
 
     def run(self, *, num_tokens: int, num_outputs: int, num_seqs: int) -> Tensor:
         """The function's result [num_outputs, ...] for what its inputs hold now; valid until the next run."""
         step = self._step
         step.tokens, step.outputs, step.seqs = num_tokens, num_outputs, num_seqs
-        self._run(self._step_at)
-        return self._result[:num_outputs]
+        self._run(self.step_at)
+        return self.result(num_outputs)
+
+    def result(self, num_outputs: int) -> Tensor:
+        """The result of the last run, which had that many outputs."""
+        if (result := self._results.get(num_outputs)) is None:
+            self._results[num_outputs] = result = self._result[:num_outputs]
+        return result
 
 
 def _arrange(
@@ -173,7 +158,8 @@ def _arrange(
                 break
             buffer.offset = max(buffer.offset, _aligned(other.offset + other.size))
         placed.append(buffer)
-    arena = torch.zeros(max(b.offset + b.size for b in placed), dtype=torch.uint8)
+    # Not set to zero: so memory that only large batches need is taken when one comes.
+    arena = torch.empty(max(b.offset + b.size for b in placed), dtype=torch.uint8)
     for call in calls:
         for name, buffer, inside in list(_uses(call, buffers)):
             setattr(call, name, arena.data_ptr() + buffer.offset + inside)

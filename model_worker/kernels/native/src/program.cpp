@@ -1,36 +1,51 @@
-// A recorded sequence of kernel calls, run for a step's own numbers of tokens. Knows no kernel: what differs
-// between steps is how many rows each call works on, and the integers that it reads through its pointers.
-#include <cstdint>
+// A step of a recorded model in one call: the plan is laid out, the program runs on it, and where a draw is all
+// that its rows need, their tokens are drawn and remembered.
+#include "program.h"
 
+#include "sample.h"
 #include "simd.h"
+#include "stage.h"
 
 namespace carousel {
 
-// The binding mirrors both field by field.
-struct ProgramCall {
-  void (*run)(const void* call);
-  const void* call;
-  int32_t* tokens;   // where the call keeps each number, or null: it does not depend on it
-  int32_t* outputs;
-  int32_t* seqs;
+// The binding mirrors it field by field.
+struct StepCall {
+  StageCall* stage;
+  ProgramStep* program;
+  DrawCall* draw;            // of the program's result
+  const uint16_t* features;  // [max_rows] what each row's sampling needs
+  int64_t* last_token;       // [max_rows]
+  int32_t* tokens;           // [num_sampled]
+  int32_t drawable;          // features that a draw is enough for
+  int32_t is_drawn;          // in: whether to draw; out: whether it was done
 };
 
-struct ProgramStep {
-  const ProgramCall* calls;
-  int32_t num_calls;
-  int32_t tokens;
-  int32_t outputs;
-  int32_t seqs;
-};
+bool draws_alone(const StepCall& step) {
+  int features = 0;
+  for (int i = 0; i < step.stage->num_sampled; ++i) features |= step.features[step.stage->sample_rows[i]];
+  return !(features & ~step.drawable);
+}
+
+void run_step(StepCall& step) {
+  StageCall& plan = *step.stage;
+  plan.num_sampled = stage(plan);
+  if (plan.num_sampled < 0) return;
+  step.program->tokens = plan.num_tokens;
+  step.program->outputs = plan.num_sampled;
+  step.program->seqs = plan.num_seqs;
+  run_program(*step.program);
+  step.is_drawn = step.is_drawn && draws_alone(step);
+  if (!step.is_drawn) return;
+  step.draw->num_rows = plan.num_sampled;
+  draw_rows(*step.draw);
+  for (int i = 0; i < plan.num_sampled; ++i) {
+    step.last_token[plan.sample_rows[i]] = step.draw->tokens[i];
+    step.tokens[i] = (int32_t)step.draw->tokens[i];
+  }
+}
 
 }  // namespace carousel
 
-CAROUSEL_EXPORT void carousel_run_program(const carousel::ProgramStep* step) {
-  for (int i = 0; i < step->num_calls; ++i) {
-    const carousel::ProgramCall& op = step->calls[i];
-    if (op.tokens) *op.tokens = step->tokens;
-    if (op.outputs) *op.outputs = step->outputs;
-    if (op.seqs) *op.seqs = step->seqs;
-    op.run(op.call);
-  }
-}
+CAROUSEL_EXPORT void carousel_run_program(const carousel::ProgramStep* step) { carousel::run_program(*step); }
+
+CAROUSEL_EXPORT void carousel_run_step(carousel::StepCall* step) { carousel::run_step(*step); }

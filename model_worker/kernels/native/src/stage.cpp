@@ -1,40 +1,29 @@
-// A plan's sequences laid end to end: what its tokens are, where they stand, where their keys and values go.
-// The reference is input_buffers.py with ReqToTokenPool.slots and FutureMap.resolve.
-#include <cstdint>
+// The reference is input_buffers.py with ReqToTokenPool.write and slots, and FutureMap.resolve.
+#include "stage.h"
 
-#include "simd.h"
+#include <algorithm>
 
 namespace carousel {
+namespace {
 
-// The binding mirrors it field by field. Of a sequence beyond num_decodes, `lens` and `samples` say how many
-// tokens it has and whether one is sampled after them; one that decodes has one, and one is.
-struct StageCall {
-  const int32_t* rows;        // [num_seqs]
-  const int32_t* starts;      // [num_seqs] position of the first token
-  const int32_t* token_ids;   // [num_tokens]; negative: last_token[row]
-  const int32_t* lens;        // [num_seqs - num_decodes]
-  const int32_t* samples;     // [num_seqs - num_decodes]
-  const int64_t* last_token;  // [max_rows]
-  const int32_t* page_table;  // [max_rows, max_pages]
-  int64_t* ids;               // [num_tokens]
-  int64_t* positions;         // [num_tokens]
-  int64_t* out_slots;         // [num_tokens]
-  int64_t* seq_rows;          // [num_seqs]
-  int64_t* kv_lens;           // [num_seqs] after the step
-  int64_t* query_start;       // [num_seqs + 1]
-  int64_t* sample_indices;    // [num_sampled] the last token of each sequence that samples
-  int64_t* sample_rows;       // [num_sampled]
-  int64_t* sample_positions;  // [num_sampled] of the token to be sampled
-  int32_t num_seqs;
-  int32_t num_decodes;
-  int32_t num_tokens;
-  int32_t max_rows;
-  int32_t max_pages;
-  int32_t page_size;
-  int32_t num_sampled;  // out; -1: the plan contradicts itself or the table's size, and nothing may be used
-};
+bool write_pages(const StageCall& call) {
+  int64_t page = 0;
+  for (const int32_t* span = call.spans; span != call.spans + 3 * call.num_spans; span += 3) {
+    const int64_t row = span[0], first = span[1], count = span[2];
+    if (row < 0 || row >= call.max_rows || first < 0 || count < 0 || first + count > call.max_pages ||
+        count > call.num_pages - page) {
+      return false;
+    }
+    std::copy_n(call.pages + page, count, call.page_table + row * call.max_pages + first);
+    page += count;
+  }
+  return page == call.num_pages;
+}
+
+}  // namespace
 
 int32_t stage(const StageCall& call) {
+  if (!write_pages(call)) return -1;
   int64_t token = 0;
   int32_t sampled = 0;
   call.query_start[0] = 0;
@@ -67,5 +56,3 @@ int32_t stage(const StageCall& call) {
 }
 
 }  // namespace carousel
-
-CAROUSEL_EXPORT void carousel_stage(carousel::StageCall* call) { call->num_sampled = carousel::stage(*call); }

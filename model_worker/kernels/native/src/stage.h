@@ -1,0 +1,43 @@
+// A plan's sequences laid end to end: what its tokens are, where they stand, where their keys and values go.
+#pragma once
+
+#include <cstdint>
+
+namespace carousel {
+
+// The binding mirrors it field by field. Of a sequence beyond num_decodes, `lens` and `samples` say how many
+// tokens it has and whether one is sampled after them; one that decodes has one, and one is.
+struct StageCall {
+  const int32_t* spans;       // [num_spans, 3] of the page table: row, first, number
+  const int32_t* pages;       // [num_pages] what the spans are to hold, one behind the other
+  const int32_t* rows;        // [num_seqs]
+  const int32_t* starts;      // [num_seqs] position of the first token
+  const int32_t* token_ids;   // [num_tokens]; negative: last_token[row]
+  const int32_t* lens;        // [num_seqs - num_decodes]
+  const int32_t* samples;     // [num_seqs - num_decodes]
+  const int64_t* last_token;  // [max_rows]
+  int32_t* page_table;        // [max_rows, max_pages]
+  int64_t* ids;               // [num_tokens]
+  int64_t* positions;         // [num_tokens]
+  int64_t* out_slots;         // [num_tokens]
+  int64_t* seq_rows;          // [num_seqs]
+  int64_t* kv_lens;           // [num_seqs] after the step
+  int64_t* query_start;       // [num_seqs + 1]
+  int64_t* sample_indices;    // [num_sampled] the last token of each sequence that samples
+  int64_t* sample_rows;       // [num_sampled]
+  int64_t* sample_positions;  // [num_sampled] of the token to be sampled
+  int32_t num_spans;
+  int32_t num_pages;
+  int32_t num_seqs;
+  int32_t num_decodes;
+  int32_t num_tokens;
+  int32_t max_rows;
+  int32_t max_pages;
+  int32_t page_size;
+  int32_t num_sampled;  // out; -1: the plan contradicts itself or the table's size, and nothing may be used
+};
+
+// Returns num_sampled.
+int32_t stage(const StageCall& call);
+
+}  // namespace carousel

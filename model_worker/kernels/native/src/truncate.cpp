@@ -1,0 +1,123 @@
+// Candidates are the ids above a bound that is known to leave enough of them; then a selection around pivots, as
+// quickselect has it, finds where a count or a probability is reached.
+#include "truncate.h"
+
+#include <algorithm>
+
+namespace carousel {
+namespace {
+
+// As truncation.py has them: what is more than 27.7 nats below the largest logit counts nothing.
+constexpr float kMassOne = 0x1p40f;
+constexpr float kNoMassBelow = 27.8f;
+constexpr int kFirstWidth = 256;
+constexpr int kGrowth = 8;
+
+void masses_of(const float (&x)[LogitRow::kBlock], float highest, int64_t (&mass)[LogitRow::kBlock]) {
+  alignas(64) float scaled[LogitRow::kBlock];
+  for (int i = 0; i < LogitRow::kBlock; i += kLanes) store(scaled + i, exp(load(x + i) - highest) * kMassOne);
+  for (int i = 0; i < LogitRow::kBlock; ++i) mass[i] = (int64_t)scaled[i];
+}
+
+int64_t total_mass(const LogitRow& row) {
+  float x[LogitRow::kBlock];
+  int64_t mass[LogitRow::kBlock], total = 0;
+  for (int block = 0; block < row.num_blocks(); ++block) {
+    if (row.largest()[block] < row.highest() - kNoMassBelow) continue;
+    row.load_block(block, x);
+    masses_of(x, row.highest(), mass);
+    for (int i = 0; i < LogitRow::kBlock; ++i) total += mass[i];
+  }
+  return total;
+}
+
+// Brings the candidates before which less than `limit` lies to the front, and counts them; the first is always
+// one. What lies before a candidate is the sum of `weigh` over those that precede it.
+template <class Weigh>
+size_t keep_prefix(std::vector<Candidate>& candidates, double limit, const Weigh& weigh) {
+  // [0, begin) is kept, [end, size) is not.
+  auto begin = candidates.begin(), end = candidates.end();
+  int64_t before = 0;
+  while (begin != end) {
+    auto middle = begin + (end - begin) / 2;
+    const auto first = [](const Candidate& a, const Candidate& b) { return a.precedes(b); };
+    const Candidate pivot = std::max(std::min(*begin, *middle, first),
+                                     std::min(std::max(*begin, *middle, first), *(end - 1), first), first);
+    const auto upper = std::partition(begin, end, [&](const Candidate& c) { return c.precedes(pivot); });
+    int64_t before_pivot = before;
+    for (auto c = begin; c != upper; ++c) before_pivot += weigh(*c);
+    if ((double)before_pivot >= limit && before_pivot > 0) {
+      end = upper;
+      continue;
+    }
+    std::iter_swap(upper, std::find_if(upper, end, [&](const Candidate& c) { return c.id == pivot.id; }));
+    before = before_pivot + weigh(pivot);
+    begin = upper + 1;
+  }
+  return (size_t)(begin - candidates.begin());
+}
+
+size_t keep_mass(std::vector<Candidate>& candidates, double budget) {
+  return keep_prefix(candidates, budget, [](const Candidate& c) { return c.mass; });
+}
+
+int64_t mass_of(const std::vector<Candidate>& candidates) {
+  int64_t total = 0;
+  for (const Candidate& c : candidates) total += c.mass;
+  return total;
+}
+
+Cut cut_behind(const std::vector<Candidate>& kept) {
+  const auto last = std::max_element(kept.begin(), kept.end(),
+                                     [](const Candidate& a, const Candidate& b) { return a.precedes(b); });
+  return {last->value, last->id};
+}
+
+}  // namespace
+
+void collect_largest(const LogitRow& row, int count, std::vector<Candidate>& out) {
+  out.clear();
+  float bound = -kInfinity;
+  if (count <= row.num_blocks()) {
+    // As many blocks have an id that is not below it, so as many ids are not.
+    static thread_local std::vector<float> largest;
+    largest = row.largest();
+    std::nth_element(largest.begin(), largest.begin() + (count - 1), largest.end(), std::greater<float>());
+    bound = largest[count - 1];
+  }
+  float x[LogitRow::kBlock];
+  int64_t mass[LogitRow::kBlock];
+  for (int block = 0; block < row.num_blocks(); ++block) {
+    if (row.largest()[block] < bound) continue;
+    row.load_block(block, x);
+    masses_of(x, row.highest(), mass);
+    const int first = block * LogitRow::kBlock, size = std::min(LogitRow::kBlock, row.size() - first);
+    for (int i = 0; i < size; ++i) {
+      if (x[i] >= bound) out.push_back({x[i], first + i, mass[i]});
+    }
+  }
+}
+
+void keep_first(std::vector<Candidate>& candidates, int k) {
+  candidates.resize(keep_prefix(candidates, k, [](const Candidate&) { return 1; }));
+}
+
+Cut find_cut(const LogitRow& row, int64_t top_k, float top_p, std::vector<Candidate>& memory) {
+  const bool has_k = top_k > 0 && top_k < row.size();
+  if (!has_k && top_p >= 1.0f) return {};
+  if (has_k) {
+    collect_largest(row, (int)top_k, memory);
+    keep_first(memory, (int)top_k);
+    if (top_p < 1.0f) memory.resize(keep_mass(memory, (double)top_p * (double)mass_of(memory)));
+    return cut_behind(memory);
+  }
+  const double budget = (double)top_p * (double)total_mass(row);
+  for (int64_t width = kFirstWidth;; width *= kGrowth) {
+    collect_largest(row, (int)std::min<int64_t>(width, row.size()), memory);
+    if ((int)memory.size() == row.size() || (double)mass_of(memory) >= budget) break;
+  }
+  memory.resize(keep_mass(memory, budget));
+  return cut_behind(memory);
+}
+
+}  // namespace carousel
