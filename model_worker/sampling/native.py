@@ -17,6 +17,8 @@ class NativeSampling:
     """
 
     def __init__(self, kernels: NativeKernels, columns: SamplingColumns, vocab_size: int) -> None:
+        # The kernels have a struct of this many for each row (sampling_columns.h).
+        assert (columns.floats.shape[1], columns.integers.shape[1]) == (8, 5)
         self._kept = columns
         self.features = columns.features
         self._draw, self._penalise = kernels.draw, kernels.penalise

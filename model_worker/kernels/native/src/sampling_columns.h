@@ -21,6 +21,7 @@ struct IntegerColumns {
   int64_t top_k;  // 0: all
   int64_t top_p_age;
   int64_t is_greedy;
+  int64_t min_len;
 };
 
 }  // namespace carousel
