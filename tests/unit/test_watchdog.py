@@ -97,6 +97,14 @@ def test_requests_that_wait_for_ever_show_that_it_does_not(launch: Launch) -> No
     assert "no step has ended" in launch.run(3.0)["scheduler"]
 
 
+def test_requests_that_wait_while_generation_is_paused_show_nothing(launch: Launch) -> None:
+    launch.scheduler_says(num_running=1, num_waiting=3, is_paused=True)
+    assert launch.run(1000.0) == {}
+    launch.scheduler_says(is_paused=False)
+    assert launch.run(99.0) == {}
+    assert "no step has ended" in launch.run(3.0)["scheduler"]
+
+
 def test_a_step_begins_its_time_anew_after_idling(launch: Launch) -> None:
     assert launch.run(500.0) == {}
     launch.scheduler_says(num_waiting=1)
