@@ -387,8 +387,12 @@ class DetokenizerLoop:
 
     def _forget_gone_clients(self) -> None:
         for client in self._clients.take_gone():
-            for handle in list(client.handles):
+            handles = list(client.handles)
+            for handle in handles:
                 self._forget(handle)
             self._unsent.pop(client, None)
             self._tensors.forget(client)
-            self._mail.abort_client(client.id)
+            if self._clients.get(client.id) is None:
+                self._mail.abort_client(client.id)
+            else:  # by another connection it makes its requests again: those are to go on
+                self._mail.abort(handles)

@@ -81,6 +81,17 @@ def test_a_client_that_is_gone_is_aborted_once_and_its_sequences_forgotten(ring:
     assert not ring.loop.is_busy
 
 
+def test_what_a_client_makes_again_over_a_new_connection_is_not_aborted_with_the_old_one(ring: Ring) -> None:
+    handle = ring.open(ring.handle())
+    ring.peers.gone.add(b"peer")
+    ring.say(Hello(PROTOCOL_VERSION, SCHEMA.hex(), client=ring.client), b"again")
+    ring.turn()
+    assert [ack.client for ack in ring.received(b"again")] == [ring.client]
+    # Whatever names the client would meet its further attempts, which come by another way.
+    assert ring.scheduler.drain() == [AbortRequest((handle,))]
+    assert ring.loop.num_live == 0
+
+
 def test_a_client_that_does_not_read_gets_everything_in_one_output_later(ring: Ring) -> None:
     handle = ring.open(ring.handle())
     ring.generate(handle, "a")
