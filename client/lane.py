@@ -89,8 +89,8 @@ class Lane:
 
     @property
     def is_lost(self) -> bool:
-        """The connection does not stand any more, as far as that can be seen."""
-        return self._link is not None and self._link.is_lost
+        """The connection that was answered does not stand any more, as far as that can be seen."""
+        return self._link is not None and self._link.was_lost
 
     def ping(self) -> None:
         # A server that does not read will be known by its silence.

@@ -15,19 +15,32 @@ class Link:
         self._socket = socket
         self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._is_lost = False
+        self._was_lost = False
 
     @property
     def is_lost(self) -> bool:
         """It stood once and does not now."""
-        while self._events.poll(0):
-            event = recv_monitor_message(self._events)["event"]
-            self._is_lost = event == zmq.EVENT_DISCONNECTED
+        self._look()
         return self._is_lost
+
+    @property
+    def was_lost(self) -> bool:
+        """It has broken since it was forgiven, even if it stands again: ZMQ connects anew by itself, but the
+        other end takes that for somebody else.
+        """
+        self._look()
+        return self._was_lost
 
     def forgive(self) -> None:
         """What was lost so far does not count."""
-        if self.is_lost:
-            self._is_lost = False
+        self._look()
+        self._was_lost = False
+
+    def _look(self) -> None:
+        while self._events.poll(0):
+            event = recv_monitor_message(self._events)["event"]
+            self._is_lost = event == zmq.EVENT_DISCONNECTED
+            self._was_lost = self._was_lost or self._is_lost
 
     def close(self) -> None:
         self._socket.disable_monitor()
