@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
@@ -307,9 +308,7 @@ class AsyncClient:
 
     async def _ask_stats(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
         session = await self._opened()
-        async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
-            items = await session.open_stats(op, after, wait=wait).take()
-        return control_result(items[0])
+        return await _answer(session.asking_stats(op, after, wait=wait), timeout)
 
     async def pause_generation(
         self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
@@ -349,9 +348,7 @@ class AsyncClient:
 
     async def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
         session = await self._opened()
-        async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
-            items = await session.open_control(op, **about).take()
-        return control_result(items[0])
+        return await _answer(session.asking(op, **about), timeout)
 
     async def aclose(self, error: CarouselError | None = None) -> None:
         """Abort what is in flight and disconnect; who waits gets `error`, or RingClosed. Idempotent."""
@@ -367,6 +364,13 @@ class AsyncClient:
 
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
+
+
+async def _answer(asking: AbstractContextManager[LoopMailbox], timeout: float | None) -> Any:
+    """The body of the one reply. Raises the error it carries, TimeoutError after `timeout` seconds."""
+    async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
+        with asking as mailbox:
+            return control_result((await mailbox.take())[0])
 
 
 def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:

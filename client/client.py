@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
@@ -270,12 +271,12 @@ class Client:
 
     def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
-        info: dict[str, Any] = control_result(self._control("server_info", timeout))
+        info: dict[str, Any] = self._control("server_info", timeout)
         return info
 
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
-        return control_result(self._control("flush_cache", timeout))
+        return self._control("flush_cache", timeout)
 
     def iteration_stats(self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
         """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
@@ -297,14 +298,13 @@ class Client:
 
         def ask(after: int, timeout: float | None) -> Any:
             deadline = deadline_after(timeout, time.monotonic())
-            mailbox = self._session.open_stats("iteration_stats", after, wait=True)
-            return control_result(mailbox.take(deadline)[0])
+            return _answer(self._session.asking_stats("iteration_stats", after, wait=True), deadline)
 
         return StatsStream(ask, timeout)
 
     def _ask_stats(self, timeout: float) -> AskNow:
         deadline = deadline_after(timeout, time.monotonic())
-        return lambda op, after: control_result(self._session.open_stats(op, after).take(deadline)[0])
+        return lambda op, after: _answer(self._session.asking_stats(op, after), deadline)
 
     def pause_generation(
         self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
@@ -316,14 +316,12 @@ class Client:
 
         Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
         """
-        paused: dict[str, Any] = control_result(
-            self._control("pause_generation", timeout, mode=check_mode(mode))
-        )
+        paused: dict[str, Any] = self._control("pause_generation", timeout, mode=check_mode(mode))
         return paused
 
     def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
-        answer: dict[str, Any] = control_result(self._control("continue_generation", timeout))
+        answer: dict[str, Any] = self._control("continue_generation", timeout)
         return answer
 
     def start_profile(
@@ -336,16 +334,16 @@ class Client:
         Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
         """
         num_steps = check_num_steps(num_steps)
-        begun: dict[str, Any] = control_result(self._control("start_profile", timeout, num_steps=num_steps))
+        begun: dict[str, Any] = self._control("start_profile", timeout, num_steps=num_steps)
         return begun
 
     def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """End the profile: path of the file and num_steps that are in it. Raises: as `start_profile`."""
-        ended: dict[str, Any] = control_result(self._control("stop_profile", timeout))
+        ended: dict[str, Any] = self._control("stop_profile", timeout)
         return ended
 
-    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Item:
-        return self._session.open_control(op, **about).take(deadline_after(timeout, time.monotonic()))[0]
+    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
+        return _answer(self._session.asking(op, **about), deadline_after(timeout, time.monotonic()))
 
     def close(self) -> None:
         """Abort what is in flight and disconnect; who waits in another thread gets RingClosed. Idempotent."""
@@ -361,6 +359,12 @@ class Client:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _answer(asking: AbstractContextManager[QueueMailbox], deadline: float | None) -> Any:
+    """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
+    with asking as mailbox:
+        return control_result(mailbox.take(deadline)[0])
 
 
 def _call(function: Callable[[Any], None], argument: Any) -> None:

@@ -53,6 +53,7 @@ class StatsReader:
         return lambda op, after: self._ask(op, after, timeout)
 
     def _ask(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
-        mailbox = self._stats_session.open_stats(op, after, wait=wait)
-        mailbox.wait(lambda: mailbox.num_put > 0, deadline_after(timeout, time.monotonic()))
-        return control_result(mailbox.take()[0])
+        deadline = deadline_after(timeout, time.monotonic())
+        with self._stats_session.asking_stats(op, after, wait=wait) as mailbox:
+            mailbox.wait(lambda: mailbox.num_put > 0, deadline)
+            return control_result(mailbox.take()[0])

@@ -202,13 +202,16 @@ class Session(Generic[M]):
 
     # -- control calls ---------------------------------------------------------------------------------------
 
-    def open_stats(self, op: StatsOp, after: int, *, wait: bool = False) -> M:
-        """Submit a question for statistics, as ControlRequest has it."""
-        return self.open_control(op, after=after, wait=wait, own=self.connection.client_ids)
+    def asking_stats(
+        self, op: StatsOp, after: int, *, wait: bool = False
+    ) -> contextlib.AbstractContextManager[M]:
+        """As `asking`, for statistics, as ControlRequest has it."""
+        return self.asking(op, after=after, wait=wait, own=self.connection.client_ids)
 
-    def open_control(self, op: ControlOp, **about: Any) -> M:
-        """Submit a question to the ring, with what ControlRequest says of it. Its answer is one
-        ControlReply.
+    @contextlib.contextmanager
+    def asking(self, op: ControlOp, **about: Any) -> Iterator[M]:
+        """Ask the ring, with what ControlRequest says of it. The answer is one ControlReply in the mailbox;
+        who leaves before it has come is not asked for again.
         """
         number = next(self._control_numbers)
         mailbox = self._new_mailbox()
@@ -216,10 +219,9 @@ class Session(Generic[M]):
         self._controls[number] = OpenControl(request, mailbox)
         try:
             self.connection.submit(request, 0)
-        except CarouselError:
+            yield mailbox
+        finally:
             self._controls.pop(number, None)
-            raise
-        return mailbox
 
     # -- the end ---------------------------------------------------------------------------------------------
 
@@ -294,9 +296,10 @@ class Session(Generic[M]):
         for request in list(self._requests.values()):
             if request.generation < restart.generation and self._concerns(restart, request.number):
                 self._make_again(request, restart)
-        for control in list(self._controls.values()):
-            with contextlib.suppress(CarouselError):
-                self.connection.resubmit(control.request, 0)
+        if self._concerns(restart, 0):
+            for control in list(self._controls.values()):
+                with contextlib.suppress(CarouselError):
+                    self.connection.resubmit(control.request, 0)
 
     def _concerns(self, restart: Restart, number: int) -> bool:
         """Whether the way of request `number` goes through the process."""

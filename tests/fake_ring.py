@@ -153,6 +153,7 @@ class FakeRing:
         self.info: dict[str, Any] = {}
         """What it adds to the name of the operation when it is asked about itself."""
         self.shakes_hands = True
+        self.answers_questions = True
         self.foreign_header = b""
         """Sent instead of HelloAck, as a detokenizer of another build does."""
         self.num_tokenizers = num_tokenizers
@@ -300,6 +301,8 @@ class FakeRing:
         if isinstance(message, AbortRequest):
             self.aborts.append(message)
         elif isinstance(message, ControlRequest):
+            if not self.answers_questions:
+                return
             stats = NO_STATS if message.op in STATS_OPS else {}
             body = msgspec.Raw(msgspec.msgpack.encode({"op": message.op, **stats, **self.info}))
             reply = ControlReply(message.client, message.number, body)

@@ -17,7 +17,7 @@ import client.llm
 from carousel import LLM, AsyncClient, Client, RequestError, RingClosed, SamplingParams
 from client.executor import GenerationExecutor
 from runtime.handle import NO_HANDLE, attempt_of, sequence_key
-from runtime.messages import AbortRequest, GenerateRequest, SequenceOutput
+from runtime.messages import AbortRequest, ControlRequest, GenerateRequest, SequenceOutput
 from runtime.status_page import Status
 from runtime.wire import pack_ids
 from tests.batch_manager_caller import managers, request
@@ -197,6 +197,20 @@ def test_nothing_is_sent_while_the_engine_is_missing(ring: FakeRing) -> None:
         assert not ring.arrivals
         replace_engine(ring)
         assert client.server_info(timeout=WAIT_S)["op"] == "server_info"
+
+
+def test_a_question_is_asked_again_unless_its_caller_has_left(ring: FakeRing) -> None:
+    ring.answers_questions = False
+    with Client(ring.run_dir, connect_timeout=WAIT_S) as client, ThreadPoolExecutor() as threads:
+        with pytest.raises(TimeoutError):
+            client.pause_generation(timeout=0.05)
+        answer = threads.submit(client.server_info, timeout=WAIT_S)
+        ring.wait_for(lambda: len(ring.arrivals) == 2)
+        ring.answers_questions = True
+        replace_engine(ring)
+        assert answer.result(WAIT_S)["op"] == "server_info"
+    ops = [message.op for _, message in ring.arrivals if isinstance(message, ControlRequest)]
+    assert ops == ["pause_generation", "server_info", "server_info"]
 
 
 def test_a_ring_that_stays_without_its_engine_is_gone(ring: FakeRing) -> None:
