@@ -73,17 +73,19 @@ class Batch:
         max_in_flight = min(self._session.max_in_flight(), MAX_IN_FLIGHT)
         try:
             while self._waiting or self._open:
-                while self._waiting and self._has_room(max_in_flight):
-                    self._submit_next()
-                self._receive()
+                # One moment for both: what `_has_room` puts off, `_receive` wakes up for.
+                now = time.monotonic()
+                while self._waiting and self._has_room(max_in_flight, now):
+                    self._submit_next(now)
+                self._receive(now)
         finally:
             for state in self._open.values():
                 self._session.forget(state.number)
         return [self._completions[number] for number in range(len(self._prompts))]
 
-    def _has_room(self, max_in_flight: int) -> bool:
+    def _has_room(self, max_in_flight: int, now: float) -> bool:
         """A request larger than the limit goes alone."""
-        if time.monotonic() < self._next_open_at:
+        if now < self._next_open_at:
             return False
         sampling = self._all_sampling[self._waiting[0]]
         num_after = self._num_in_flight + _num_sequences(sampling)
@@ -91,24 +93,28 @@ class Batch:
             return False
         connection = self._session.connection
         if not connection.has_room and connection.error is None:
-            self._next_open_at = time.monotonic() + ROOM_POLL_S
+            self._next_open_at = now + ROOM_POLL_S
             return False
         return True
 
-    def _submit_next(self) -> None:
+    def _submit_next(self, now: float) -> None:
         number = self._waiting[0]
         mailbox = SharedMailbox(self._queue, number)
-        state = self._session.submit(
-            self._prompts[number], self._all_sampling[number], mailbox, stream=False, **self._options
-        )
+        try:
+            state = self._session.submit(
+                self._prompts[number], self._all_sampling[number], mailbox, stream=False, **self._options
+            )
+        except Overloaded:  # another thread took the room
+            self._next_open_at = now + ROOM_POLL_S
+            return
         self._waiting.popleft()
         self._open[number] = state
         self._num_in_flight += len(state.sequences)
 
-    def _receive(self) -> None:
+    def _receive(self, now: float) -> None:
         """Wait until something has come, or may be submitted again."""
         wake_at = self._deadline
-        if self._waiting and self._next_open_at > time.monotonic():
+        if self._waiting and self._next_open_at > now:
             wake_at = self._next_open_at if wake_at is None else min(wake_at, self._next_open_at)
         try:
             number, item = self._queue.get(
