@@ -31,6 +31,8 @@ MAX_PRIORITY = 1000
 MAX_ID = (1 << 31) - 1
 MAX_TIME_LIMIT_S = 2_000_000
 """23 days: the wire counts milliseconds in 31 bits."""
+MAX_ARRIVAL_TIME = 100_000_000_000
+"""Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
 MESSAGE_KEYS = frozenset(ChatMessage.__struct_fields__)
 
 
@@ -253,7 +255,7 @@ def pack_template_kwargs(values: Any) -> bytes:
 
 
 def _milliseconds(time_limit: Any) -> int:
-    if not _is_finite_number(time_limit) or not 0.0 < time_limit <= MAX_TIME_LIMIT_S:
+    if not _is_number(time_limit) or not 0.0 < time_limit <= MAX_TIME_LIMIT_S:
         raise InvalidRequest(
             f"time_limit must be a number of seconds above 0 and at most {MAX_TIME_LIMIT_S}",
             param="time_limit",
@@ -262,13 +264,13 @@ def _milliseconds(time_limit: Any) -> int:
 
 
 def _unix_time(arrival_time: Any) -> float:
-    if not _is_finite_number(arrival_time) or arrival_time < 0.0:
+    if not _is_number(arrival_time) or not 0.0 <= arrival_time <= MAX_ARRIVAL_TIME:
         raise InvalidRequest("arrival_time must be a number of seconds since 1970", param="arrival_time")
     return float(arrival_time)
 
 
-def _is_finite_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:

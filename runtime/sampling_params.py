@@ -6,7 +6,6 @@ the sampler applies them is in docs/sampling.md.
 
 from __future__ import annotations
 
-import math
 from typing import Annotated
 
 import msgspec
@@ -231,6 +230,6 @@ def _check_int(name: str, value: object, low: int, high: int) -> None:
 def _check_range(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} must be a number, got {type(value).__name__}", param=name)
-    if not math.isfinite(value) or not low <= value <= high or (open_low and value == low):
+    if not low <= value <= high or (open_low and value == low):  # also what is not a number
         bounds = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
         raise InvalidRequest(f"{name} must be {bounds}, got {value}", param=name)
