@@ -216,8 +216,7 @@ class Supervisor:
             name, f"the process {describe_exit(code)}", EXIT_INTERNAL
         )
         if not self._may_restart:
-            if self._num_signals == 0:
-                self._fail(failure)
+            self._fail(failure)
             return
         self._restart(child, code, failure)
 
@@ -294,8 +293,10 @@ class Supervisor:
             self._write_state()
 
     def _fail(self, failure: ProcessFailed) -> None:
-        """The ring ends; the first reason is the one that counts."""
-        if self._failure is None and (self._num_signals == 0 or self._state == "draining"):
+        """The ring ends; the first reason is the one that counts. What was told to end at once, by any signal
+        while it starts and by the second one later, has not failed.
+        """
+        if self._failure is None and self._num_signals <= (0 if self._state == "loading" else 1):
             self._failure = failure
 
     # -- what others see -------------------------------------------------------------------------------------
