@@ -54,6 +54,8 @@ async def _of_several(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[Ba
                 items.append(news.get_nowait())
             for item in items:
                 if isinstance(item, Exception):
+                    if batch:
+                        yield batch
                     raise item
                 if item is None:
                     num_live -= 1

@@ -88,7 +88,7 @@ class AsyncResultStream:
 
     async def __anext__(self) -> Delta:
         while self._closed or not self._deltas:
-            if self._closed or (self.state is not None and self.state.ended):
+            if self._closed or (self.state is not None and self.state.is_complete):
                 raise StopAsyncIteration
             if self._is_awaited:
                 raise RuntimeError("another task is already waiting for this stream")
@@ -122,7 +122,10 @@ class AsyncResultStream:
                 raise RequestAborted("the stream was closed before its request was made")
             self._session = session
             self.state, self._mailbox = self._open_request(session)
-        self._deltas.extend(self.state.receive(await self._mailbox.take()))
+        if self.state.error is None:
+            self._deltas.extend(self.state.receive(await self._mailbox.take()))
+        if self._closed or not self._deltas:
+            self.state.check()
 
     async def aclose(self) -> None:
         """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""

@@ -127,13 +127,13 @@ class Batch:
         state = self._open.get(number)
         if state is None:
             return  # what came after an error of its request
-        try:
-            state.receive([item])
-        except Overloaded as refusal:
+        state.receive([item])
+        if isinstance(state.error, Overloaded):
             self._close(number)
             self._waiting.appendleft(number)
-            self._next_open_at = time.monotonic() + refusal.retry_after_s
+            self._next_open_at = time.monotonic() + state.error.retry_after_s
             return
+        state.check()
         if state.ended:
             self._close(number)
             completion = self._completions[number] = state.completion()

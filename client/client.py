@@ -82,10 +82,13 @@ class ResultStream:
 
     def __next__(self) -> Delta:
         while self._closed or not self._deltas:
-            if self._closed or self.state.ended:
+            if self._closed or self.state.is_complete:
                 raise StopIteration
             try:
-                self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
+                if self.state.error is None:
+                    self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
+                if self._closed or not self._deltas:
+                    self.state.check()
             except BaseException:
                 self.close()
                 raise

@@ -19,7 +19,6 @@ from client.request_state import RequestState, SequenceState
 from client.result import PromptLogprobs
 from client.result_mailbox import ResultMailbox
 from client.session import deadline_after
-from runtime.errors import CarouselError
 from runtime.wire import FloatArray
 
 
@@ -41,7 +40,6 @@ class GenerationResult:
         """Ids that the caller wants to see in front of those that were generated."""
         self.lock = threading.Lock()
         """Held by whoever reads or changes the sequences."""
-        self._error: CarouselError | None = None
         self._error_taken = False
         self._taken = [Extent()] * state.asked.n
         """How much of each sequence has been handed out."""
@@ -162,16 +160,16 @@ class GenerationResult:
             index = self._next_index()
             if index is not None:
                 return self._take(self._state.chosen()[index], index)
-            if self._error is not None and not self._error_taken:
-                self._error_taken = True
-                raise self._error.with_traceback(None)
+            if not self._error_taken:
+                self._error_taken = self._state.error is not None
+                self._state.check()
             return None
 
     def num_ready(self) -> int:
         """How many times `take_output` would give or raise something now."""
         with self.lock:
             self._fold()
-            num_errors = int(self._error is not None and not self._error_taken)
+            num_errors = int(self._state.error is not None and not self._error_taken)
             return num_errors + sum(self._has_news(index) for index in range(len(self._taken)))
 
     @property
@@ -206,7 +204,7 @@ class GenerationResult:
         if taken.is_end:
             return False
         if self._chooses:
-            return self._state.ended and self._error is None
+            return self._state.is_complete
         sequence = self._state.sequences[index]
         if sequence.finish_reason is not None:
             return True
@@ -227,18 +225,14 @@ class GenerationResult:
     def _final_output(self) -> GenerationOutput:
         with self.lock:
             self._fold()
-            if self._error is not None:
-                raise self._error.with_traceback(None)
+            self._state.check()
             return self._output(self._state.chosen()[0], 0)
 
     def _fold(self) -> None:
-        """Take what has come into the state. An error that ends the request is kept, not raised."""
+        """Take what has come into the state."""
         items = self._mailbox.take()
         if items:
-            try:
-                self._state.receive(items)
-            except CarouselError as error:
-                self._error = self._error or error
+            self._state.receive(items)
 
     def _has_more_than(self, num_seen: int) -> Callable[[], bool]:
         return lambda: self._mailbox.num_put > num_seen

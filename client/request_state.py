@@ -98,7 +98,7 @@ class SequenceState:
         return None if self.finish is None else self.finish.usage
 
     def receive(self, output: SequenceOutput) -> Delta:
-        """Take in the next output. Raises the RequestError that it ends in."""
+        """Take in the next output. The delta of one that fails has no finish reason."""
         text, ids = output.text, _unpack_ids(output.token_ids)
         if text:
             self._pieces.append(text)
@@ -113,7 +113,7 @@ class SequenceState:
         if finish is None:
             return Delta(text, ids, logprobs, index=self.index, prompt_logprobs=prompt_logprobs)
         self.finish = finish
-        reason = _checked_reason(finish)
+        reason = self.finish_reason
         return Delta(text, ids, logprobs, reason, finish.matched, finish.usage, self.index, prompt_logprobs)
 
     def receive_rows(self, part: TensorPart) -> None:
@@ -175,7 +175,7 @@ class SequenceState:
 class RequestState:
     """One request: what was asked, and its sequences."""
 
-    __slots__ = ("_num_unfinished", "asked", "by_handle", "number", "request", "sequences")
+    __slots__ = ("_num_unfinished", "asked", "by_handle", "error", "number", "request", "sequences")
 
     def __init__(self, request: GenerateRequest, asked: SamplingParams) -> None:
         """`asked` is what the caller wants; `request` may generate and measure more, to choose from."""
@@ -192,11 +192,18 @@ class RequestState:
         }
         self.sequences = list(self.by_handle.values())
         self._num_unfinished = len(self.sequences)
+        self.error: CarouselError | None = None
+        """The first that came of any sequence, or instead of them: the request has failed."""
 
     @property
     def ended(self) -> bool:
         """Every sequence has its terminal."""
         return self._num_unfinished == 0
+
+    @property
+    def is_complete(self) -> bool:
+        """It has ended, and not failed."""
+        return self.ended and self.error is None
 
     @property
     def text(self) -> str:
@@ -214,36 +221,43 @@ class RequestState:
     def receive(self, items: Sequence[Any]) -> list[Delta]:
         """Take in what a mailbox has collected, in order: one delta for each sequence with news.
 
-        Rows of tensors are kept and make no delta.
-        Raises: the error among the items, or the RequestError that a sequence ends in, after everything else
-        was taken in.
+        Rows of tensors are kept and make no delta; an error is kept in `error`.
         """
         if len(items) == 1 and isinstance(items[0], SequenceOutput):  # by far the most frequent
-            return [self._receive_output(items[0])]
-        error: CarouselError | None = None
+            return self._receive_output(items[0])
         outputs: dict[bytes, list[SequenceOutput]] = {}
         for item in items:
             if isinstance(item, SequenceOutput):
                 outputs.setdefault(item.handle, []).append(item)
             elif isinstance(item, TensorPart):
-                self.by_handle[item.entry.handle].receive_rows(item)
+                try:
+                    self.by_handle[item.entry.handle].receive_rows(item)
+                except RequestError as error:
+                    self._fail(error)
             else:
                 assert isinstance(item, CarouselError)
-                error = error or item
-        deltas: list[Delta] = []
-        for news in outputs.values():
-            try:
-                deltas.append(self._receive_output(_joined(news)))
-            except RequestError as failure:
-                error = error or failure
-        if error is not None:
-            raise error.with_traceback(None)
-        return deltas
+                self._fail(item)
+        return [delta for news in outputs.values() for delta in self._receive_output(_joined(news))]
 
-    def _receive_output(self, output: SequenceOutput) -> Delta:
-        if output.finish is not None:
-            self._num_unfinished -= 1
-        return self.by_handle[output.handle].receive(output)
+    def check(self) -> None:
+        """Raises the error that it has failed with."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+    def _receive_output(self, output: SequenceOutput) -> list[Delta]:
+        """Its delta; none for a failure that brings nothing else."""
+        delta = self.by_handle[output.handle].receive(output)
+        finish = output.finish
+        if finish is None:
+            return [delta]
+        self._num_unfinished -= 1
+        if finish.reason != "error":
+            return [delta]
+        self._fail(error_from_info(finish.error or ErrorInfo("the request failed without a reason")))
+        return [delta] if output.text or output.token_ids or output.prompt_logprobs else []
+
+    def _fail(self, error: CarouselError) -> None:
+        self.error = self.error or error
 
     def completion(self) -> Completion:
         """The whole of a request that has ended."""
@@ -321,12 +335,6 @@ def _rank(sequence: SequenceState) -> float:
     if finish is None or finish.cumulative_logprob is None or not sequence.token_ids:
         return math.inf
     return -finish.cumulative_logprob
-
-
-def _checked_reason(finish: Finish) -> FinishReason:
-    if finish.reason == "error":
-        raise error_from_info(finish.error or ErrorInfo("the request failed without a reason"))
-    return finish.reason
 
 
 def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:

@@ -15,7 +15,7 @@ import pytest
 
 from client.request_state import RequestState
 from client.result import Delta
-from runtime.errors import CarouselError, Overloaded
+from runtime.errors import Overloaded
 from runtime.handle import make_handle, sibling, split_handle
 from runtime.messages import (
     UNIONS,
@@ -48,7 +48,6 @@ class Asked:
     state: RequestState
     outputs: dict[bytes, list[SequenceOutput]]
     deltas: list[Delta] = field(default_factory=list)
-    error: CarouselError | None = None
     disturbed: bool = False
     """It was aborted, or has a deadline: it may end early."""
     abandoned: bool = False
@@ -151,10 +150,7 @@ class PropertyRing(MemoryRing):
             assert output.handle in caller.live, "something came after the terminal"
             asked = self.asked[sibling(output.handle, 0)]
             asked.outputs[output.handle].append(output)
-            try:
-                asked.deltas += asked.state.receive([output])
-            except CarouselError as error:
-                asked.error = error
+            asked.deltas += asked.state.receive([output])
             if output.finish is not None:
                 self._end(caller, output.handle, output.finish)
 
@@ -168,7 +164,7 @@ class PropertyRing(MemoryRing):
             assert asked.state.ended, "a sequence has no terminal"
             refused = [outputs[-1].finish.error is not None for outputs in asked.outputs.values()]
             if any(refused):
-                assert isinstance(asked.error, Overloaded), asked.error
+                assert isinstance(asked.state.error, Overloaded), asked.state.error
                 continue
             for handle, outputs in asked.outputs.items():
                 self._check_sequence(asked, handle, outputs)

@@ -17,7 +17,7 @@ from client.request_state import RequestState
 from client.restarts import RestartedRole
 from client.session import Session
 from runtime.config import DEMO_MODEL
-from runtime.errors import RequestError
+from runtime.errors import CarouselError
 from runtime.handle import NO_HANDLE
 from runtime.sampling_params import SamplingParams
 from runtime.wire import unpack_ids
@@ -50,21 +50,18 @@ class Asked:
     mailbox: ListMailbox
     texts: dict[int, str] = field(default_factory=dict)
     """Of each sequence, put together from what came piece by piece."""
-    error: RequestError | None = None
+
+    @property
+    def error(self) -> CarouselError | None:
+        return self.state.error
 
     @property
     def has_ended(self) -> bool:
         return self.state.ended or self.error is not None
 
     def look(self) -> None:
-        items = self.mailbox.take()
-        if not items:
-            return
-        try:
-            for delta in self.state.receive(items):
-                self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
-        except RequestError as error:
-            self.error = error
+        for delta in self.state.receive(self.mailbox.take()):
+            self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
 
 
 @pytest.fixture(scope="module")

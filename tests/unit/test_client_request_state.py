@@ -219,8 +219,9 @@ def test_rows_behind_a_gap_fail_the_request() -> None:
     state = state_of(return_context_logits=True)
     values = np.zeros((2, 3), np.float32)
     state.receive([rows(state, "context_logits", 0, 0, values)])
+    state.receive([rows(state, "context_logits", 0, 3, values)])
     with pytest.raises(RequestError, match="rows from"):
-        state.receive([rows(state, "context_logits", 0, 3, values)])
+        state.check()
 
 
 def test_rows_that_a_further_attempt_brings_again_are_passed_over() -> None:
@@ -235,32 +236,40 @@ def test_rows_that_a_further_attempt_brings_again_are_passed_over() -> None:
 def test_rows_of_another_size_than_was_said_fail_the_request() -> None:
     state = state_of(return_context_logits=True)
     part = rows(state, "context_logits", 0, 0, np.zeros((2, 3), np.float32))
+    state.receive([part._replace(data=bytes(part.data)[:-4])])
     with pytest.raises(RequestError, match="size"):
-        state.receive([part._replace(data=bytes(part.data)[:-4])])
+        state.check()
 
 
-def test_an_error_is_raised_after_everything_else_was_taken_in() -> None:
+def test_an_error_takes_nothing_away_from_what_came_with_it() -> None:
     state = state_of(n=2)
     failed = Finish("error", Usage(5, 0), error=ErrorInfo("no", "bad", "top_p", 400))
+    deltas = state.receive([out(state, 1, "a", finish=failed), out(state, 0, "b")])
+    assert [(delta.index, delta.text, delta.finish_reason) for delta in deltas] == [
+        (1, "a", None),
+        (0, "b", None),
+    ]
     with pytest.raises(InvalidRequest, match="no") as caught:
-        state.receive([out(state, 1, "a", finish=failed), out(state, 0, "b")])
+        state.check()
     assert caught.value.param == "top_p"
     assert [sequence.text for sequence in state.sequences] == ["b", "a"]
 
 
 def test_the_end_of_the_connection_is_raised_after_what_came_before_it() -> None:
     state = state_of()
+    (delta,) = state.receive([out(state, 0, "b"), RingClosed("gone")])
+    assert delta.text == state.text == "b"
     with pytest.raises(RingClosed, match="gone"):
-        state.receive([out(state, 0, "b"), RingClosed("gone")])
-    assert state.text == "b"
+        state.check()
 
 
 @pytest.mark.parametrize(("hint", "seconds"), [(0.25, 0.25), (0.0, 1.0)])
 def test_a_refusal_says_when_to_try_again(hint: float, seconds: float) -> None:
     state = state_of()
     refused = Finish("error", Usage(0, 0), error=ErrorInfo("full", "overloaded", None, 503, hint))
+    assert state.receive([out(state, 0, "", finish=refused)]) == [], "a refusal has no delta"
     with pytest.raises(Overloaded) as caught:
-        state.receive([out(state, 0, "", finish=refused)])
+        state.check()
     assert caught.value.retry_after_s == seconds
 
 
