@@ -31,17 +31,15 @@ class Admission:
         self._closes_batches = closes_batches
         self.policy = policy
 
-    def admit(self, adder: PrefillAdder, order: Sequence[int] | None = None) -> None:
-        """Until one does not fit; those that are not ready yet are passed over. order: positions in the
-        waiting queue; None: ask the policy.
+    def admit(self, adder: PrefillAdder, newcomers: Sequence[Request] | None = None) -> None:
+        """Until one does not fit; those that are not ready yet are passed over. newcomers: who is considered,
+        all of them waiting; None: everybody, as the policy orders them.
         """
         waiting = self._lifecycle.waiting
-        if self._lifecycle.solitary:
-            order = self._solitary_order()
         admitted: list[int] = []
         failed: list[tuple[Request, ErrorInfo]] = []
         num_passed_over = 0
-        for position in self.order() if order is None else order:
+        for position in self._positions(newcomers):
             if num_passed_over >= MAX_PASSED_OVER:
                 break
             req = waiting[position]
@@ -61,10 +59,20 @@ class Admission:
         for req, info in failed:
             self._lifecycle.finish(req, "error", error=info)
 
-    def _solitary_order(self) -> list[int]:
-        """Of the waiting only the one whose turn it is to run alone."""
-        chosen = self._lifecycle.solitary.next_to_start(self._kv.rows.num_running)
-        return [at for at, req in enumerate(self._lifecycle.waiting) if req is chosen]
+    def _positions(self, newcomers: Sequence[Request] | None) -> Sequence[int]:
+        """Where they wait now: a row that was taken back in this step has moved those behind its request.
+        While somebody has to run alone, only the one whose turn it is.
+        """
+        lifecycle = self._lifecycle
+        if lifecycle.solitary:
+            chosen = lifecycle.solitary.next_to_start(self._kv.rows.num_running)
+            newcomers = [] if chosen is None else [chosen]
+        if newcomers is None:
+            return self.order()
+        if not newcomers:
+            return ()
+        positions = {req.seq: at for at, req in enumerate(lifecycle.waiting)}
+        return [positions[req.seq] for req in newcomers]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
         """Its cached prefix; None while something other than space keeps it waiting. Raises RequestError."""

@@ -53,13 +53,13 @@ class BatchBuilder:
             self._preemption.make_way()
         batch = ScheduleBatch(self._rows)
         adder = PrefillAdder(batch, self._kv, self.capacity, self._lifecycle.slots, self._limits)
-        ready, order = self._rows.ready(feeds_back), None
+        ready, newcomers = self._rows.ready(feeds_back), None
         if self._chooser is not None:
-            ready, order = self._chooser.choose(ready)
+            ready, newcomers = self._chooser.choose(ready)
         for rows, admits in self._phases.of(ready):
             self._continue(rows, batch, adder)
             if admits and len(self._lifecycle.waiting) and adder.can_admit and self.capacity.admits():
-                self._admission.admit(adder, order)
+                self._admission.admit(adder, newcomers)
             if len(batch):
                 break
         return batch, adder.totals

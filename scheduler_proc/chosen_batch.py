@@ -29,8 +29,8 @@ logger = logging.getLogger(__name__)
 class Chosen(NamedTuple):
     rows: RowArray
     """Of those that could go on, who does."""
-    order: list[int]
-    """Who may be admitted: positions in the waiting queue."""
+    newcomers: list[Request]
+    """Who may be admitted, in this order."""
 
 
 class ChosenBatch:
@@ -97,9 +97,7 @@ class ChosenBatch:
             self._lifecycle.retract(active[request])
         chosen = [active[request] for request in output.context_requests + output.generation_requests]
         rows = np.array([req.row for req in chosen if req.row >= 0], np.intp)
-        newcomers = [req for req in chosen if req.row < 0]
-        positions = {req.seq: at for at, req in enumerate(self._lifecycle.waiting)} if newcomers else {}
-        return Chosen(ready[np.isin(ready, rows)], [positions[req.seq] for req in newcomers])
+        return Chosen(ready[np.isin(ready, rows)], [req for req in chosen if req.row < 0])
 
     def _fail(self, requests: list[Request], reason: str) -> None:
         error = ErrorInfo(f"the scheduler failed: {reason}"[:4096], "scheduler_failed", None, 500)

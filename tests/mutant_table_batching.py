@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from scheduler_proc.admission import Admission
 from scheduler_proc.batch_builder import BatchBuilder
 from scheduler_proc.capacity.max_utilization import MaxUtilization
 from scheduler_proc.capacity.no_evict import GuaranteedNoEvict, Outlook, StaticBatch
@@ -113,8 +114,8 @@ BATCHING_MUTANTS = [
     ),
     Mutant(
         "places in the queue taken before it changed",
-        ChosenBatch,
-        "_applied",
+        Admission,
+        "_positions",
         "positions[req.seq]",
         "positions[req.seq] + 1",
         0,

@@ -38,6 +38,16 @@ class LastFirst(CapacityScheduler):
         return [*started, *waiting][: self.max_num_requests], []
 
 
+class LeavesOutTheThird(CapacityScheduler):
+    """All but one."""
+
+    def __init__(self, max_num_requests: int, kv_cache_manager: KvCacheView) -> None:
+        pass
+
+    def schedule_request(self, active_requests: RequestList) -> tuple[RequestList, RequestList]:
+        return [request for request in active_requests if request.request_id != 3], []
+
+
 class PausesEveryTenth(CapacityScheduler):
     """Takes the row of the oldest every ten calls."""
 
@@ -152,6 +162,17 @@ def test_last_come_first_served_turns_the_order_of_completion_round() -> None:
     with running(capacity=name_of(LastFirst), max_rows=1) as system:
         run_until_idle(system, *REQUESTS)
         assert [handle[8] for handle in system.detokenizer.closed] == [3, 2, 1, 0]
+
+
+def test_who_was_not_chosen_does_not_get_the_row_that_another_one_had_to_give_up() -> None:
+    """A row taken back puts its request before those that wait, in the step in which these were chosen."""
+    with running(num_pages=6, capacity=name_of(LeavesOutTheThird)) as system:
+        for item in (message(0, [1] * 7, 9), message(1, [2] * 15, 9), message(2, [3] * 3), message(3, [4])):
+            assert system.inbox.send(item)
+        lifecycle = system.scheduler.lifecycle
+        while not lifecycle.num_retracted:
+            system.step()
+        assert [req.seq for req in lifecycle.kv.rows.running_requests()] == [1, 4]
 
 
 def test_who_is_paused_goes_on_later() -> None:
