@@ -66,7 +66,7 @@ def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("out_dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [(16, 2), (48, 34), (80, 256), (1040, 130)])
+@pytest.mark.parametrize(("n", "k"), [(16, 2), (48, 34), (80, 256), (1040, 130), (1040, 96)])
 def test_packed_linear_equals_float64(
     n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
 ) -> None:
@@ -91,7 +91,7 @@ def test_packed_linear_equals_float64(
     assert ((together.double() - expected).abs() / scale).max() < RTOL[
         out_dtype
     ] / 4  # rounded once, to nearest
-    for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 97):
+    for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 25, 32, 33, 97):
         assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
 

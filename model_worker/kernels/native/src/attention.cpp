@@ -16,6 +16,7 @@
 
 #include "attention_block.h"
 #include "attention_call.h"
+#include "attention_tiles.h"
 #include "team.h"
 
 namespace carousel {
@@ -113,6 +114,7 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
   const int64_t end_known =
       tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
   find_slots(call, tile.seq, begin, end_known, work.slots);
+  typename Math::Shapes shapes;
   for (int64_t block = begin; block < end; block += kBlock) {
     const int num_keys = (int)std::min<int64_t>(kBlock, end - block);
     const int num_padded = std::min(kBlock, (num_keys + kStep - 1) / kStep * kStep);
@@ -120,7 +122,7 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
     const int64_t* slots = work.slots + (block - begin);
     pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys);
     pack_values<Math>(v_pool, width, head_dim, slots, num_keys, num_next, work.values);
-    BlockStep<Math>{call, tile, work, out, block, num_keys, num_padded}.add_to_tile();
+    BlockStep<Math>{call, tile, work, shapes, out, block, num_keys, num_padded}.add_to_tile();
   }
   for (int r = 0; r < tile.num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
 }
@@ -311,6 +313,12 @@ CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   }
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   if (call->head_dim % 32 == 0 && !call->force_float_math) {
+#if defined(CAROUSEL_HAS_TILES)
+    if (tiles_are_allowed()) {
+      Attention<Bf16TileMath>(*call).run();
+      return;
+    }
+#endif
     Attention<Bf16PairMath>(*call).run();
     return;
   }

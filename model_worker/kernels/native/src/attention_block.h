@@ -12,8 +12,8 @@ struct Workspace {
   alignas(64) Unit keys[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kLanes][units of a head][kLanes]
   alignas(64) Unit values[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kPerUnit][head_dim]
   alignas(64) Unit queries[kTileFloats / Math::kPerUnit];          // [rows][units of a head]
-  alignas(64) Unit weights[kRowGroup][kBlock / Math::kPerUnit];
-  alignas(64) float scores[kRowGroup][kBlock];
+  alignas(64) Unit weights[kMaxRowGroup][kBlock / Math::kPerUnit];
+  alignas(64) float scores[kMaxRowGroup][kBlock];
   alignas(64) float lane_sums[kMaxTileRows][kLanes];
   alignas(64) float split_rows[kTileFloats];
   alignas(64) float total_rows[kTileFloats];
@@ -60,6 +60,9 @@ void pack_values(const typename Math::Stored* pool, int width, int head_dim, con
     Math::pack_values(values + t / Math::kPerUnit * head_dim, pool + slots[t] * width,
                       pool + slots[next] * width, head_dim);
   }
+  const int num_units = (num_keys + Math::kPerUnit - 1) / Math::kPerUnit;
+  const int num_padded = (num_units + Math::kUnitStep - 1) / Math::kUnitStep * Math::kUnitStep;
+  std::memset(values + num_units * head_dim, 0, (num_padded - num_units) * head_dim * sizeof *values);
 }
 
 // scores[g][t] = query g . key t, for Rows rows and num_padded keys.
@@ -144,41 +147,64 @@ struct BlockStep {
   const AttentionCall& call;
   const Tile& tile;
   Workspace<Math>& work;
+  typename Math::Shapes& shapes;
   Partial out;
   int64_t begin;  // position of the block's first key
   int num_keys;
   int num_padded;
+
+  int group() const { return call.num_heads / call.num_kv_heads; }
+  int head_units() const { return call.head_dim / Math::kPerUnit; }
+  int num_units() const { return (num_keys + Math::kPerUnit - 1) / Math::kPerUnit; }
+
+  // Whether any of rows [r, r + rows) sees any of the block's keys.
+  bool is_seen(int r, int rows) const {
+    return tile.end_key(r + rows - 1, group()) > begin &&
+           tile.first_key(r, group(), call.window) < begin + num_keys;
+  }
+
+  // The weights of rows [r, r + rows), from their scores.
+  void weigh_rows(int r, int rows) {
+    for (int g = 0; g < rows; ++g) {
+      const int row = r + g;
+      const int first = (int)std::max<int64_t>(0, tile.first_key(row, group(), call.window) - begin);
+      const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group()) - begin);
+      if (first < end) {
+        weigh<Math>(work.scores[g], first, end, num_padded, call.scale, call.softcap, call.head_dim,
+                    out.max + row, work.lane_sums[row], out.rows + row * call.head_dim, work.weights[g]);
+      } else {
+        std::memset(work.weights[g], 0, sizeof work.weights[g]);
+      }
+    }
+  }
 
   // Adds the block's keys to rows [r, r + Rows) of the tile.
   template <int Rows>
   void add_to_rows(int r) {
     constexpr int kVectors = Rows <= 2 ? 4 : 2;
     const int head_dim = call.head_dim;
-    const int group = call.num_heads / call.num_kv_heads;
-    const int head_units = head_dim / Math::kPerUnit;
-    if (tile.end_key(r + Rows - 1, group) <= begin) return;
-    if (tile.first_key(r, group, call.window) >= begin + num_keys) return;
-    compute_scores<Math, Rows, kVectors>(work.queries + r * head_units, work.keys, head_units, num_padded,
+    if (!is_seen(r, Rows)) return;
+    compute_scores<Math, Rows, kVectors>(work.queries + r * head_units(), work.keys, head_units(), num_padded,
                                          work.scores);
-    for (int g = 0; g < Rows; ++g) {
-      const int row = r + g;
-      const int first = (int)std::max<int64_t>(0, tile.first_key(row, group, call.window) - begin);
-      const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group) - begin);
-      if (first < end) {
-        weigh<Math>(work.scores[g], first, end, num_padded, call.scale, call.softcap, head_dim, out.max + row,
-                    work.lane_sums[row], out.rows + row * head_dim, work.weights[g]);
-      } else {
-        std::memset(work.weights[g], 0, sizeof work.weights[g]);
-      }
-    }
-    const int num_units = (num_keys + Math::kPerUnit - 1) / Math::kPerUnit;
+    weigh_rows(r, Rows);
     float* rows = out.rows + r * head_dim;
     int c = 0;
     for (; c + kVectors * kLanes <= head_dim; c += kVectors * kLanes) {
-      add_columns<Math, Rows, kVectors>(work.weights, work.values, num_units, head_dim, c, rows);
+      add_columns<Math, Rows, kVectors>(work.weights, work.values, num_units(), head_dim, c, rows);
     }
     for (; c < head_dim; c += kLanes) {
-      add_columns<Math, Rows, 1>(work.weights, work.values, num_units, head_dim, c, rows);
+      add_columns<Math, Rows, 1>(work.weights, work.values, num_units(), head_dim, c, rows);
+    }
+  }
+
+  // The same for up to kMaxRowGroup rows.
+  void add_to_rows_by_tiles(int r, int rows) {
+    if (!is_seen(r, rows)) return;
+    shapes.set(rows);
+    Math::compute_scores(work.queries + r * head_units(), work.keys, head_units(), work.scores);
+    weigh_rows(r, rows);
+    for (int c = 0; c < call.head_dim; c += 2 * kLanes) {
+      Math::add_columns(work.weights, work.values, num_units(), call.head_dim, c, out.rows + r * call.head_dim);
     }
   }
 
@@ -189,8 +215,14 @@ struct BlockStep {
 
   void add_to_tile() {
     int r = 0;
-    for (; r + kRowGroup <= tile.num_rows; r += kRowGroup) add_to_rows<kRowGroup>(r);
-    add_to_last_rows(r, tile.num_rows - r, std::make_integer_sequence<int, kRowGroup - 1>());
+    if constexpr (Math::kHasTiles) {
+      for (; r < tile.num_rows; r += kMaxRowGroup) {
+        add_to_rows_by_tiles(r, std::min(kMaxRowGroup, tile.num_rows - r));
+      }
+    } else {
+      for (; r + kRowGroup <= tile.num_rows; r += kRowGroup) add_to_rows<kRowGroup>(r);
+      add_to_last_rows(r, tile.num_rows - r, std::make_integer_sequence<int, kRowGroup - 1>());
+    }
   }
 };
 

@@ -15,6 +15,7 @@ constexpr int kMaxHeadDim = 256;
 constexpr int kTileFloats = 8192;  // accumulators of a tile: 32 KiB, so that they stay in L1 or next to it
 constexpr int kMaxTileRows = 128;
 constexpr int kRowGroup = kLanes == 16 ? 8 : 4;  // rows whose sums are in registers together
+constexpr int kMaxRowGroup = 16;                 // as many as a tile has
 constexpr int kPrefetchLine = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 

@@ -1,18 +1,23 @@
 // How attention multiplies: what one element ("unit") of a packed block is, and how two of them are
 // multiplied and added. FloatMath multiplies floats; Bf16PairMath multiplies two bf16 at a time where the CPU
-// can.
+// can; Bf16TileMath (attention_tiles.h) whole tiles of those.
 #pragma once
 
 #include "simd.h"
 
 namespace carousel {
 
+struct NoShapes {};
+
 template <class T>
 struct FloatMath {
   using Stored = T;  // in the KV pool, in q and in the output
   using Unit = float;
   using Vector = vfloat;
+  using Shapes = NoShapes;
   static constexpr int kPerUnit = 1;
+  static constexpr bool kHasTiles = false;
+  static constexpr int kUnitStep = 1;  // units of values beyond the last are zero up to a multiple of it
 
   static Vector broadcast(Unit x) { return splat(x); }
   static Vector load_units(const Unit* p) { return load(p); }
@@ -34,7 +39,10 @@ struct Bf16PairMath {
   using Stored = bf16;
   using Unit = uint32_t;  // two neighbours: dimensions of q and k, keys of weights and v
   using Vector = __m512bh;
+  using Shapes = NoShapes;
   static constexpr int kPerUnit = 2;
+  static constexpr bool kHasTiles = false;
+  static constexpr int kUnitStep = 1;  // units of values beyond the last are zero up to a multiple of it
 
   static Vector broadcast(Unit x) { return (__m512bh)_mm512_set1_epi32((int)x); }
   static Vector load_units(const Unit* p) { return (__m512bh)_mm512_loadu_si512(p); }

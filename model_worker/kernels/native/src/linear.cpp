@@ -1,7 +1,6 @@
 // y = x W^T + bias for bf16 x and W, on CPUs that multiply pairs of bf16. W is packed once, in place, as panels.h
 // has it: a word is a pair of a row's elements, a vector 16 rows' pair.
-#include "panels.h"
-#include "simd.h"
+#include "linear_tiles.h"
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
@@ -11,35 +10,12 @@ namespace carousel {
 // 45 %; one row needs none (2 cores, EPYC Zen 5, 2026-11).
 constexpr int kPrefetchBytes = 4096;
 
-// The binding mirrors it field by field.
-struct LinearCall {
-  const bf16* x;           // [num_rows, k]
-  const uint32_t* weight;  // packed [n, k]
-  const bf16* bias;        // [n], or null
-  void* out;               // [num_rows, n]
-  int32_t num_rows;
-  int32_t n;
-  int32_t k;
-  int32_t out_is_float;  // float32 instead of bf16
-  int32_t num_threads;
-};
-
 struct Bf16Kernel {
   const LinearCall& call;
 
   // Sums take 24 of the 32 registers.
   static constexpr int kMaxRows = 12;
   static constexpr int panels_for(int rows) { return rows <= 6 ? 4 : 2; }
-
-  void write(int row, int panel, vfloat y) const {
-    const int64_t at = (int64_t)row * call.n + panel * kPanel;
-    if (call.bias) y += load(call.bias + panel * kPanel);
-    if (call.out_is_float) {
-      store((float*)call.out + at, y);
-    } else {
-      _mm256_storeu_si256((__m256i*)((bf16*)call.out + at), (__m256i)_mm512_cvtneps_pbh((__m512)y));
-    }
-  }
 
   template <int Rows, int Panels>
   void multiply(int row, int panel) const {
@@ -67,7 +43,7 @@ struct Bf16Kernel {
       }
     }
     for (int r = 0; r < Rows; ++r) {
-      for (int p = 0; p < Panels; ++p) write(row + r, panel + p, sum[r][p]);
+      for (int p = 0; p < Panels; ++p) call.write(row + r, panel + p, sum[r][p]);
     }
   }
 };
@@ -77,7 +53,14 @@ struct Bf16Kernel {
 CAROUSEL_EXPORT int32_t carousel_packs_linear() { return 1; }
 
 CAROUSEL_EXPORT void carousel_linear(const carousel::LinearCall* call) {
-  carousel::multiply_all(carousel::Bf16Kernel{*call}, call->num_rows, call->n, call->k, call->num_threads);
+  using namespace carousel;
+#if defined(CAROUSEL_HAS_TILES)
+  if (fits_tiles(*call)) {
+    multiply_by_tiles(*call);
+    return;
+  }
+#endif
+  multiply_all(Bf16Kernel{*call}, call->num_rows, call->n, call->k, call->num_threads);
 }
 
 #else

@@ -45,9 +45,9 @@ void multiply_task(const Kernel& kernel, int row, int end_row, int panel, int pa
                      std::make_integer_sequence<int, kMaxRows - 1>());
 }
 
-// All of x [num_rows, k] by W [n, k].
-template <class Kernel>
-void multiply_all(const Kernel& kernel, int num_rows, int n, int k, int num_threads) {
+// body(row, end_row, panel, panels) for each task of x [num_rows, k] by W [n, k].
+template <class Body>
+void for_each_task(int num_rows, int n, int k, int num_threads, const Body& body) {
   const int num_panels = n / kPanel;
   const int64_t work = (int64_t)num_rows * n * k;
   const int threads = work < kMinParallelWork ? 1 : num_threads;
@@ -58,8 +58,15 @@ void multiply_all(const Kernel& kernel, int num_rows, int n, int k, int num_thre
   parallel_for(threads, columns * row_tasks, [&](int task) {
     const int panel = task / row_tasks * wide;
     const int row = task % row_tasks * kRowsPerTask;
-    multiply_task(kernel, row, std::min(row + kRowsPerTask, num_rows), panel,
-                  std::min(wide, num_panels - panel));
+    body(row, std::min(row + kRowsPerTask, num_rows), panel, std::min(wide, num_panels - panel));
+  });
+}
+
+// All of x by W with a kernel of registers.
+template <class Kernel>
+void multiply_all(const Kernel& kernel, int num_rows, int n, int k, int num_threads) {
+  for_each_task(num_rows, n, k, num_threads, [&](int row, int end_row, int panel, int panels) {
+    multiply_task(kernel, row, end_row, panel, panels);
   });
 }
 

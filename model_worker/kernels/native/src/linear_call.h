@@ -1,0 +1,37 @@
+// What a bf16 linear layer is asked, for CPUs that multiply pairs of bf16.
+#pragma once
+
+#include <cstdint>
+
+#include "panels.h"
+#include "simd.h"
+
+namespace carousel {
+
+// The binding mirrors it field by field.
+struct LinearCall {
+  const bf16* x;           // [num_rows, k]
+  const uint32_t* weight;  // packed [n, k]
+  const bf16* bias;        // [n], or null
+  void* out;               // [num_rows, n]
+  int32_t num_rows;
+  int32_t n;
+  int32_t k;
+  int32_t out_is_float;  // float32 instead of bf16
+  int32_t num_threads;
+
+#if defined(__AVX512BF16__)
+  // Output of one row and one panel.
+  void write(int row, int panel, vfloat y) const {
+    const int64_t at = (int64_t)row * n + panel * kPanel;
+    if (bias) y += load(bias + panel * kPanel);
+    if (out_is_float) {
+      store((float*)out + at, y);
+    } else {
+      _mm256_storeu_si256((__m256i*)((bf16*)out + at), (__m256i)_mm512_cvtneps_pbh((__m512)y));
+    }
+  }
+#endif
+};
+
+}  // namespace carousel

@@ -1,0 +1,77 @@
+// AMX: a unit of eight tiles of 16 rows of 64 bytes, which multiplies two of them in 16 cycles.
+#pragma once
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+#define CAROUSEL_HAS_TILES 1
+
+#include <immintrin.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <cstdint>
+
+namespace carousel {
+
+constexpr int kTileRows = 16;
+
+// Whether this process may use tiles: Linux gives their 8 KiB of state only to those who ask.
+inline bool tiles_are_allowed() {
+  constexpr int kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
+  constexpr int kTileData = 18;
+  static const bool allowed = syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return allowed;
+}
+
+// What has been written so far is in memory: the intrinsics do not tell the compiler what they read.
+inline void see_memory() { asm volatile("" : : : "memory"); }
+
+// The sizes of a thread's tiles, from the first `set` until this goes: sums 0 to 3 of rows by 16 floats, what is
+// multiplied in 4 to 7. Without it a thread has no tile state, and a switch of context none to save.
+class TileShapes {
+ public:
+  // Sums and tile 4 have `rows` rows, 5 to 7 sixteen.
+  void set(int rows) { set(rows, rows, kTileRows); }
+
+  // Sums 0 and 1 and tile 4 have 16 rows; sums 2 and 3 and tile 5 have more_rows; 6 and 7 sixteen.
+  void set_two(int more_rows) { set(kTileRows, more_rows, more_rows); }
+
+  TileShapes() = default;
+  TileShapes(const TileShapes&) = delete;
+  TileShapes& operator=(const TileShapes&) = delete;
+  ~TileShapes() {
+    if (current_) _tile_release();
+  }
+
+ private:
+  struct alignas(64) Config {
+    uint8_t palette = 1;
+    uint8_t start_row = 0;
+    uint8_t reserved[14] = {};
+    uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+    uint8_t rows[16] = {};
+  };
+
+  void set(int rows, int more_rows, int rows_of_5) {
+    const int wanted = rows << 16 | more_rows << 8 | rows_of_5;
+    if (wanted == current_) return;
+    current_ = wanted;
+    Config config;
+    const int heights[8] = {rows, rows, more_rows, more_rows, rows, rows_of_5, kTileRows, kTileRows};
+    for (int i = 0; i < 8; ++i) config.rows[i] = (uint8_t)heights[i];
+    see_memory();
+    _tile_loadconfig(&config);
+  }
+
+  int current_ = 0;
+};
+
+inline void zero_sums() {
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+}
+
+}  // namespace carousel
+
+#endif
