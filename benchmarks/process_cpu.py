@@ -1,4 +1,6 @@
-"""CPU time of processes by their titles, from /proc. In steps of a scheduler tick, usually 10 ms."""
+"""CPU time of processes by their titles and memory of their trees, from /proc. CPU time is in steps of a
+scheduler tick, usually 10 ms.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +38,15 @@ def cpu_of(pid: int) -> float:
     return _all_processes()[pid].cpu_s
 
 
+def pss_bytes(root: int) -> int:
+    """Memory of `root` and all processes below it, each shared page divided among those that share it."""
+    processes = _all_processes()
+    tree = [root]
+    for parent in tree:
+        tree.extend(pid for pid, stat in processes.items() if stat.parent == parent)
+    return sum(map(_pss_bytes, tree))
+
+
 def machine_busy() -> float:
     """Seconds that all CPUs together have worked since the machine's start."""
     with Path("/proc/stat").open() as file:
@@ -54,6 +65,14 @@ def _all_processes() -> dict[int, _Stat]:
                 continue
             found[int(folder.name)] = _Stat(int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
     return found
+
+
+def _pss_bytes(pid: int) -> int:
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Pss:"))
 
 
 def _role(pid: int) -> str:

@@ -1,108 +1,58 @@
 """The same workloads against several servers of the same model, with the same client, in turns.
 
 In each round every server gets the same prompts at the same times; one server under two names would find
-them in its cache. The first server is what the others are divided by. --memory-gb-per-s and --gflop-per-s add
-each figure's share of the machine's floor.
-Run: python -m benchmarks.cpu.compare --model MODEL_DIR carousel=carousel@http://127.0.0.1:30000 \
-         vllm=vllm@http://127.0.0.1:8000
+them in its cache. Ratios are those of the first server to the others. Runs are kept in --runs, a file of JSON
+lines: with --time-limit-s the comparison stops in time, and the same command again goes on where it was.
+--memory-gb-per-s and --gflop-per-s (`python -m benchmarks.cpu.machine`) add each figure's share of the
+machine's floor.
+Run: python -m benchmarks.cpu.compare --model MODEL_DIR --runs runs.jsonl --plot comparison.png \
+         carousel=carousel@http://127.0.0.1:30000#PID vllm=vllm@http://127.0.0.1:8000#PID
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import statistics
-import subprocess
-import sys
+import time
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from benchmarks.cpu.floor import Machine, ModelShape
-from benchmarks.cpu.workloads import WORKLOADS, Workload
-
-MORE_IS_BETTER = "output_throughput"
-
-
-class Server(NamedTuple):
-    name: str
-    backend: str
-    url: str
-
-    @staticmethod
-    def parse(text: str) -> Server:
-        name, _, rest = text.partition("=")
-        backend, _, url = rest.partition("@")
-        if not (name and backend and url):
-            raise argparse.ArgumentTypeError(f"{text!r} is not NAME=BACKEND@URL")
-        return Server(name, backend, url)
-
-
-def measure(server: Server, workload: Workload, model: Path, seed: int) -> dict[str, Any]:
-    """The results of one run. Raises RuntimeError when a request failed."""
-    command = [
-        *(sys.executable, "-m", "bench_serving", "--backend", server.backend, "--base-url", server.url),
-        *("--tokenizer", str(model), "--seed", str(seed), "--disable-tqdm", *workload.flags),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{server.name}: {' '.join(command)}\n{done.stdout[-2000:]}{done.stderr[-2000:]}")
-    results: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return results
-
-
-def share_of_floor(figure: str, value: float, floor: float) -> float:
-    return value / floor if figure == MORE_IS_BETTER else floor / value
-
-
-def compare(args: argparse.Namespace, workload: Workload, floor: dict[str, float]) -> dict[str, Any]:
-    """{figure: {server: {median, range, ratio, of_floor}}}, printed as well."""
-    runs: dict[str, list[dict[str, Any]]] = {server.name: [] for server in args.servers}
-    for number in range(args.rounds):
-        for server in args.servers:
-            runs[server.name].append(measure(server, workload, args.model, args.seed + number))
-    report: dict[str, Any] = {}
-    for figure in workload.figures:
-        report[figure] = {}
-        for server in args.servers:
-            values = [run[figure] for run in runs[server.name]]
-            median = statistics.median(values)
-            found = {"median": median, "range": [min(values), max(values)]}
-            found["ratio"] = median / report[figure].get(args.servers[0].name, found)["median"]
-            if figure in floor:
-                found["of_floor"] = share_of_floor(figure, median, floor[figure])
-            report[figure][server.name] = found
-            shown = f"{found['of_floor']:6.0%} of the floor" if figure in floor else ""
-            print(
-                f"  {figure:<18} {server.name:<12} {median:10.2f}  [{min(values):.2f} - {max(values):.2f}]  "
-                f"x {found['ratio']:.2f} {shown}"
-            )
-    return report
+from benchmarks.cpu.report import draw, print_report, summarize
+from benchmarks.cpu.runs import Server, all_turns, read_runs, run_and_note
+from benchmarks.cpu.workloads import WORKLOADS
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("servers", nargs="+", type=Server.parse, metavar="NAME=BACKEND@URL")
+    parser.add_argument("servers", nargs="+", type=Server.parse, metavar="NAME=BACKEND@URL[#PID]")
     parser.add_argument("--model", type=Path, required=True, help="directory of the model that all serve")
+    parser.add_argument("--runs", type=Path, required=True, help="file of JSON lines; what it has is kept")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="default: all")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seed", type=int, default=1, help="of the first round; another one, other prompts")
+    parser.add_argument("--rounds", type=int, default=5, help="that count; one more warms up")
+    parser.add_argument("--seed", type=int, default=1, help="of the warm-up; each round has the next one")
+    parser.add_argument("--time-limit-s", type=float, default=float("inf"), help="begin no run after it")
     parser.add_argument("--memory-gb-per-s", type=float, help="what the machine reads")
     parser.add_argument("--gflop-per-s", type=float, help="what it computes in bf16")
+    parser.add_argument("--plot", type=Path, help="PNG to write (needs matplotlib)")
     args = parser.parse_args()
+    workloads = args.workloads.split(",")
+    deadline = time.monotonic() + args.time_limit_s
+    known = {(run["round"], run["workload"], run["server"]) for run in read_runs(args.runs)}
+    left = [turn for turn in all_turns(args.rounds, workloads, args.servers) if turn.key not in known]
+    while left and time.monotonic() < deadline:
+        run_and_note(left.pop(0), args.model, args.seed, args.runs)
     machine = None
     if args.memory_gb_per_s and args.gflop_per_s:
         machine = Machine(args.memory_gb_per_s, args.gflop_per_s)
-    report: dict[str, Any] = {}
-    for name in args.workloads.split(","):
-        workload = WORKLOADS[name]
-        print(f"{name}, {workload.what}")
-        floor: dict[str, float] = {}
-        if machine is not None and workload.floor is not None:
-            floor = workload.floor(ModelShape.read(args.model), machine)
-            print("  floor: " + ", ".join(f"{figure} {value:.2f}" for figure, value in floor.items()))
-        report[name] = {"floor": floor, "figures": compare(args, workload, floor)}
+    names = [server.name for server in args.servers]
+    report = summarize(read_runs(args.runs), workloads, names, ModelShape.read(args.model), machine)
+    print_report(report)
+    if left:
+        print(f"{len(left)} runs are left: give the same command again")
+    if args.plot is not None:
+        draw(report, names, args.plot)
     print(json.dumps(report))
 
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from bench_serving.arguments import parse_args
-from benchmarks.cpu.compare import Server, share_of_floor
 from benchmarks.cpu.floor import Machine, ModelShape
 from benchmarks.cpu.workloads import WORKLOADS
 
@@ -64,17 +63,3 @@ def test_every_workload_is_one_that_bench_serving_takes_and_its_floor_names_its_
         floor = workload.floor(SMALL, MACHINE)
         assert set(floor) & set(workload.figures)
         assert all(value > 0 for value in floor.values())
-
-
-def test_nobody_is_below_the_floor_whichever_way_a_figure_is_better() -> None:
-    assert share_of_floor("output_throughput", 50.0, 100.0) == 0.5
-    assert share_of_floor("duration", 200.0, 100.0) == 0.5
-
-
-def test_a_server_is_a_name_a_back_end_and_an_address() -> None:
-    assert Server.parse("ours=carousel@http://127.0.0.1:1") == Server(
-        "ours", "carousel", "http://127.0.0.1:1"
-    )
-    for text in ("carousel@http://x", "ours=http://x", "ours=carousel@", "=a@b"):
-        with pytest.raises(Exception, match="NAME=BACKEND@URL"):
-            Server.parse(text)
