@@ -4,6 +4,7 @@ from __future__ import annotations
 
 ATTENTION_BACKENDS: dict[str, str] = {
     "cpu_native": "model_worker.attention.cpu_native:CpuNativeAttention",
+    "flashinfer": "model_worker.attention.flashinfer:FlashInferAttention",
     "torch_native": "model_worker.attention.torch_native:TorchNativeAttention",
     "triton": "model_worker.attention.triton:TritonAttention",
 }

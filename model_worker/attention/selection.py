@@ -21,13 +21,12 @@ def make_attention_backend(name: str, *, device: str, dtype: torch.dtype, head_d
     """The backend of that name; for "auto", the fastest one that works here, with a line if that is not the
     native one on a CPU.
 
-    Raises: ConfigError for an unknown name, for cpu_native and triton where they cannot work, and for CUDA
-    without triton.
+    Raises: ConfigError for an unknown name, for a backend that cannot work here, and for CUDA without triton.
     """
     if device == "cuda":
-        return _make_for_cuda(name)
-    if name == "triton":
-        raise ConfigError("attention_backend: triton cannot be used: the device is cpu")
+        return _make_for_cuda(name, dtype, head_dim)
+    if name in ("triton", "flashinfer"):
+        raise ConfigError(f"attention_backend: {name} cannot be used: the device is cpu")
     if name not in ("auto", "cpu_native"):
         return _make(name)
     if not attention_supports(dtype, head_dim):
@@ -43,12 +42,29 @@ def make_attention_backend(name: str, *, device: str, dtype: torch.dtype, head_d
     return _make("torch_native")
 
 
-def _make_for_cuda(name: str) -> AttentionBackend:
+def _make_for_cuda(name: str, dtype: torch.dtype, head_dim: int) -> AttentionBackend:
     if name == "cpu_native":
         raise ConfigError("attention_backend: cpu_native cannot be used: the device is cuda")
     if find_spec("triton") is None:
         raise ConfigError("device: cuda needs triton; pip install 'carousel[cuda]'")
+    if name == "flashinfer":
+        _check_flashinfer(dtype, head_dim)
     return _make("triton" if name == "auto" else name)
+
+
+def _check_flashinfer(dtype: torch.dtype, head_dim: int) -> None:
+    if find_spec("flashinfer") is None:
+        raise ConfigError(
+            "attention_backend: flashinfer is not installed; pip install 'carousel[flashinfer]', "
+            "or use triton"
+        )
+    from model_worker.attention.flashinfer import DTYPES, HEAD_DIMS
+
+    if dtype not in DTYPES or head_dim not in HEAD_DIMS:
+        raise ConfigError(
+            f"attention_backend: flashinfer has no kernel for {str(dtype).removeprefix('torch.')} with heads "
+            f"of {head_dim}; use triton"
+        )
 
 
 def _make(name: str) -> AttentionBackend:

@@ -71,8 +71,8 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     attention_backend: Annotated[
         str,
         setting(
-            "auto, cpu_native (C++, compiled at the first start), triton (CUDA), torch_native, or your own "
-            "as package.module:Class"
+            "auto, cpu_native (C++, compiled at the first start), triton and flashinfer (CUDA), "
+            "torch_native, or your own as package.module:Class"
         ),
     ] = "auto"
     cpu_threads: Annotated[
