@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench gpu-serve clean
+.PHONY: setup serve test test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 
@@ -58,7 +58,7 @@ bench: setup
 GPU_OUT ?= gpu-results
 MODEL ?=
 
-gpu: gpu-test gpu-kernels gpu-bench gpu-serve
+gpu: gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars
 
 gpu-test: setup
 	mkdir -p $(GPU_OUT)
@@ -72,6 +72,9 @@ gpu-bench: setup
 
 gpu-serve: setup
 	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) serve baseline $(if $(MODEL),--model $(MODEL)) $(ARGS)
+
+gpu-bars: setup
+	$(BIN)/python -m benchmarks.gpu.bars $(GPU_OUT)
 
 clean:
 	rm -rf $(VENV) *.egg-info .pytest_cache .mypy_cache .ruff_cache

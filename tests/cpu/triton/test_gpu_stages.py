@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu import bars
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.stages import main
 from runtime.model_config import ModelConfig
@@ -39,3 +40,38 @@ def test_the_shapes_are_models_that_are_served(name: str, tmp_path: Path) -> Non
     config = ModelConfig.from_path(tmp_path)
     assert config.num_layers == SHAPES[name]["num_hidden_layers"]
     assert (config.experts is not None) == ("num_experts" in SHAPES[name])
+
+
+def test_bars_are_met_missed_or_not_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def write(name: str, result: object) -> None:
+        (tmp_path / name).write_text(json.dumps(result))
+
+    def verdicts() -> dict[str, str]:
+        return {bar["name"]: bar["verdict"] for bar in json.loads((tmp_path / "bars.json").read_text())}
+
+    assert bars.main([str(tmp_path)]) == 0
+    assert set(verdicts().values()) == {"not measured"}
+    fast = {"batch": 64, "graphs": True, "overlap": True, "step": 2.2, "gap": 0.02, "of_floor": 1.1}
+    slow = {**fast, "overlap": False, "step": 2.4, "gap": 0.2}
+    write("decode-qwen3-0.6b.json", {"ms": [{**fast, "graphs": False, "gap": 9.0}, slow, fast]})
+    write("kernels.json", {"decode": [{"batch": 64, "context": 4096, "page_size": 16, "of_copy_rate": 0.7}]})
+    xml = '<testsuites><testsuite tests="5" skipped="1" failures="{}" errors="0"/></testsuites>'
+    (tmp_path / "gpu-test.xml").write_text(xml.format(0))
+    write("baseline-qwen3-0.6b.json", {"served_over_baseline": 4.5})
+    assert bars.main([str(tmp_path)]) == 1
+    found = verdicts()
+    met = {name for name, verdict in found.items() if verdict == "met"}
+    assert met == {
+        "tests that failed",
+        "qwen3-0.6b, batch 64: idle gap, ms",
+        "qwen3-0.6b, batch 64: share of the gap that overlap removes",
+        "qwen3-0.6b, batch 64: step with overlap over without",
+        "qwen3-0.6b: HTTP over the library's continuous batching",
+    }
+    missed = [name for name, verdict in found.items() if verdict == "missed"]
+    assert missed == ["decode attention, pages of 16: of the copy rate"]
+    assert "missed" in capsys.readouterr().out
+    write("kernels.json", {})
+    assert bars.main([str(tmp_path)]) == 0
+    (tmp_path / "gpu-test.xml").write_text(xml.format(1))
+    assert bars.main([str(tmp_path)]) == 1
