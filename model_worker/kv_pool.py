@@ -65,6 +65,8 @@ class MHATokenToKVPool:
     def copy_pages(self, src: Tensor, dst: Tensor) -> None:
         """Copy pages src [N] onto pages dst [N] (int64) in every layer; src and dst must be disjoint."""
         for buffer in (self._k, self._v):
+            # As bytes: torch has no such copies of float8.
+            buffer = buffer.view(torch.uint8) if buffer.itemsize == 1 else buffer
             pages = buffer.view(buffer.shape[0], -1, self.page_size, *buffer.shape[2:])
             pages.index_copy_(1, dst, pages.index_select(1, src))
 

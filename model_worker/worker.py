@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from model_worker.device import Device, Ticket
+from model_worker.device.cuda import has_fp8
 from model_worker.device_memory import TRIAL_TOKENS, free_beside_graphs, make_kv_pool
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.embedding_runner import EmbeddingRunner
@@ -26,7 +27,7 @@ from model_worker.model_runner import ModelRunner, size_kv_pool
 from model_worker.served_model import load_served_model
 from model_worker.step_output import ForwardOutput, StepOutput
 from runtime.config import RuntimeConfig
-from runtime.errors import ExecutorError
+from runtime.errors import ConfigError, ExecutorError
 from runtime.graph_sizes import graph_sizes
 from runtime.plan import BatchPlan, SampleMasks, SpanName, StepResult, StepSpan, WorkerReady
 from runtime.pooling import read_pooling
@@ -184,7 +185,7 @@ def load_worker(
 def _load_runner(
     config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup
 ) -> ModelRunner:
-    dtype: torch.dtype = getattr(torch, config.dtype)
+    kv_dtype = _kv_dtype(config)
     model, backend, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
@@ -198,7 +199,7 @@ def _load_runner(
     }
 
     def make_pool(num_pages: int) -> MHATokenToKVPool:
-        return make_kv_pool(num_pages, config.page_size, layout, dtype, device)
+        return make_kv_pool(num_pages, config.page_size, layout, kv_dtype, device)
 
     def make_trial(some: Sequence[int]) -> ModelRunner:
         pool = make_pool(-(-TRIAL_TOKENS // config.page_size))
@@ -207,7 +208,7 @@ def _load_runner(
     num_pages = size_kv_pool(
         free_bytes=free_beside_graphs(make_trial, sizes, device),
         fraction=config.mem_fraction_static,
-        bytes_per_token=layout.bytes_per_token(dtype),
+        bytes_per_token=layout.bytes_per_token(kv_dtype),
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
         device=device.name,
@@ -221,10 +222,19 @@ def _load_runner(
         num_pages,
         config.page_size,
         (num_pages + 1) * kv_pool.bytes_per_page() / (1 << 30),
-        config.dtype,
+        str(kv_dtype).removeprefix("torch."),
         device.name,
     )
     if config.task == "embed":
         pooling = read_pooling(Path(config.model), config.pooling)
         return EmbeddingRunner(model, kv_pool, backend, device, **options, pooling=pooling)
     return ModelRunner(model, kv_pool, backend, device, **options, graph_sizes=sizes)
+
+
+def _kv_dtype(config: RuntimeConfig) -> torch.dtype:
+    if config.kv_cache_dtype == "auto":
+        dtype: torch.dtype = getattr(torch, config.dtype)
+        return dtype
+    if not has_fp8():
+        raise ConfigError("kv_cache_dtype: fp8_e4m3 needs a GPU of compute capability 8.9 (Ada) or later")
+    return torch.float8_e4m3fn

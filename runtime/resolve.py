@@ -51,6 +51,7 @@ def resolve(
     _check_profile_dir(config)
     _check_scheduling(config)
     _check_graphs(config, device)
+    _check_kv_dtype(config, device)
     _check_quantization(config, device, has_spec)
     if config.deterministic:
         _check_deterministic(device, dtype if own == "auto" else own, has_spec)
@@ -68,6 +69,18 @@ def resolve(
         api_key=config.api_key or api_key(),
         cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
     )
+
+
+def _check_kv_dtype(config: RuntimeConfig, device: str) -> None:
+    if config.kv_cache_dtype == "auto":
+        return
+    if device != "cuda":
+        raise ConfigError(f"kv_cache_dtype: {config.kv_cache_dtype} is for CUDA; the device is {device}")
+    if config.attention_backend not in ("auto", "triton"):
+        raise ConfigError(
+            f"kv_cache_dtype: {config.kv_cache_dtype} is read by --attention-backend triton, not by "
+            f"{config.attention_backend}"
+        )
 
 
 def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:

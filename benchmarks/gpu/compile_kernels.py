@@ -39,6 +39,7 @@ from model_worker.kernels.triton import (
 
 TARGET = GPUTarget("cuda", 90, 32)
 POINTER_KINDS = {"rows": "*i64", "kv_lens": "*i64", "slots": "*i64", "page_table": "*i32", "tiles": "*i32"}
+FP8_POOLS = dict.fromkeys(("k_pool", "v_pool"), "*fp8e4nv")
 FLOAT32 = {"partial", "lse", "cos_sin"}
 SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"}
 
@@ -77,6 +78,8 @@ def _of_attention() -> Iterator[Variant]:
             }
             name = f"decode page {page_size} splits {splits}"
             yield Variant(name, decode_attention._attend_split, constants, 4)
+            if page_size > 1:
+                yield Variant(f"{name}, fp8", decode_attention._attend_split, constants, 4, 3, FP8_POOLS)
     window = {**decode, "HAS_WINDOW": True, "HAS_SOFTCAP": True, "HEAD_DIM": 256, "BLOCK_D": 256}
     yield Variant(
         "decode window softcap head 256",
@@ -95,23 +98,22 @@ def _of_attention() -> Iterator[Variant]:
         constants["BLOCK_N"] = extend_attention.BLOCK_N
         kinds = {"kv_lens": "*i32", "query_start": "*i32"}
         yield Variant(f"extend page {page_size}", extend_attention._attend_tile, constants, 4, 2, kinds)
+    kinds |= FP8_POOLS
+    yield Variant("extend page 16, fp8", extend_attention._attend_tile, constants, 4, 2, kinds)
 
 
 def _of_layers() -> Iterator[Variant]:
-    yield Variant(
-        "rope and store",
-        rope_kv_store._rotate_and_store,
-        {
-            "NUM_HEADS": 32,
-            "NUM_KV_HEADS": 8,
-            "BLOCK_H": 32,
-            "BLOCK_KV": 8,
-            "HALF": 64,
-            "BLOCK_HALF": 64,
-            "ROTATES": True,
-        },
-        4,
-    )
+    constants = {
+        "NUM_HEADS": 32,
+        "NUM_KV_HEADS": 8,
+        "BLOCK_H": 32,
+        "BLOCK_KV": 8,
+        "HALF": 64,
+        "BLOCK_HALF": 64,
+    }
+    constants["ROTATES"] = True
+    yield Variant("rope and store", rope_kv_store._rotate_and_store, constants, 4)
+    yield Variant("rope and store, fp8", rope_kv_store._rotate_and_store, constants, 4, kinds=FP8_POOLS)
     for adds in (False, True):
         constants = {"SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
         yield Variant("add and norm" if adds else "norm", rms_norm._norm_row, constants, 8)

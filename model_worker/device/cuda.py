@@ -15,6 +15,13 @@ T = TypeVar("T")
 
 # bf16 in the matrix units, and asynchronous copies into shared memory: Ampere and later.
 MIN_CAPABILITY = (8, 0)
+# float8: Ada and later.
+FP8_CAPABILITY = (8, 9)
+
+
+def has_fp8() -> bool:
+    """Whether this process's GPU computes with float8; where there is none, nothing speaks against it."""
+    return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
 class CudaTicket(Generic[T]):

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import logging
 
-import torch
-
+from model_worker.device.cuda import has_fp8
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.fp8 import Fp8
 from model_worker.quant.int8 import Int8
@@ -13,9 +12,6 @@ from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.quantization import CheckpointQuantization
 
 logger = logging.getLogger(__name__)
-
-# Compute capability with matrix products of float8: Ada and later.
-FP8_CAPABILITY = (8, 9)
 
 # What a checkpoint's quantised weights are computed with as they are: (their dtype, the device) -> method.
 AS_STORED: dict[tuple[str, str], QuantMethod] = {
@@ -31,7 +27,7 @@ def select_quant_method(
 ) -> QuantMethod:
     """requested: --quantization. What the method does not load as it is, the loader dequantises."""
     as_stored = None
-    if checkpoint is not None and not checkpoint.block and not (device == "cuda" and _is_before_fp8()):
+    if checkpoint is not None and not checkpoint.block and (device != "cuda" or has_fp8()):
         as_stored = AS_STORED.get((checkpoint.dtype, device))
     if requested == "auto":
         method = as_stored or UNQUANTIZED
@@ -46,7 +42,3 @@ def select_quant_method(
             device,
         )
     return method
-
-
-def _is_before_fp8() -> bool:
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() < FP8_CAPABILITY

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from runtime.settings.model import ModelSettings
 from runtime.settings.setting import setting
 
 
 class CudaSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
+    kv_cache_dtype: Annotated[
+        Literal["auto", "fp8_e4m3"],
+        setting(
+            "of keys and values; auto: the model's; fp8_e4m3: half the memory, less exact (docs/cuda.md)"
+        ),
+    ] = "auto"
     cuda_graph_bs: Annotated[
         str,
         setting(

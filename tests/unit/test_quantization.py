@@ -92,3 +92,26 @@ def test_int8_is_refused_where_nothing_computes_it(
     wanted = RuntimeConfig(quantization="int8", device=device)
     with pytest.raises(ConfigError, match=f"quantization: {says}"):
         resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=has_spec)
+
+
+@pytest.mark.parametrize(
+    ("device", "backend", "says"),
+    [
+        ("cpu", "auto", "fp8_e4m3 is for CUDA; the device is cpu"),
+        ("cuda", "flashinfer", "fp8_e4m3 is read by --attention-backend triton, not by flashinfer"),
+        ("cuda", "triton", ""),
+    ],
+)
+def test_a_kv_cache_of_eight_bits_is_refused_where_nothing_reads_it(
+    device: Any, backend: str, says: str, tmp_path: Path
+) -> None:
+    wanted = RuntimeConfig(kv_cache_dtype="fp8_e4m3", device=device, attention_backend=backend)
+
+    def resolved() -> RuntimeConfig:
+        return resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path)
+
+    if not says:
+        assert resolved().kv_cache_dtype == "fp8_e4m3"
+        return
+    with pytest.raises(ConfigError, match=f"kv_cache_dtype: {says}"):
+        resolved()

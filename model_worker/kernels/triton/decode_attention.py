@@ -41,8 +41,8 @@ def decode_attention(
     """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b].
 
     q, out [B, num_heads, D], the last two dimensions contiguous; k_pool, v_pool [slots, num_kv_heads, D]
-    contiguous; page_table [max_rows, max_pages] int32; rows, kv_lens [B] of any integer dtype. softcap 0.0
-    means none. num_splits: see `choose_num_splits`.
+    contiguous, of q's dtype or float8_e4m3fn; page_table [max_rows, max_pages] int32; rows, kv_lens [B] of
+    any integer dtype. softcap 0.0 means none. num_splits: see `choose_num_splits`.
     """
     batch, num_heads, head_dim = q.shape
     num_kv_heads = k_pool.shape[1]
@@ -116,7 +116,7 @@ def _attend_split(
             mask=seen[None, :] & (d[:, None] < HEAD_DIM),
             other=0.0,
         )
-        scores = tl.dot(queries, keys, input_precision="ieee") * scale
+        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
         if HAS_SOFTCAP:
             scores = softcap * _tanh(scores / softcap)
         scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
@@ -128,7 +128,7 @@ def _attend_split(
             v_pool + slot[:, None] * slot_stride + kv_head * HEAD_DIM + d[None, :],
             mask=seen[:, None] & (d[None, :] < HEAD_DIM),
             other=0.0,
-        )
+        ).to(queries.dtype)
         acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = new_best
 

@@ -127,7 +127,7 @@ def _attend_block(
         mask=present[None, :] & (d[:, None] < HEAD_DIM),
         other=0.0,
     )
-    scores = tl.dot(queries, k, input_precision="ieee") * scale
+    scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee") * scale
     if HAS_SOFTCAP:
         scores = softcap * _tanh(scores / softcap)
     scores = scores * LOG2_E
@@ -145,7 +145,7 @@ def _attend_block(
         values + slot[:, None] * slot_stride + d[None, :],
         mask=present[:, None] & (d[None, :] < HEAD_DIM),
         other=0.0,
-    )
+    ).to(queries.dtype)
     acc = acc * shrink[:, None]
     acc += tl.dot(weights.to(v.dtype), v, input_precision="ieee")
     return new_best, total * shrink + tl.sum(weights, 1), acc

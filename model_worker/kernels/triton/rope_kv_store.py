@@ -22,7 +22,8 @@ def rope_and_store_kv(
     """Rotate q in place by cos_sin; store the rotated k, and v, at slots. None: neither is rotated.
 
     q [T, num_heads, D], k and v [T, num_kv_heads, D], of any row stride, the last two dimensions contiguous;
-    cos_sin [T, D] float32 as `rope_cos_sin` makes it; pools [num_slots, num_kv_heads, D]; slots [T] int64.
+    cos_sin [T, D] float32 as `rope_cos_sin` makes it; slots [T] int64; pools [num_slots, num_kv_heads, D] of
+    the same dtype, or float8_e4m3fn, where what is beyond 448 is stored as 448.
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
@@ -93,11 +94,19 @@ def _rotate_and_store(
         tl.store(q + t * q_stride + left, (q_left * cos - q_right * sin).to(dtype), mask=inside)
         tl.store(q + t * q_stride + left + HALF, (q_right * cos + q_left * sin).to(dtype), mask=inside)
         wide_left, wide_right = k_left.to(tl.float32), k_right.to(tl.float32)
-        k_left = (wide_left * cos - wide_right * sin).to(k_pool.dtype.element_ty)
-        k_right = (wide_right * cos + wide_left * sin).to(k_pool.dtype.element_ty)
-    tl.store(k_pool + slot * slot_stride + kv_left, k_left, mask=kv_inside)
-    tl.store(k_pool + slot * slot_stride + kv_left + HALF, k_right, mask=kv_inside)
+        k_left = wide_left * cos - wide_right * sin
+        k_right = wide_right * cos + wide_left * sin
+    kept = k_pool.dtype.element_ty
+    tl.store(k_pool + slot * slot_stride + kv_left, _as_kept(k_left, kept), mask=kv_inside)
+    tl.store(k_pool + slot * slot_stride + kv_left + HALF, _as_kept(k_right, kept), mask=kv_inside)
     v_left = tl.load(v + t * v_stride + kv_left, mask=kv_inside, other=0.0)
     v_right = tl.load(v + t * v_stride + kv_left + HALF, mask=kv_inside, other=0.0)
-    tl.store(v_pool + slot * slot_stride + kv_left, v_left, mask=kv_inside)
-    tl.store(v_pool + slot * slot_stride + kv_left + HALF, v_right, mask=kv_inside)
+    tl.store(v_pool + slot * slot_stride + kv_left, _as_kept(v_left, kept), mask=kv_inside)
+    tl.store(v_pool + slot * slot_stride + kv_left + HALF, _as_kept(v_right, kept), mask=kv_inside)
+
+
+@triton.jit
+def _as_kept(x, dtype: tl.constexpr):
+    if dtype == tl.float8e4nv:
+        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
+    return x.to(dtype)

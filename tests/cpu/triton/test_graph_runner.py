@@ -154,6 +154,34 @@ def test_no_memory_for_a_recording_names_what_to_turn(model_path: Path, setting:
         load_worker(config, FullDevice(), lambda: None)
 
 
+def test_a_kv_cache_of_eight_bits_has_twice_the_pages(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class RoomyDevice(GraphDevice):
+        def free_bytes(self) -> int:
+            return 8 << 20
+
+    def num_pages(kv_cache_dtype: str) -> int:
+        config = RuntimeConfig(
+            model=str(model_path),
+            dtype="float16",
+            device="cuda",
+            context_length=64,
+            max_running_requests=2,
+            disable_cuda_graph=True,
+            kv_cache_dtype=kv_cache_dtype,  # type: ignore[arg-type]
+        )
+        worker = load_worker(config, RoomyDevice(), lambda: None)
+        worker.close()
+        return worker.limits.num_pages
+
+    wide, narrow = num_pages("auto"), num_pages("fp8_e4m3")
+    assert 2 * (wide + 1) <= narrow + 1 <= 2 * (wide + 1) + 1  # with the dummy page, which is not counted
+    monkeypatch.setattr("model_worker.worker.has_fp8", lambda: False)
+    with pytest.raises(ConfigError, match=r"kv_cache_dtype: .*8\.9"):
+        num_pages("fp8_e4m3")
+
+
 def test_what_the_graphs_take_is_not_given_to_the_kv_cache(model_path: Path) -> None:
     """Recordings that take a mebibyte each, of a device with 64: the pool's share is of what they leave."""
 

@@ -152,6 +152,32 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
         assert_close(out[new], dense(q[new], cache.k[b], cache.v[b], head_dim**-0.5, window, softcap))
 
 
+@pytest.mark.parametrize("num_new", [1, 70])
+def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: int) -> None:
+    cache = paged([131], 2, 16, 16, torch.float16)
+    pools = [pool.to(torch.float8_e4m3fn) for pool in (cache.k_pool, cache.v_pool)]
+    q = torch.randn(num_new, 4, 16, generator=torch.Generator().manual_seed(5)).half()
+    out = torch.empty_like(q)
+    if num_new == 1:
+        decode_attention(
+            q,
+            *pools,
+            cache.page_table,
+            cache.rows,
+            cache.kv_lens,
+            page_size=16,
+            scale=0.25,
+            num_splits=2,
+            out=out,
+        )
+    else:
+        tiles = torch.tensor([(0, start) for start in range(0, num_new, BLOCK_M)], dtype=torch.int32)
+        lists = (cache.page_table, cache.rows, cache.kv_lens, torch.tensor([0, num_new]), tiles)
+        extend_attention(q, *pools, *lists, page_size=16, scale=0.25, out=out)
+    k, v = (each[0].to(torch.float8_e4m3fn).half() for each in (cache.k, cache.v))
+    assert_close(out, dense(q, k, v, 0.25, None, 0.0))
+
+
 def test_splits_fill_the_device_and_none_is_short() -> None:
     assert choose_num_splits(1, 8, 8192, 132) == 32
     assert choose_num_splits(1, 8, 300, 132) == 2

@@ -77,6 +77,22 @@ def test_rope_and_store_kv_reads_strided_heads_and_writes_scattered_slots(
     assert not pools[:, untouched].any()
 
 
+def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more() -> None:
+    """Of values that need no rounding: next to a power of two the interpreter rounds to half of it."""
+    q = torch.zeros(3, 2, 8)
+    k, v = (
+        (100.0 * normal(3, 2, 8, dtype=torch.float32, seed=seed)).to(torch.float8_e4m3fn).float()
+        for seed in (1, 2)
+    )
+    v[0, 0, 0], k[1, 1, 1] = 1e6, -1e6
+    pools = torch.zeros(2, 5, 2, 8, dtype=torch.float8_e4m3fn)
+    slots = torch.tensor([4, 1, 2])
+    rope_and_store_kv(q, k, v, None, pools[0], pools[1], slots)
+    for pool, expected in zip(pools, (k, v), strict=True):
+        assert torch.equal(pool.float()[slots], expected.clamp(-448, 448))
+    assert not pools.float()[:, [0, 3]].any()
+
+
 @pytest.mark.parametrize(("rows", "page_size"), [(0, 16), (1, 1), (5, 16), (130, 3)])
 def test_decode_inputs_write_pages_resolve_ids_and_find_slots(rows: int, page_size: int) -> None:
     generator = torch.Generator().manual_seed(rows)
