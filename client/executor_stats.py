@@ -44,7 +44,11 @@ class StatsReader:
         """As `get_stats`, for `async for`."""
 
         async def ask(after: int, limit: float | None) -> Any:
-            return await asyncio.to_thread(self._ask, "iteration_stats", after, limit, wait=True)
+            deadline = deadline_after(limit, asyncio.get_running_loop().time())
+            with self._stats_session.asking_stats("iteration_stats", after, wait=True) as mailbox:
+                async with asyncio.timeout_at(deadline):
+                    await mailbox.wait_async(lambda: mailbox.num_put > 0)
+                return control_result(mailbox.take()[0])
 
         return AsyncStatsStream(ask, timeout)
 

@@ -373,3 +373,23 @@ def test_stats_are_the_schedulers_newest_word(make: Make) -> None:
     assert stats.current_batch_size == 3
     ring.set_state("scheduler", "absent")
     assert executor.get_latest_stats() is None
+
+
+def test_a_task_that_stops_waiting_for_statistics_leaves_no_thread_waiting(tmp_path: Path) -> None:
+    """A loop ends when the threads that it has started do, and here nothing would ever come."""
+    ring = FakeRing(tmp_path, say_nothing)
+    ring.answers_questions = False
+
+    async def main() -> list[str]:
+        with GenerationExecutor.create(run_dir=tmp_path) as executor:
+            waiting = asyncio.ensure_future(anext(executor.aget_stats()))
+            while not ring.arrivals:
+                await asyncio.sleep(0.001)
+            waiting.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await waiting
+            return [thread.name for thread in threading.enumerate() if thread.name.startswith("asyncio")]
+
+    names = asyncio.run(main())
+    ring.close()
+    assert names == []
