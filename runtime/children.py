@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -124,6 +125,12 @@ class Children:
         """Its end is then seen like any other."""
         with contextlib.suppress(ProcessLookupError):
             signal.pidfd_send_signal(child.pidfd, signal.SIGKILL)
+
+    def has_ended(self, child: Child, timeout_s: float) -> bool:
+        """Wait so long for the end of a child."""
+        poll = select.poll()
+        poll.register(child.pidfd, select.POLLIN)
+        return bool(poll.poll(timeout_s * 1000))
 
     def reap(self, child: Child) -> int:
         """Wait for the end of a child that has ended or has been killed. Exit code or minus the signal."""

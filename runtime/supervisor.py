@@ -257,6 +257,8 @@ class Supervisor:
         for child in others:
             self._children.kill(child)
         for child in others:
+            while not self._children.has_ended(child, POLL_S):
+                self._beat()  # a large process takes longer than others wait for a sign of life
             self._reap(child)
         self._epoch += 1
         logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,10 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import zmq
 
 from runtime.children import Child, Place
 from runtime.config import RuntimeConfig
 from runtime.launch_state import LaunchState
+from runtime.messages import ProcessFailed
 from runtime.supervisor import Supervisor
 
 
@@ -75,3 +82,34 @@ def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
         process: Any = SimpleNamespace(pid=1)
         supervisor._on_exit(Child(Place("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True))
         assert (supervisor._failure is not None) == has_failed
+
+
+def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To give back hundreds of gigabytes takes longer than clients wait for one."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    worker = Child(Place("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True)
+    supervisor._poller.register(worker.pidfd, zmq.POLLIN)
+    supervisor._children._running[worker.place] = worker
+    supervisor._set_state("ready")
+    has_beaten = threading.Event()
+
+    def end_after_a_beat(before: int) -> None:
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline and not has_beaten.is_set():
+            if supervisor.names.page.read("launcher").heartbeat_ns > before:
+                has_beaten.set()
+            time.sleep(0.005)
+        process.kill()
+
+    def kill(_: Child) -> None:
+        before = supervisor.names.page.read("launcher").heartbeat_ns
+        threading.Thread(target=end_after_a_beat, args=(before,)).start()
+
+    monkeypatch.setattr(supervisor._children, "kill", kill)
+    dead: Any = SimpleNamespace(pid=1)
+    scheduler = Child(Place("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
+    supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
+    assert has_beaten.is_set()
+    assert process.returncode == -signal.SIGKILL
