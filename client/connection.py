@@ -29,7 +29,6 @@ import zmq
 from client.lane import Lane, Socket, connect
 from client.link import Link
 from client.restarts import Restart, RestartedRole, Restarts
-from client.ring_watch import SILENCE_S
 from client.target import Target
 from runtime.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
 from runtime.handle import NO_HANDLE
@@ -42,11 +41,11 @@ from runtime.messages import (
     ToTokenizer,
 )
 from runtime.transport import DECODE_ERRORS, HIGH_WATER_MARK, MAX_FRAME_BYTES, BadFrames, Codec, Framed
+from runtime.wire import PING_S, SILENCE_S
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.1
-PING_S = 1.0
 RING_TIMEOUT_S = 120.0
 """How long the ring may lack a process: a large model takes long to load."""
 # What callers may have waiting for one tokenizer; as much again fits into each end of the socket.

@@ -15,9 +15,8 @@ from runtime.errors import RingClosed
 from runtime.messages import RingStatus
 from runtime.ring_status import ring_status
 from runtime.status_page import StatusPage
+from runtime.wire import SILENCE_S
 
-SILENCE_S = 15.0
-"""As long as both ends of client_out wait for a sign of life before they give each other up."""
 GONE = {"failed": "it has failed", "absent": "it has been stopped"}
 """What the launcher's last states mean."""
 

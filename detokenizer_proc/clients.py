@@ -15,12 +15,10 @@ from detokenizer_proc.text_stream import Outgoing
 from runtime.errors import ProtocolMismatch
 from runtime.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
 from runtime.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec, Frame
-from runtime.wire import MAGIC, PROTOCOL_VERSION, Message
+from runtime.wire import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
 
 logger = logging.getLogger(__name__)
 
-PING_S = 1.0
-SILENCE_S = 15.0
 CHECK_S = 0.25
 MAX_CLIENTS = 4096
 MAX_DRAIN = 1000

@@ -32,13 +32,18 @@ MAX_PROMPT_TOKENS = 1 << 22
 MAX_TEXT_CHARS = 1 << 24
 MAX_LABEL_CHARS = 256
 MAX_TURNS = 4096
+MAX_SHORT_CHARS = 4096
+PING_S = 1.0
+"""How often client and detokenizer give each other a sign of life."""
+SILENCE_S = 15.0
+"""As long as they wait for one before they give each other up."""
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 TURNS = Meta(max_length=MAX_TURNS)
 """Bound of the messages of one conversation."""
 Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
 Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
-ShortText: TypeAlias = Annotated[str, Meta(max_length=4096)]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
 PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKEN_BYTES)]
 Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
 ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]

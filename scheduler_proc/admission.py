@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from runtime.error_info import error_info
 from runtime.errors import RequestError
 from runtime.messages import ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import Prefix
 from scheduler_proc.features.base import combined_cost
-from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.policy.base import InvalidOrder, SchedulePolicy, WaitingView, checked_order
 from scheduler_proc.prefill_adder import PrefillAdder
 from scheduler_proc.request import Request

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from runtime.messages import ErrorInfo
+from runtime.wire import MAX_SHORT_CHARS
 from scheduler_proc.admission import Admission
 from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.llm_request import LlmRequest, LlmRequestState
@@ -100,6 +101,6 @@ class ChosenBatch:
         return Chosen(ready[np.isin(ready, rows)], [req for req in chosen if req.row < 0])
 
     def _fail(self, requests: list[Request], reason: str) -> None:
-        error = ErrorInfo(f"the scheduler failed: {reason}"[:4096], "scheduler_failed", None, 500)
+        error = ErrorInfo(f"the scheduler failed: {reason}"[:MAX_SHORT_CHARS], "scheduler_failed", None, 500)
         for req in requests:
             self._lifecycle.finish(req, "error", error=error)

@@ -13,9 +13,10 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
+from runtime.error_info import error_info
 from runtime.errors import RequestError
 from runtime.messages import ControlOp, ControlRequest
-from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.output import reply_to
 from scheduler_proc.queue_times import BOUNDS_S
 from scheduler_proc.stats_questions import StatsQuestions

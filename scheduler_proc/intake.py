@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from runtime.error_info import error_info
 from runtime.errors import InvalidRequest, Overloaded, RequestError
 from runtime.handle import attempt_of, client_of, sequence_key
 from runtime.messages import (
@@ -23,7 +24,7 @@ from runtime.process import FIRST_EPOCH
 from scheduler_proc.cache.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.controls import Controls
 from scheduler_proc.features.base import RequestFeature, combined_cost
-from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.limits import Limits
 from scheduler_proc.request import Request, StopIds
 from scheduler_proc.solitary import DEATHS

@@ -15,7 +15,6 @@ from typing import Literal, TypeAlias
 
 from msgspec import Raw
 
-from runtime.errors import Overloaded, RequestError
 from runtime.messages import Closed, ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
@@ -157,8 +156,3 @@ class Lifecycle:
         """Assert that every accepted sequence is accounted for, once."""
         assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
         assert len(self.requests) == len(self.waiting) + self.kv.rows.num_running
-
-
-def error_info(error: RequestError) -> ErrorInfo:
-    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
-    return ErrorInfo(str(error)[:4096], error.code, error.param, error.status, retry_after_s)

@@ -19,6 +19,7 @@ from runtime.pooling import read_pooling
 from runtime.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
 from runtime.registry import resolve
 from runtime.transport import Outbox, Waiter
+from runtime.wire import MAX_SHORT_CHARS
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.composition import BatchingSettings, make_batch_builder, make_prefix_cache
@@ -236,7 +237,7 @@ def main(context: ProcessContext) -> None:
             scheduler.fail_all(ErrorInfo("the server is shutting down", "shutting_down", None, 503))
     except ExecutorError as error:
         if config.restart == "never":
-            text = f"the model worker failed: {error}"[:4096]
+            text = f"the model worker failed: {error}"[:MAX_SHORT_CHARS]
             scheduler.fail_all(ErrorInfo(text, "worker_failed", None, 503))
         raise
     finally:

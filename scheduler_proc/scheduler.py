@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
+from runtime.error_info import error_info
 from runtime.errors import RequestError
 from runtime.messages import ErrorInfo, ToScheduler
 from runtime.wire import IntArray, unpack_ids
@@ -19,7 +20,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.controls import Controls
 from scheduler_proc.executor import Executor, StepHandle
 from scheduler_proc.intake import Intake
-from scheduler_proc.lifecycle import Lifecycle, error_info
+from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.prefill_adder import PrefillTotals
 from scheduler_proc.request import Request
 from scheduler_proc.results import LooseResults, Sampled

@@ -15,6 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+from runtime.error_info import error_info
 from runtime.errors import Overloaded, RequestError
 from runtime.handle import attempt_of, client_of, describe
 from runtime.messages import AbortRequest, ChatMessage, ErrorInfo, GenerateRequest, RequestFailed
@@ -26,7 +27,7 @@ from tokenizer_proc.bad_words import with_bad_words_as_ids
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.sent_count import SentCount
 from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
-from tokenizer_proc.validation import Admission, PromptField, Validator, error_info
+from tokenizer_proc.validation import Admission, PromptField, Validator
 
 logger = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.errors import InvalidRequest, Overloaded, RequestError
-from runtime.messages import ErrorInfo, GenerateRequest, Resume, Task
+from runtime.errors import InvalidRequest, Overloaded
+from runtime.messages import GenerateRequest, Resume, Task
 from runtime.status_page import Status
 from runtime.transport import DECODE_ERRORS
 from runtime.wire import TOKEN_BYTES, IntArray, unpack_ids
@@ -20,7 +20,6 @@ from text.no_tokenizer import needs_tokenizer
 from tokenizer_proc.sequences import sequence_handles
 
 PromptField = Literal["text", "input_ids", "messages"]
-MAX_ERROR_CHARS = 4096
 RETRY_AFTER_S = 1.0
 
 _decode_variables = msgspec.msgpack.Decoder(dict[str, Any]).decode
@@ -223,8 +222,3 @@ class Admission:
                 f"{self.max_waiting} wait; try again in {RETRY_AFTER_S:g} s",
                 retry_after_s=RETRY_AFTER_S,
             )
-
-
-def error_info(error: RequestError) -> ErrorInfo:
-    retry_after_s = error.retry_after_s if isinstance(error, Overloaded) else 0.0
-    return ErrorInfo(error.message[:MAX_ERROR_CHARS], error.code, error.param, error.status, retry_after_s)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from detokenizer_proc.clients import SILENCE_S, STATUS_S, Clients, RingShape
+from detokenizer_proc.clients import STATUS_S, Clients, RingShape
 from detokenizer_proc.router import Delivery, JoinedChannels
 from runtime.messages import UNIONS, Hello, HelloAck, Ping, RingStatus
 from runtime.transport import SCHEMA, Codec
-from runtime.wire import PROTOCOL_VERSION
+from runtime.wire import PROTOCOL_VERSION, SILENCE_S
 from tests.detokenizer_ring import FakePeers
 
 EPOCH = 3

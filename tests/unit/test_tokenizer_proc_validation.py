@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from runtime.error_info import error_info
 from runtime.errors import InvalidRequest, Overloaded
 from runtime.handle import make_handle
 from runtime.messages import ChatMessage, GenerateRequest, Resume
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
 from runtime.wire import pack_ids
-from tokenizer_proc.validation import Admission, Validator, error_info
+from tokenizer_proc.validation import Admission, Validator
 
 VALIDATOR = Validator(vocab_size=100, context_length=32)
 
