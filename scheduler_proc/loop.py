@@ -30,13 +30,16 @@ CHECK_AFTER_IDLE_S = 1.0
 
 
 class Load(NamedTuple):
-    """What tokenizers admit new requests by, the size of the newest step, and who runs alone."""
+    """What is shown as soon as it changes: what tokenizers admit new requests by, the size of the newest step,
+    who runs alone, and whether anybody does.
+    """
 
     num_running: int
     num_waiting: int
     num_received: int
     batch_size: int
     solitary: bytes
+    is_paused: bool
 
 
 class SchedulerLoop:
@@ -88,6 +91,7 @@ class SchedulerLoop:
             scheduler.intake.num_received,
             scheduler.step_log.batch_size,
             scheduler.lifecycle.solitary.shown,
+            scheduler.controls.is_paused,
         )
 
     def progress(self) -> dict[str, int]:
@@ -104,6 +108,5 @@ class SchedulerLoop:
             "num_free_pages": kv.num_available,
             "num_pages": kv.pages.num_pages,
             "tokens_per_s": self._scheduler.step_log.tokens_per_s(),
-            "is_paused": self._scheduler.controls.is_paused,
             "max_len": kv.rows.tokens.shape[1],
         }

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
+from runtime.messages import ControlRequest
 from runtime.plan import WorkerReady
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.main import Heartbeat, build_scheduler
@@ -160,3 +161,7 @@ def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat
         assert loads[:2] == [(0, 0, 0, 0), (2, 1, 1, 1)]
         assert loads[-1] == (2, 0, 0, 0)
         assert len(loads) <= 7, "written without a change"
+        assert not context.shown[-1]["is_paused"]
+        system.scheduler.controls.receive(ControlRequest(7, 1, "pause_generation"))
+        heartbeat.beat_after(loop)
+        assert context.shown[-1]["is_paused"]
