@@ -75,7 +75,7 @@ async def server_info(request: Request) -> Response:
     server: ServerState = request.app.state.server
     info = await server.runtime_info()
     settings = msgspec.structs.asdict(server.config)
-    return _json({**info, "settings": {name: settings[name] for name in settings.keys() - SECRETS}})
+    return _json({**info, "settings": {name: settings[name] for name in settings if name not in SECRETS}})
 
 
 async def flush_cache(request: Request) -> Response:

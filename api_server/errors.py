@@ -17,6 +17,11 @@ from runtime.errors import CarouselError, Overloaded, RequestError, RingClosed
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE_RETRY_S = 1.0
+ROUTING = {
+    404: "there is no such path; /openapi.json lists those there are",
+    405: "the path does not take this method; the Allow header names those it takes",
+}
+"""What a caller at the wrong place is told, by status."""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -38,7 +43,7 @@ def as_request_error(error: Exception) -> RequestError:
         return RequestError("the runtime behind this server is gone", code="runtime_closed", status=503)
     if isinstance(error, HTTPException):
         code = HTTPStatus(error.status_code).name.lower()
-        return RequestError(error.detail, code=code, status=error.status_code)
+        return RequestError(ROUTING.get(error.status_code, error.detail), code=code, status=error.status_code)
     logger.error("a request failed", exc_info=error)
     return RequestError("the server failed on this request", status=500)
 

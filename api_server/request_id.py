@@ -26,7 +26,8 @@ class RequestIdMiddleware:
         given = [value for name, value in scope["headers"] if name == HEADER]
         if given and not _is_id(given):
             error = InvalidRequest(
-                f"X-Request-Id must be one header of 1 to {MAX_LABEL_CHARS} printable ASCII characters",
+                f"X-Request-Id must be one header of 1 to {MAX_LABEL_CHARS} printable ASCII characters "
+                "without spaces",
                 param="X-Request-Id",
             )
             await error_response(error)(scope, receive, send)

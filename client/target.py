@@ -105,6 +105,8 @@ def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Targe
         return TcpTarget(where, None if curve_dir is None else Path(curve_dir))
     if curve_dir is not None:
         raise ConfigError("curve_dir: keys are for an address tcp://HOST:PORT; a run directory needs none")
+    if "://" in str(where):
+        raise ConfigError(f"run_dir: {where} is neither a run directory nor an address tcp://HOST:PORT")
     return RunDirTarget(Path(where).absolute())
 
 

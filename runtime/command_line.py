@@ -23,7 +23,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 """Settings by preset: what the server of that name does when nothing is said."""
 
 
-def parse_args(argv: Sequence[str] | None = None, *, prog: str = "launch.py") -> RuntimeConfig:
+def parse_args(argv: Sequence[str] | None = None, *, prog: str | None = None) -> RuntimeConfig:
     """The settings a command line asks for. Prints help or a
     usage error and exits like argparse, with code 64 for errors.
     """
@@ -49,7 +49,7 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
-def make_parser(prog: str) -> argparse.ArgumentParser:
+def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
         description="Serve a language model over HTTP (OpenAI compatible) and over ZMQ.",

@@ -48,6 +48,10 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
             "api": self.api_workers,
         }
 
+    def http_url(self, port: int) -> str:
+        """Of the HTTP server that listens on this port."""
+        return f"http://[{self.host}]:{port}" if ":" in self.host else f"http://{self.host}:{port}"
+
     @property
     def origins(self) -> list[str]:
         """Those whose pages may call the HTTP server."""

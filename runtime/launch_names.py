@@ -45,7 +45,7 @@ class LaunchNames:
                 held.callback(self.events.close)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
             except (OSError, zmq.ZMQError) as error:
-                raise ConfigError(f"run_dir: {error}") from None
+                raise ConfigError(f"run_dir: {self.run_dir.path}: {error}") from None
             self._held = held.pop_all()
 
     def stop_listening(self) -> None:

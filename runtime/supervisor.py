@@ -140,7 +140,7 @@ class Supervisor:
     def _announce(self) -> None:
         self._set_state("ready")
         config, names = self.config, self.names
-        where = f"http://{config.host}:{names.port}" if names.http else f"run directory {names.run_dir.path}"
+        where = config.http_url(names.port) if names.http else f"run directory {names.run_dir.path}"
         over_tcp = f" and {config.zmq_bind}" if config.zmq_bind else ""
         logger.info("ready: %s on %s%s", config.served_model_name, where, over_tcp)
 

@@ -54,7 +54,9 @@ class ChatTemplate:
         """See Tokenizer.apply_chat_template."""
         if not self.exists:
             raise InvalidRequest(
-                "messages: the model has no chat template; send a text prompt", param="messages"
+                "messages: the model has no chat template: send a text prompt, or name a "
+                "template with --chat-template at the launch",
+                param="messages",
             )
         if continue_final_message and add_generation_prompt:
             raise InvalidRequest(

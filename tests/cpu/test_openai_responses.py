@@ -231,3 +231,4 @@ def test_unknown_routes_and_methods_answer_in_the_shape_of_openai(
     assert response.status_code == status
     assert response.json()["error"]["type"] == "invalid_request_error"
     assert ("allow" in response.headers) == (status == 405)
+    assert ("Allow" if status == 405 else "/openapi.json") in response.json()["error"]["message"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from carousel import LLM, ConfigError, RingClosed, StartError
-from client.discovery import find_run_dir
+from client.discovery import find_run_dir, find_target
 from client.own_runtime import _flags
 from runtime.command_line import parse_args
 
@@ -55,6 +55,11 @@ def test_the_only_live_launch_is_found_and_dead_ones_are_not(root: Path) -> None
 def test_no_live_launch_says_where_it_looked(root: Path) -> None:
     with pytest.raises(RingClosed, match=str(root)):
         find_run_dir()
+
+
+def test_an_http_address_is_not_taken_for_a_directory() -> None:
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:30000 is neither"):
+        find_target("http://127.0.0.1:30000")
 
 
 def test_several_live_launches_are_listed(root: Path) -> None:

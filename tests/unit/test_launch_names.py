@@ -6,6 +6,7 @@ import socket
 
 import pytest
 
+from runtime.config import RuntimeConfig
 from runtime.errors import AddressInUse, ConfigError
 from runtime.launch_names import _listen
 
@@ -14,6 +15,11 @@ from runtime.launch_names import _listen
 def test_an_address_of_elsewhere_is_the_hosts_fault(host: str) -> None:
     with pytest.raises(ConfigError, match=f"^host: {host} is no address of this machine"):
         _listen(host, 0)
+
+
+def test_an_ipv6_address_stands_in_brackets_in_a_url() -> None:
+    assert RuntimeConfig(host="::1").http_url(80) == "http://[::1]:80"
+    assert RuntimeConfig().http_url(80) == "http://127.0.0.1:80"
 
 
 def test_a_taken_port_is_the_ports_fault() -> None:
