@@ -120,13 +120,13 @@ def test_a_head_that_never_ends_is_refused_while_it_comes(front: Front) -> None:
 
 
 def test_a_head_that_does_not_come_in_time_is_refused(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+    connection = front.open_raw("/v1/completions", prompt="silence timer")
+    (request,) = wait_requests(front, "silence timer", 1)
     monkeypatch.setattr("api_server.http_protocol.HEAD_TIMEOUT_S", 0.02)
     assert status_of(front.exchange(b"")) == 408
     assert status_of(front.exchange(b"GET /live HTTP/1.1\r\nX: ")) == 408
     # The time limit is for the head alone, also where some clients send a line break behind the body.
-    connection = front.open_raw("/v1/completions", prompt="silence timer")
     connection.sendall(b"\r\n")
-    (request,) = wait_requests(front, "silence timer", 1)
     connection.settimeout(0.05)
     with pytest.raises(TimeoutError):
         connection.recv(1)
