@@ -121,7 +121,8 @@ def test_a_run_directory_in_use_is_refused(start: Callable[..., Launched]) -> No
 )
 def test_the_death_of_any_process_ends_the_launch_and_every_call(role: str, index: int) -> None:
     """Without restarts. Who it was is said last; no call hangs and nothing is left."""
-    with launched("--restart=never", *SEVERAL) as launch, Client(launch.run_dir) as client:
+    ring = launched("--restart=never", *SEVERAL, module="launch" if role == "worker" else SLEEPING)
+    with ring as launch, Client(launch.run_dir) as client:
         pids = launch.pids()
         streams = [client.stream(f"def f{number}(", ENDLESS, timeout=60) for number in range(3)]
         next(streams[0])
