@@ -82,7 +82,8 @@ def test_callbacks_alone_serve(launch: Launched) -> None:
         sum(line.startswith("request 1: 11 tokens by now") and line.endswith(" final") for line in lines) == 1
     )
     streamed = [line for line in lines if line.startswith(f"request {largest}: ")]
-    assert len(streamed) > 1
+    # Who is slow to ask gets what has come meanwhile as one response.
+    assert streamed
     assert [line.endswith(" final") for line in streamed] == [False] * (len(streamed) - 1) + [True]
     assert "request 3 failed: input_ids: shape [1, n], got [1, 0]" in lines
     assert int(lines[-1].split()[0]) > 0
