@@ -2,6 +2,7 @@
 
     python -m benchmarks.gpu.compile_kernels            # a table
     python -m benchmarks.gpu.compile_kernels --json     # for the test that compares
+    python -m benchmarks.gpu.compile_kernels --record tests/cpu/triton/sm90.json    # this compiler's, anew
 
 A spill (local memory) in an inner loop costs more than any other mistake in these kernels, and the registers
 bound how many programs a multiprocessor runs; neither needs a GPU to be seen.
@@ -228,14 +229,28 @@ def _usage_of(cubin: bytes) -> dict[str, int]:
     return {"registers": int(numbers[1]), "stack": int(numbers[2])}
 
 
+def _record(path: Path, table: dict[str, dict[str, int]]) -> None:
+    """One line a kernel, so that a difference can be read."""
+    records = json.loads(path.read_text()) if path.exists() else {}
+    records[triton.__version__] = table
+    versions = []
+    for version, kernels in sorted(records.items()):
+        lines = (f"  {json.dumps(name)}: {json.dumps(use)}" for name, use in kernels.items())
+        versions.append(f" {json.dumps(version)}: {{\n" + ",\n".join(lines) + "\n }")
+    path.write_text("{\n" + ",\n".join(versions) + "\n}\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--record", type=Path, help="file of records by compiler; changes this one's")
     arguments = parser.parse_args()
     table = {variant.name: compiled(variant) for variant in variants()}
     if arguments.json:
-        print(json.dumps({"triton": triton.__version__, "kernels": table}, indent=1))
+        print(json.dumps({"triton": triton.__version__, "kernels": table}))
         return 0
+    if arguments.record is not None:
+        _record(arguments.record, table)
     print(f"triton {triton.__version__}, sm_90{'registers':>22}{'stack':>8}{'shared':>9}")
     for name, use in table.items():
         print(f"{name:<36}{use['registers']:>9}{use['stack']:>8}{use['shared']:>9}")

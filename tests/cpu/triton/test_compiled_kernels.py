@@ -14,9 +14,12 @@ import pytest
 RECORDED = Path(__file__).with_name("sm90.json")
 
 
+# Another compiler allocates otherwise; an eighth more than all that are known would still be a surprise.
+UNKNOWN_COMPILER_SLACK = 1.125
+
+
 @pytest.fixture(scope="module")
-def tables() -> tuple[dict[str, Any], dict[str, Any]]:
-    """(now, recorded)."""
+def compiled() -> dict[str, Any]:
     # A process of its own: in this one the kernels were defined for the interpreter.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     environment["TRITON_DEFAULT_FP_FUSION"] = "1"
@@ -29,21 +32,31 @@ def tables() -> tuple[dict[str, Any], dict[str, Any]]:
         check=False,
     )
     assert run.returncode == 0, run.stderr[-4000:]
-    return json.loads(run.stdout), json.loads(RECORDED.read_text())
+    return json.loads(run.stdout)
 
 
-def test_every_kernel_compiles_and_none_spills(tables: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    now, recorded = tables
-    assert sorted(now["kernels"]) == sorted(recorded["kernels"])
-    assert {name: use["stack"] for name, use in now["kernels"].items() if use["stack"]} == {}
+@pytest.fixture(scope="module")
+def records() -> dict[str, dict[str, Any]]:
+    """By compiler."""
+    return json.loads(RECORDED.read_text())
 
 
-def test_no_kernel_needs_more_than_was_recorded(tables: tuple[dict[str, Any], dict[str, Any]]) -> None:
-    """To record anew: python -m benchmarks.gpu.compile_kernels --json > tests/cpu/triton/sm90.json."""
-    now, recorded = tables
-    # Another compiler allocates otherwise; an eighth more would still be a surprise.
-    slack = 1.0 if now["triton"] == recorded["triton"] else 1.125
-    for name, use in now["kernels"].items():
+def test_every_kernel_compiles_and_none_spills(
+    compiled: dict[str, Any], records: dict[str, dict[str, Any]]
+) -> None:
+    for record in (compiled["kernels"], *records.values()):
+        assert {name: use["stack"] for name, use in record.items() if use["stack"]} == {}
+
+
+def test_no_kernel_needs_more_than_was_recorded(
+    compiled: dict[str, Any], records: dict[str, dict[str, Any]]
+) -> None:
+    """To record anew: python -m benchmarks.gpu.compile_kernels --record tests/cpu/triton/sm90.json."""
+    own = records.get(compiled["triton"])
+    slack, known = (UNKNOWN_COMPILER_SLACK, list(records.values())) if own is None else (1.0, [own])
+    for record in known:
+        assert sorted(compiled["kernels"]) == sorted(record)
+    for name, use in compiled["kernels"].items():
         for what in ("registers", "shared"):
-            limit = recorded["kernels"][name][what] * slack
+            limit = slack * max(record[name][what] for record in known)
             assert use[what] <= limit, f"{name}: {use[what]} {what}, recorded were {limit:.0f}"
