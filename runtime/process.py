@@ -76,6 +76,10 @@ class ProcessContext:
         self._launcher = ZmqOutbox(
             self.zmq, self.endpoints.launcher_in, self.epoch, linger_ms=FAREWELL_LINGER_MS
         )
+        self.was_paused = self.status.read(role, index).is_paused
+        """Generation was paused when the process ended in whose place this one is. Shown from the first word
+        on, so that it is not forgotten when this one ends before it is ready.
+        """
         self._state = "loading"
         self._next_beat_at = 0.0
         self.beat(force=True)
@@ -106,6 +110,7 @@ class ProcessContext:
         now = time.monotonic()
         if force or now >= self._next_beat_at:
             self._next_beat_at = now + HEARTBEAT_S / 2
+            fields = {"is_paused": self.was_paused, **fields}
             status = Status(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
             self.status.write(self.role, status, self.index)
 

@@ -28,7 +28,9 @@ Answer: TypeAlias = Mapping[str, Any]
 
 
 class Controls:
-    """`is_paused`: nothing new is launched. `questions`: those that wait for the next step."""
+    """`is_paused`: nothing new is launched, until somebody says so, also across restarts of the engine.
+    `questions`: those that wait for the next step.
+    """
 
     def __init__(
         self,

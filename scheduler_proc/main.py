@@ -218,6 +218,7 @@ def main(context: ProcessContext) -> None:
     scheduler = build_scheduler(
         config, eos_ids, executor, executor.limits, outboxes, context.epoch, profile_dir
     )
+    scheduler.controls.is_paused = context.was_paused
     loop = SchedulerLoop(scheduler, inbox)
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a

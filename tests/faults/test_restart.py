@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.faults.launch import ENGINE, ROLES, FaultyLaunch, faulty_launch, still_same
+from carousel import Client, SamplingParams
+from tests.faults.launch import ENGINE, ROLES, SETTLE_S, FaultyLaunch, faulty_launch, still_same
 from tests.launched import Launched, is_alive, launched, leftovers, wait_until
 
 
@@ -52,6 +53,20 @@ def test_a_process_that_ends_by_itself_is_replaced_too(faulty: FaultyLaunch, rol
     exits = [event for event in faulty.events("exit") if event["pid"] == pid]
     assert [event.get("code") for event in exits] == [0]
     assert faulty.serves()
+
+
+def test_an_engine_that_takes_the_place_of_a_paused_one_is_paused(faulty: FaultyLaunch) -> None:
+    faulty.wait_ready()
+    with Client(faulty.launch.run_dir) as client:
+        client.pause_generation(timeout=SETTLE_S)
+        stream = client.stream("x", SamplingParams(max_tokens=4, ignore_eos=True), timeout=SETTLE_S)
+        pid = faulty.kill("scheduler")
+        faulty.wait_replaced("scheduler", pid)
+        assert client.server_info(timeout=SETTLE_S)["is_paused"] is True
+        assert faulty.ready() == (503, "scheduler")
+        client.continue_generation(timeout=SETTLE_S)
+        assert sum(len(delta.token_ids) for delta in stream) == 4
+    faulty.wait_ready()
 
 
 @pytest.mark.parametrize(

@@ -31,3 +31,22 @@ def test_a_process_that_fails_says_why_and_leaves_what_it_said_last(tmp_path: Pa
     context.close()
     page.close()
     launcher.destroy(linger=0)
+
+
+def test_who_takes_the_place_of_a_paused_process_shows_the_pause_from_the_start(tmp_path: Path) -> None:
+    """Twice, since an engine may end again while it loads."""
+    Endpoints(tmp_path).config_file.write_bytes(msgspec.json.encode(LaunchFile(RuntimeConfig(device="cpu"))))
+    page = StatusPage(Endpoints(tmp_path).status_file, create=True)
+    first = ProcessContext("scheduler", tmp_path, epoch=1)
+    assert not first.was_paused
+    first.beat(force=True, is_paused=True)
+    contexts = [first, *(ProcessContext("scheduler", tmp_path, epoch=epoch) for epoch in (2, 3))]
+    last = contexts[-1]
+    assert last.was_paused
+    last.ready()
+    assert page.read("scheduler").is_paused
+    last.beat(force=True, is_paused=False)
+    assert not page.read("scheduler").is_paused
+    for context in contexts:
+        context.close()
+    page.close()
