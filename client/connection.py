@@ -285,7 +285,13 @@ class Connection:
 
     @property
     def _is_whole(self) -> bool:
-        return self._restarts.is_whole and all(lane.is_open for lane in self._lanes)
+        """Every process can serve, as far as can be seen. One that hangs may be replaced like a dead one."""
+        return self._restarts.is_whole and all(
+            lane.is_open and not self._is_silent(lane) for lane in self._lanes
+        )
+
+    def _is_silent(self, lane: Lane) -> bool:
+        return time.monotonic() - lane.heard_at > SILENCE_S
 
     def _receive(self, lane: Lane) -> None:
         if not lane.is_open:
@@ -311,7 +317,13 @@ class Connection:
             if lane.is_open and lane.is_lost:
                 self._replace_lane(lane.index)
                 self._check_ring()
-            elif lane.is_open and now - lane.heard_at > SILENCE_S and self._restarts.is_whole:
+            elif (
+                lane.is_open
+                and self._is_silent(lane)
+                and self._restarts.is_whole
+                and self._target.wants_status
+            ):
+                # The machine or the network may be gone; of a run directory the launcher would tell.
                 raise RingClosed(f"the runtime has been silent for {SILENCE_S:.0f} s")
         if self._links and not any(lane.is_open for lane in self._lanes) and self._all_links_lost:
             raise RingClosed(f"the connection to the runtime at {self._target.name} was lost")
@@ -319,7 +331,8 @@ class Connection:
             self._whole_at = now
         elif now - self._whole_at > self._ring_timeout_s:
             raise RingClosed(
-                f"the runtime at {self._target.name} has lacked a process for {self._ring_timeout_s:g} s"
+                f"the runtime at {self._target.name} has lacked a process, or one that answers, for "
+                f"{self._ring_timeout_s:g} s"
             )
 
     @property

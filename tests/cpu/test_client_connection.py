@@ -27,7 +27,10 @@ from tests.fake_ring import (
     WAIT_S,
     FakeRing,
     fake_ring,
+    finish,
     foreign_header,
+    output,
+    say_nothing,
     spell,
 )
 from tests.launched import SLACK, wait_until
@@ -109,10 +112,29 @@ def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: P
     launcher.communicate()
 
 
-def test_a_silent_ring_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_that_stays_silent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
-    with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="silent"):
+    with (
+        fake_ring(tmp_path),
+        Client(tmp_path, ring_timeout=0.1) as client,
+        pytest.raises(RingClosed, match="one that answers"),
+    ):
         client.generate("x", timeout=WAIT_S)
+
+
+def test_a_detokenizer_that_hangs_for_a_while_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher has longer patience with it than others have with silence."""
+    with fake_ring(tmp_path, say_nothing) as ring, Client(tmp_path) as client:
+        stream = client.stream("x", timeout=WAIT_S)
+        request = ring.wait_request()
+        monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
+        connection = client._session.connection
+        wait_until(lambda: not connection._is_whole or connection.error, WAIT_S, "the silence is noticed")
+        monkeypatch.setattr(connection_module, "SILENCE_S", WAIT_S)
+        ring.send(output(request, "a", finish=finish()))
+        assert [delta.text for delta in stream] == ["a"]
 
 
 def test_a_launcher_without_heartbeat_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
