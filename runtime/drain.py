@@ -30,9 +30,9 @@ class Drain:
         """Requests that run, wait or have not been read yet; a sequence may count in several places."""
         page = self._page
         scheduler = page.read("scheduler")
-        answering = (slot for slot in page.slots() if slot[0] in ("detokenizer", "api"))
-        num_answering = sum(page.read(role, index).num_running for role, index in answering)
-        return scheduler.num_running + scheduler.num_waiting + num_answering
+        around = (slot for slot in page.slots() if slot[0] in ("tokenizer", "detokenizer", "api"))
+        num_around = sum(page.read(role, index).num_running for role, index in around)
+        return scheduler.num_running + scheduler.num_waiting + num_around
 
     def look(self, is_cut: bool) -> bool:
         """Whether it is over; `is_cut`: somebody does not want to wait any more."""

@@ -35,8 +35,9 @@ STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 
 class Status(NamedTuple):
     """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
-    `num_running`, of a detokenizer its sequences that have no terminal yet, of an API server its callers that
-    wait for an answer, `num_sent`, `num_engine_faults` and `solitary`.
+    `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
+    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent`,
+    `num_engine_faults` and `solitary`.
     """
 
     epoch: int = 0

@@ -130,12 +130,13 @@ class TokenizerLoop:
         self._long: deque[_LongPrompt] = deque()
         self._thread = ThreadPoolExecutor(1, "long-texts")
         self._num_passed_on = 0
-        self._num_encoding = 0
+        self.num_encoding = 0
+        """Sequences whose prompts are being encoded."""
 
     @property
     def num_sent(self) -> int:
         """Sequences let through since the start: on the way to the scheduler, or being encoded."""
-        return self._num_passed_on + self._num_encoding
+        return self._num_passed_on + self.num_encoding
 
     @property
     def is_busy(self) -> bool:
@@ -244,7 +245,7 @@ class TokenizerLoop:
         is_long = len(prompt.text) > MAX_BATCH_CHARS
         if is_long and not attempt_of(prompt.job.handles[0]):
             self._check_long(len(prompt.text))
-        self._num_encoding += len(prompt.job.handles)
+        self.num_encoding += len(prompt.job.handles)
         if is_long:
             self._long.append(_LongPrompt(prompt, self._thread.submit(self._encode, [prompt])))
             return
@@ -263,7 +264,7 @@ class TokenizerLoop:
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""
         batch, self._batch = self._batch, []
-        self._num_encoding -= sum(len(prompt.job.handles) for prompt in batch)
+        self.num_encoding -= sum(len(prompt.job.handles) for prompt in batch)
         for add_special_tokens in (True, False):
             prompts = [prompt for prompt in batch if prompt.add_special_tokens is add_special_tokens]
             if not prompts:
@@ -290,7 +291,7 @@ class TokenizerLoop:
         while self._long and self._long[0].ids.done():
             long = self._long.popleft()
             job = long.prompt.job
-            self._num_encoding -= len(job.handles)
+            self.num_encoding -= len(job.handles)
             self._guard(job.request, partial(self._pass_on_long, long))
             if long.aborted:
                 self._scheduler.send(

@@ -31,7 +31,7 @@ def main(context: ProcessContext) -> None:
     while not context.stop.is_set():
         has_more = loop.turn()
         # The other tokenizers admit by this number, so a change of it is shown at once.
-        context.beat(force=loop.num_sent != num_sent, num_sent=loop.num_sent)
+        context.beat(force=loop.num_sent != num_sent, num_sent=loop.num_sent, num_running=loop.num_encoding)
         num_sent = loop.num_sent
         if has_more:
             continue

@@ -46,6 +46,7 @@ def test_an_idle_launch_ends_when_that_is_sure(page: StatusPage, clock: Clock) -
         ("scheduler", 0, Status(num_waiting=1)),
         ("detokenizer", 0, Status(num_running=1)),
         ("api", 1, Status(num_running=1)),
+        ("tokenizer", 0, Status(num_running=1)),
     ],
 )
 def test_whoever_still_has_something_to_answer_is_waited_for(

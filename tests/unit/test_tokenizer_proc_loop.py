@@ -194,9 +194,11 @@ def test_a_long_text_holds_up_nobody_and_cannot_escape_its_abort(
     ring.loop.turn()
     assert [type(m) for m in ring.scheduler.drain()] == [TokenizedRequest, AbortRequest]
     assert ring.loop.is_busy
+    assert ring.loop.num_encoding == 1
     gated.gate.set()
     ring.loop._long[0].ids.exception(timeout=10)
     ring.loop.turn()
+    assert ring.loop.num_encoding == 0
     late = ring.scheduler.drain()
     assert [m.handle for m in late if isinstance(m, TokenizedRequest)] == [handle(0)]
     assert late[-1] == AbortRequest((handle(0),))
