@@ -43,8 +43,9 @@ PAGE_SIZE = 16
 BACKENDS = ("cpu_native", "torch_native")
 KERNELS = (
     "attention",
-    "rms_norm",
-    "silu_and_mul",
+    "norm",
+    "activate",
+    "combine",
     "take",
     "rotary",
     "linear",

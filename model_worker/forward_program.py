@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import logging
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -34,20 +35,25 @@ logger = logging.getLogger(__name__)
 # activations grows with it.
 MAX_TOKENS = 256
 
-Compute = Callable[[ForwardBatch], Tensor]
-"""The model's forward and its head: a prepared batch to logits [W, vocab_size] float32."""
+Forward = Callable[[ForwardBatch], Tensor]
+"""Of a prepared batch, the final hidden states [W, hidden_size]."""
+Head = Callable[[Tensor], Tensor]
+"""Hidden states to logits [W, vocab_size] float32."""
 
 
 class ForwardProgram:
     def __init__(
         self,
-        compute: Compute,
+        forward: Forward,
+        head: Head,
         backend: CpuNativeAttention,
         table: ReqToTokenPool,
         future: FutureMap,
         sampling: NativeSampling,
     ) -> None:
-        """Record a forward of up to MAX_TOKENS tokens. Raises NotRecordable."""
+        """Record a forward of up to MAX_TOKENS tokens. A head that is no kernel, because its vocabulary fills
+        no panel, is called behind the program. Raises NotRecordable.
+        """
         # One more than what it is for, because fewer outputs than tokens are recorded.
         capacity = min(table.max_rows, MAX_TOKENS) + 1
         self._inputs = inputs = NativeInputs(table, future, capacity)
@@ -67,14 +73,20 @@ class ForwardProgram:
         step = batch.attn_metadata
         assert isinstance(step, NativeStep)
         step.read_from(inputs.kv_lens, inputs.query_start)
-        self._program = Program(
+        record = partial(
+            Program,
             backend.kernels,
-            lambda: compute(batch),
-            [inputs],
+            inputs=[inputs],
             num_tokens=capacity,
             num_outputs=capacity - 1,
             num_seqs=capacity,
         )
+        self._head: Head | None = None
+        try:
+            self._program = record(lambda: head(forward(batch)))
+        except NotRecordable:
+            self._program = record(lambda: forward(batch))
+            self._head = head
         drawn = torch.empty(capacity, dtype=torch.int64)
         draw = sampling.call_for(
             self._program.result(capacity - 1), inputs.sample_rows, inputs.sample_positions, drawn
@@ -104,16 +116,19 @@ class ForwardProgram:
         tokens = torch.empty(len(plan.rows) // TOKEN_BYTES, dtype=torch.int32)
         call = self._call
         call.tokens = tokens.data_ptr()
-        call.is_drawn = not plan.defer_sampling
+        call.is_drawn = self._head is None and not plan.defer_sampling
         self._run(self._call_at)
         who = self._inputs.sampled()
         num_sampled = len(who.rows_host)
         logits = self._program.result(num_sampled)
+        if self._head is not None:
+            logits = self._head(logits)
         return ForwardOutput(logits, who, tokens=tokens[:num_sampled] if call.is_drawn else None)
 
 
 def record_forward(
-    compute: Compute,
+    forward: Forward,
+    head: Head,
     backend: AttentionBackend,
     table: ReqToTokenPool,
     future: FutureMap,
@@ -128,13 +143,13 @@ def record_forward(
     if not isinstance(backend, CpuNativeAttention) or sampling is None:
         return None
     try:
-        program = ForwardProgram(compute, backend, table, future, sampling)
+        program = ForwardProgram(forward, head, backend, table, future, sampling)
     except NotRecordable as error:
         logger.info("the forward is not recorded, because it uses %s", error)
         return None
     plan, batch = example
     backend.prepare(batch)
-    expected = compute(batch)
+    expected = head(forward(batch))
     logits = program.run(plan).logits
     if not torch.equal(logits.view(torch.uint8), expected.view(torch.uint8)):
         logger.warning("the forward is not recorded: the recording computes something else")

@@ -224,14 +224,19 @@ class ModelRunner:
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
         """Record what can be; decode: a plan that may be run again."""
 
-        def compute(batch: ForwardBatch) -> Tensor:
-            return self._model.compute_logits(self._model(batch, self.kv_pool, self._backend))
+        def forward(batch: ForwardBatch) -> Tensor:
+            return self._model(batch, self.kv_pool, self._backend)
 
         if self._group.size == 1:  # a program does not know of other ranks
             example, _ = self.apply(decode)
-            sampling = self._sampler.native if isinstance(self._sampler, Sampler) else None
             self._program = record_forward(
-                compute, self._backend, self._table, self._future, sampling, (decode, example)
+                forward,
+                self._model.compute_logits,
+                self._backend,
+                self._table,
+                self._future,
+                self._sampler.native if isinstance(self._sampler, Sampler) else None,
+                (decode, example),
             )
         self._graphs = self._record_graphs(on_progress)
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from model_worker.distributed.cut import Cut
 from model_worker.distributed.group import RankGroup
+from model_worker.kernels.combine import CombineLike, combine
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import PackedLinear, TakeRows, can_pack, can_take, pack
+from model_worker.kernels.native.operators import Combine, PackedLinear, TakeRows, can_pack, can_take, pack
 from model_worker.layers.weight import Weight
 
 
@@ -26,20 +27,21 @@ class TokenEmbedding(nn.Module):
         device: torch.device | str,
     ) -> None:
         super().__init__()
-        # As a tensor it is rounded to the dtype, as the reference has it.
-        self._multiplier = None if multiplier == 1.0 else torch.tensor(multiplier, dtype=dtype, device=device)
+        self._multiplier = torch.tensor(multiplier, dtype=dtype).item()  # rounded, as the reference has it
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
         self._take: TakeRows | None = None
+        self._combine: CombineLike = combine
 
     def use_native(self, kernels: NativeKernels) -> None:
         """Read the weight, which a head that shares it may have packed, with the C++ kernel from now on."""
         if can_take(self.weight):
             self._take = TakeRows(kernels)
+        self._combine = Combine(kernels)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, hidden_size]."""
         rows = self._rows(input_ids)
-        return rows if self._multiplier is None else rows * self._multiplier
+        return rows if self._multiplier == 1.0 else self._combine(rows, scale=self._multiplier, out=rows)
 
     def _rows(self, ids: Tensor) -> Tensor:
         if self._take is not None:

@@ -13,7 +13,7 @@ from model_worker.distributed.cut import Cut
 from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import LANES
-from model_worker.kernels.native.operators import RmsNorm as NativeRmsNorm
+from model_worker.kernels.native.operators import Norm as NativeNorm
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.layers.weight import Change, Weight
 
@@ -47,12 +47,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.weight = Weight(size, dtype=torch.float32 if wide else dtype, device=device, changes=changes)
         self._dtype = dtype
-        self._native: NativeRmsNorm | None = None
+        self._native: NativeNorm | None = None
 
     def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernel from now on, where it has one for this size and dtype."""
-        if self.weight.shape[0] % LANES == 0 and self.weight.dtype is self._dtype:
-            self._native = NativeRmsNorm(kernels, self.weight, self.eps)
+        """Compute with the C++ kernel from now on, where it has one for this size."""
+        if self.weight.shape[0] % LANES == 0:
+            is_wide = self.weight.dtype is torch.float32
+            self._native = NativeNorm(kernels, self.weight, self.eps, dtype=self._dtype, is_wide=is_wide)
 
     def forward(self, x: Tensor) -> Tensor:
         """See Norm."""
@@ -123,9 +124,25 @@ class LayerNorm(nn.Module):
         shape: tuple[int | Cut, ...] = (size,) if isinstance(size, int) else size
         self.weight = Weight(*shape, dtype=dtype, device=device, changes=changes)
         self.bias = Weight(*shape, dtype=dtype, device=device, changes=changes) if bias else None
+        self._native: NativeNorm | None = None
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute with the C++ kernel from now on, where it has one for this size."""
+        if self.weight.shape[-1] % LANES == 0:
+            self._native = NativeNorm(
+                kernels,
+                self.weight,
+                self.eps,
+                dtype=self.weight.dtype,
+                bias=self.bias,
+                centers=True,
+                is_wide=True,
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """See Norm."""
+        if self._native is not None:
+            return self._native(x)
         if self.weight.dim() == 1:
             return F.layer_norm(x, self.weight.shape, self.weight, self.bias, self.eps)
         normed = F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight.float()
@@ -133,5 +150,7 @@ class LayerNorm(nn.Module):
 
     def add_and_norm(self, residual: Tensor, update: Tensor) -> Tensor:
         """See Norm."""
+        if self._native is not None:
+            return self._native(update, residual)
         normed: Tensor = self(residual.add_(update))
         return normed

@@ -11,6 +11,9 @@ from collections.abc import Callable
 
 from torch import Tensor, nn
 
+from model_worker.kernels.combine import CombineLike, combine
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import Combine
 from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.models.attention import SelfAttention
 from model_worker.models.feed_forward import make_feed_forward
@@ -29,13 +32,22 @@ class DecoderLayer(nn.Module, ABC):
         self.self_attn = SelfAttention(parts, layer_id)
         self.mlp = make_feed_forward(parts, layer_id)
         self._multiplier = parts.config.residual_multiplier
+        self._combine: CombineLike = combine
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Add and multiply with the C++ kernel from now on."""
+        self._combine = Combine(kernels)
 
     @abstractmethod
     def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
         """residual, update and the result [T, hidden_size]; the first layer has no update to add."""
 
     def scaled(self, update: Tensor) -> Tensor:
-        return update if self._multiplier == 1.0 else update * self._multiplier
+        return update if self._multiplier == 1.0 else self._combine(update, scale=self._multiplier)
+
+    def add(self, residual: Tensor, update: Tensor, scale: float = 1.0) -> None:
+        """Add scale times the update to the residual, in place."""
+        self._combine(update, scale=scale, add=residual, out=residual)
 
 
 class PreNormLayer(DecoderLayer):
@@ -59,9 +71,9 @@ class PostNormLayer(DecoderLayer):
 
     def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
         if update is not None:
-            residual.add_(update)
+            self.add(residual, update)
         attended = self.post_attention_layernorm(attend(self.self_attn, residual))
-        residual.add_(self.scaled(attended))
+        self.add(residual, attended, self._multiplier)
         return self.scaled(self.post_feedforward_layernorm(self.mlp(residual)))
 
 
@@ -87,7 +99,7 @@ class ParallelLayer(DecoderLayer):
 
     def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
         hidden = _add_and_norm(self.input_layernorm, residual, update)
-        return self.scaled(attend(self.self_attn, hidden) + self.mlp(hidden))
+        return self.scaled(self._combine(attend(self.self_attn, hidden), add=self.mlp(hidden)))
 
 
 LAYOUTS: dict[LayerLayout, type[DecoderLayer]] = {

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from model_worker.distributed.cut import whole
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import LANES, SiluAndMul
+from model_worker.kernels.native.operators import LANES, Activate
 from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
@@ -43,9 +43,9 @@ class GatedMLP(nn.Module):
         self._width = width.length
 
     def use_native(self, kernels: NativeKernels) -> None:
-        """Compute the gate with the C++ kernel from now on, where it has one for this gate and width."""
-        if self._activation == "silu" and self._width % LANES == 0:
-            self._activate = SiluAndMul(kernels)
+        """Compute the gate with the C++ kernel from now on, where it has one for this width."""
+        if self._width % LANES == 0:
+            self._activate = Activate(kernels, self._activation, has_up=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size]."""
@@ -63,7 +63,14 @@ class PlainMLP(nn.Module):
         width = parts.even(config.intermediate_size)
         self.up_proj = parts.linear(config.hidden_size, width, bias=bias)
         self.down_proj = parts.joining_linear(width, config.hidden_size, bias=bias)
+        self._activation = config.hidden_act
         self._activate = ACTIVATIONS[config.hidden_act]
+        self._width = width.length
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute the activation with the C++ kernel from now on, where it has one for this width."""
+        if self._width % LANES == 0:
+            self._activate = Activate(kernels, self._activation, has_up=False)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size]."""

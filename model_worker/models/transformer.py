@@ -14,16 +14,17 @@ from torch import Tensor, nn
 from model_worker.attention.base import AttentionBackend, widest_window
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.combine import CombineLike, combine
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import TakeRows, can_take
+from model_worker.kernels.native.operators import Combine, TakeRows, can_take
 from model_worker.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.layers.embedding import LMHead, TokenEmbedding
 from model_worker.layers.linear import ExpertLinear, Linear
-from model_worker.layers.norm import RMSNorm
+from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.models.attention import SelfAttention
-from model_worker.models.decoder_layer import LAYOUTS
-from model_worker.models.feed_forward import GatedMLP, SparseMLP
+from model_worker.models.decoder_layer import LAYOUTS, DecoderLayer
+from model_worker.models.feed_forward import GatedMLP, PlainMLP, SparseMLP
 from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
 from model_worker.quant.base import QuantMethod
@@ -83,7 +84,18 @@ def _take_rows(table: Tensor, index: Tensor) -> Tensor:
     return table.index_select(0, index)
 
 
-NATIVE = (Decoder, Linear, ExpertLinear, LMHead, TokenEmbedding, RMSNorm, GatedMLP)
+NATIVE = (
+    Decoder,
+    DecoderLayer,
+    Linear,
+    ExpertLinear,
+    LMHead,
+    TokenEmbedding,
+    RMSNorm,
+    LayerNorm,
+    GatedMLP,
+    PlainMLP,
+)
 """Modules that the C++ kernels can compute."""
 
 
@@ -114,6 +126,7 @@ class CausalLM(nn.Module):
         )
         self.model = Decoder(parts)
         self.lm_head = parts.lm_head(self.model.embed_tokens)
+        self._combine: CombineLike = combine
 
     def use_native(self, kernels: NativeKernels) -> None:
         """Compute with the C++ kernels from now on, where they exist. Weights must be loaded: some are
@@ -122,6 +135,7 @@ class CausalLM(nn.Module):
         for module in self.modules():
             if isinstance(module, NATIVE):
                 module.use_native(kernels)
+        self._combine = Combine(kernels)
 
     def batch_dependent(self) -> str:
         """A module whose sums may be rounded differently in another batch, by its name; empty: there is none.
@@ -149,8 +163,6 @@ class CausalLM(nn.Module):
         """
         logits: Tensor = self.lm_head(hidden, out)
         multiplier, softcap = self.config.logits_multiplier, self.config.logits_softcap
-        if multiplier != 1.0:
-            logits *= multiplier
-        if softcap is not None:
-            logits.div_(softcap).tanh_().mul_(softcap)
-        return logits
+        if multiplier == 1.0 and softcap is None:
+            return logits
+        return self._combine(logits, scale=multiplier, cap=softcap, out=logits)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import json
 import logging
 from collections.abc import Callable
 from pathlib import Path
@@ -19,6 +20,7 @@ from model_worker.forward_batch import ForwardBatch
 from model_worker.forward_program import record_forward
 from model_worker.kernels.native.operators import TakeRows
 from model_worker.kernels.native.program import NotRecordable, Program
+from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
@@ -34,6 +36,7 @@ from runtime.plan import BatchPlan
 from runtime.wire import pack_ids, unpack_ids
 from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
 from tests.cpu.plans import FEEDBACK, PlanWriter, Wanted
+from tests.model_registry import FAMILIES
 
 pytestmark = needs_compiler
 
@@ -46,9 +49,15 @@ IDS = torch.randint(1, 4096, (NUM_ROWS, 150), generator=torch.Generator().manual
 def _runner(
     change: Callable[[CausalLM], None] = lambda _: None, quant: QuantMethod = UNQUANTIZED
 ) -> ModelRunner:
-    kernels = packing_kernels()
     config = ModelConfig.from_path(Path(DEMO_MODEL))
     model = load_model(Path(DEMO_MODEL), config, torch.bfloat16, "cpu", quant=quant)
+    return _runner_of(model, config, change)
+
+
+def _runner_of(
+    model: CausalLM, config: ModelConfig, change: Callable[[CausalLM], None] = lambda _: None
+) -> ModelRunner:
+    kernels = packing_kernels()
     model.use_native(kernels)
     change(model)
     pool = MHATokenToKVPool(
@@ -125,19 +134,19 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
     assert torch.equal(plain.kv_pool.layer(0)[0][PAGE_SIZE:], recorded.kv_pool.layer(0)[0][PAGE_SIZE:])
 
 
-def _scaled_update(model: CausalLM) -> None:
+def _torch_gate(model: CausalLM) -> None:
     for layer in model.model.layers:
-        layer._multiplier = 0.5
+        layer.mlp._activate = silu_and_mul
 
 
 def test_a_model_with_torch_operations_is_not_recorded_and_says_which(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    runner = _runner(_scaled_update)
+    runner = _runner(_torch_gate)
     with caplog.at_level(logging.INFO):
         runner.warm_up()
     assert runner._program is None
-    assert any("not recorded, because it uses aten.mul" in record.getMessage() for record in caplog.records)
+    assert any("not recorded, because it uses aten.silu" in record.getMessage() for record in caplog.records)
     assert len(_all_logits(runner)) == 8
 
 
@@ -154,6 +163,28 @@ def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCa
         runner.warm_up()
     assert runner._program is None
     assert any("computes something else" in record.getMessage() for record in caplog.records)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+@pytest.mark.parametrize("vocab_size", [96, 97], ids=["head", "no_head"])
+def test_every_family_is_recorded(architecture: str, vocab_size: int, tmp_path: Path) -> None:
+    """But for experts, and for the rotation that changes with the length: recording compares it with the
+    forward, bit by bit. A head of 97 rows fills no panel, so torch computes it.
+    """
+    for name, case in FAMILIES[architecture].cases.items():
+        content = case.config.to_dict() | {"architectures": [architecture], "vocab_size": vocab_size}
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        config = ModelConfig.from_path(tmp_path)
+        model = load_model(tmp_path, config, torch.bfloat16, "cpu", "dummy")
+        for weight in model.parameters():
+            weight.data.normal_(std=0.2)
+        runner = _runner_of(model, config)
+        runner.warm_up()
+        if name == "llama_dynamic" or config.experts is not None:
+            assert runner._program is None
+        else:
+            assert runner._program is not None
+            assert (runner._program._head is None) is (vocab_size == 96)
 
 
 def test_copies_and_additions_end_a_recording() -> None:
@@ -242,4 +273,7 @@ def test_programs_are_for_native_kernels_alone() -> None:
     tables = runner._table, runner._future
     assert isinstance(runner._sampler, Sampler)
     sampling = runner._sampler.native
-    assert record_forward(_no_forward, TorchNativeAttention(), *tables, sampling, (plan, example)) is None
+    head = runner._model.compute_logits
+    assert (
+        record_forward(_no_forward, head, TorchNativeAttention(), *tables, sampling, (plan, example)) is None
+    )

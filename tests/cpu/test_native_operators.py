@@ -12,24 +12,29 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.distributed.cut import whole
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
+from model_worker.kernels.combine import combine
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import (
+    NATIVE_ACTIVATIONS,
+    Activate,
+    Combine,
+    Norm,
     PackedLinear,
-    RmsNorm,
     RotaryAngles,
-    SiluAndMul,
     TakeRows,
     can_pack,
     pack,
 )
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
-from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.loader import load_model
 from runtime.config import DEMO_MODEL
-from runtime.model_config import ModelConfig
+from runtime.model_config import Activation, ModelConfig
 from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
 from tests.cpu.paged_forward import PagedForward
 
@@ -115,7 +120,7 @@ def test_rms_norm_equals_the_torch_version(
 ) -> None:
     x = _normal(rows, size, dtype=dtype)
     weight = _normal(size, dtype=dtype, seed=1)
-    norm = RmsNorm(kernels, weight, 1e-6)
+    norm = Norm(kernels, weight, 1e-6, dtype=dtype)
     torch.testing.assert_close(norm(x), rms_norm(x, weight, 1e-6), rtol=RTOL[dtype], atol=0)
     residual = _normal(rows, size, dtype=dtype, seed=2)
     expected_residual = residual.clone()
@@ -129,21 +134,74 @@ def test_rms_norm_takes_heads_of_tokens_that_lie_apart(dtype: torch.dtype, kerne
     fused = _normal(9, 7, 64, dtype=dtype)
     q = fused[:, 2:5]
     weight = _normal(64, dtype=dtype, seed=1)
-    got = RmsNorm(kernels, weight, 1e-6)(q)
+    got = Norm(kernels, weight, 1e-6, dtype=dtype)(q)
     torch.testing.assert_close(got, rms_norm(q, weight, 1e-6), rtol=RTOL[dtype], atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("rows", [0, 1, 7, 64])
-@pytest.mark.parametrize("size", [16, 80, 704])
-def test_silu_and_mul_equals_the_torch_version(
-    size: int, rows: int, dtype: torch.dtype, kernels: NativeKernels
+@pytest.mark.parametrize("name", ["wide", "layer", "layer_bias", "each_head"])
+def test_other_norms_equal_the_layers_without_kernels(
+    name: str, dtype: torch.dtype, kernels: NativeKernels
 ) -> None:
-    gate_up = _normal(rows, 2 * size, dtype=dtype)
+    size = 80
+    norm: RMSNorm | LayerNorm
+    if name == "wide":
+        norm = RMSNorm(size, 1e-6, wide=True, dtype=dtype, device="cpu")
+    else:
+        shape = (whole(3), size) if name == "each_head" else size
+        norm = LayerNorm(shape, 1e-5, bias=name != "layer", dtype=dtype, device="cpu")
+    for seed, weight in enumerate(norm.parameters()):
+        weight.data.copy_(_normal(*weight.shape, seed=seed))
+    x = _normal(9, 5, size, dtype=dtype, seed=7)[:, 1:4] * 3 + 1
+    residual, update = x[:, 0].contiguous(), x[:, 1].contiguous()
+    expected = [norm(x)]
+    if name != "each_head":
+        expected += [norm(x[:, 0]), norm.add_and_norm(residual.clone(), update)]
+    norm.use_native(kernels)
+    assert norm._native is not None
+    # A layer norm's result is a difference, so the error is to be measured against what is subtracted.
+    tolerance = {"rtol": RTOL[dtype], "atol": RTOL[dtype]}
+    torch.testing.assert_close(norm(x), expected[0], **tolerance)
+    if name != "each_head":
+        torch.testing.assert_close(norm(x[:, 0]), expected[1], **tolerance)
+        torch.testing.assert_close(norm.add_and_norm(residual, update), expected[2], **tolerance)
+        assert torch.equal(residual, x[:, 0] + x[:, 1])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("rows", [0, 1, 64])
+@pytest.mark.parametrize("size", [16, 80, 704])
+@pytest.mark.parametrize("activation", NATIVE_ACTIVATIONS)
+def test_activations_equal_the_torch_versions(
+    activation: Activation, size: int, rows: int, dtype: torch.dtype, kernels: NativeKernels
+) -> None:
+    x = _normal(rows, 2 * size, dtype=dtype) * 3
     if rows:
-        gate_up[0, :4] = torch.tensor([-200.0, 200.0, -87.0, 0.0])
-    got = SiluAndMul(kernels)(gate_up)
-    torch.testing.assert_close(got, silu_and_mul(gate_up), rtol=RTOL[dtype], atol=1e-30)
+        x[0, :4] = torch.tensor([-200.0, 200.0, -87.0, 0.0])
+    tolerance = {"rtol": RTOL[dtype], "atol": 1e-30 if activation == "silu" else 1e-5}
+    gated = Activate(kernels, activation, has_up=True)(x)
+    torch.testing.assert_close(gated, activate_and_mul(activation, x), **tolerance)
+    plain = Activate(kernels, activation, has_up=False)(x)
+    torch.testing.assert_close(plain, ACTIVATIONS[activation](x), **tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [1, 97, 896])
+def test_combinations_equal_the_torch_version(size: int, dtype: torch.dtype, kernels: NativeKernels) -> None:
+    x, add = _normal(7, size, dtype=dtype) * 20, _normal(7, size, dtype=dtype, seed=1)
+    native = Combine(kernels)
+    assert native(x[:0], scale=2.0).shape == (0, size)
+    assert torch.equal(native(x, add=add), combine(x, add=add))
+    assert torch.equal(native(x, scale=0.37), combine(x, scale=0.37))
+    # Of a product and a sum in one pass float32 may leave out the rounding between them.
+    got, expected = native(x, scale=0.37, add=add), combine(x, scale=0.37, add=add)
+    torch.testing.assert_close(got, expected, rtol=RTOL[dtype], atol=1e-5)
+    got, expected = native(x, scale=0.5, cap=12.0), combine(x, scale=0.5, cap=12.0)
+    torch.testing.assert_close(got, expected, rtol=RTOL[dtype], atol=1e-5)
+    residual = add.clone()
+    assert native(x, add=residual, out=residual) is residual
+    assert torch.equal(residual, add + x)
+    assert torch.equal(native(residual, scale=2.0, out=residual), (add + x) * 2)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -210,7 +268,7 @@ def test_kernels_called_from_several_threads_at_once_do_not_meet(kernels: Native
     expected = [rms_norm(rows, weight, 1e-5) for rows in x]
 
     def compute(caller: int) -> None:
-        norm = RmsNorm(kernels, weight, 1e-5)
+        norm = Norm(kernels, weight, 1e-5, dtype=torch.bfloat16)
         for _ in range(200):
             torch.testing.assert_close(norm(x[caller]), expected[caller], rtol=RTOL[torch.bfloat16], atol=0)
 

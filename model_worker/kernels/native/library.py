@@ -117,28 +117,52 @@ class NormCall(ctypes.Structure):
         ("x", ctypes.c_void_p),
         ("residual", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("token_stride", ctypes.c_int64),
         ("tokens", ctypes.c_int32),
         ("heads", ctypes.c_int32),
         ("size", ctypes.c_int32),
+        ("weight_stride", ctypes.c_int32),
         ("is_bf16", ctypes.c_int32),
+        ("weight_is_float", ctypes.c_int32),
+        ("centers", ctypes.c_int32),
+        ("is_wide", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("eps", ctypes.c_float),
     )
     row_field = "tokens"
 
 
-class GateCall(ctypes.Structure):
-    """Mirrors GateCall of elementwise.cpp."""
+class ActivateCall(ctypes.Structure):
+    """Mirrors ActivateCall of elementwise.cpp."""
 
     _fields_ = (
-        ("gate_up", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("rows", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("has_up", ctypes.c_int32),
+        ("activation", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "rows"
+
+
+class CombineCall(ctypes.Structure):
+    """Mirrors CombineCall of elementwise.cpp."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("add", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("rows", ctypes.c_int32),
         ("size", ctypes.c_int32),
         ("is_bf16", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+        ("cap", ctypes.c_float),
     )
     row_field = "rows"
 
@@ -219,8 +243,9 @@ class NativeKernels:
         self.tape: Tape | None = None
         """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
-        self.rms_norm = self._recordable(library, "carousel_rms_norm", NormCall)
-        self.silu_and_mul = self._recordable(library, "carousel_silu_and_mul", GateCall)
+        self.norm = self._recordable(library, "carousel_norm", NormCall)
+        self.activate = self._recordable(library, "carousel_activate", ActivateCall)
+        self.combine = self._recordable(library, "carousel_combine", CombineCall)
         self.take = self._recordable(library, "carousel_take", TakeCall)
         self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)

@@ -11,14 +11,17 @@ from torch import Tensor
 
 from model_worker.kernels.native.library import (
     DTYPES,
-    GateCall,
+    ActivateCall,
+    CombineCall,
     LinearCall,
     NativeKernels,
     NormCall,
     RotaryCall,
     TakeCall,
 )
+from runtime.model_config import Activation
 
+NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_pytorch_tanh")
 LANES = 16  # sizes that kernels work on are multiples of the widest vector of floats
 PANEL = 16  # rows of a packed weight that are interleaved
 
@@ -132,16 +135,37 @@ class PackedLinear:
         return out
 
 
-class RmsNorm:
-    """rms_norm and fused_add_rms_norm of one weight [N], N a multiple of LANES."""
+class Norm:
+    """An RMS norm or, with centers, a layer norm over the last dimension, N, a multiple of LANES."""
 
-    def __init__(self, kernels: NativeKernels, weight: Tensor, eps: float) -> None:
-        self._kept = weight
-        self._run = kernels.rms_norm
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        weight: Tensor,
+        eps: float,
+        *,
+        dtype: torch.dtype,
+        bias: Tensor | None = None,
+        centers: bool = False,
+        is_wide: bool = False,
+    ) -> None:
+        """weight and bias [N] or [heads, N], float32 or the input's dtype. is_wide: they come before the
+        rounding; else the weight multiplies what is rounded.
+        """
+        assert weight.is_contiguous()
+        assert weight.dtype in (dtype, torch.float32)
+        assert bias is None or (bias.dtype is weight.dtype and bias.is_contiguous())
+        self._kept = (weight, bias)
+        self._run = kernels.norm
         self._call = NormCall(
             weight=weight.data_ptr(),
-            size=weight.shape[0],
-            is_bf16=DTYPES[weight.dtype],
+            bias=None if bias is None else bias.data_ptr(),
+            size=weight.shape[-1],
+            weight_stride=weight.shape[-1] if weight.dim() == 2 else 0,
+            is_bf16=DTYPES[dtype],
+            weight_is_float=weight.dtype is torch.float32,
+            centers=centers,
+            is_wide=is_wide,
             num_threads=torch.get_num_threads(),
             eps=eps,
         )
@@ -170,23 +194,62 @@ class RmsNorm:
         return out
 
 
-class SiluAndMul:
-    """silu_and_mul of [T, 2 * I], I a multiple of LANES."""
+class Activate:
+    """A feed-forward layer's activation, alone or as a gate."""
 
-    def __init__(self, kernels: NativeKernels) -> None:
-        self._run = kernels.silu_and_mul
-        self._call = GateCall(num_threads=torch.get_num_threads())
+    def __init__(self, kernels: NativeKernels, activation: Activation, *, has_up: bool) -> None:
+        self._run = kernels.activate
+        self._parts = 2 if has_up else 1
+        self._call = ActivateCall(
+            activation=NATIVE_ACTIVATIONS.index(activation),
+            has_up=has_up,
+            num_threads=torch.get_num_threads(),
+        )
 
-    def __call__(self, gate_up: Tensor) -> Tensor:
-        """Gate, then up -> silu(gate) * up, [T, I]."""
-        assert gate_up.is_contiguous()
-        rows, width = gate_up.shape
-        out = torch.empty(rows, width // 2, dtype=gate_up.dtype)
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, I] -> activation(x); with has_up [T, 2 * I], gate, then up -> activation(gate) * up. I is a
+        multiple of LANES.
+        """
+        assert x.is_contiguous()
+        rows, width = x.shape
+        out = torch.empty(rows, width // self._parts, dtype=x.dtype)
         call = self._call
-        call.gate_up = gate_up.data_ptr()
+        call.x = x.data_ptr()
         call.out = out.data_ptr()
         call.rows = rows
-        call.size = width // 2
-        call.is_bf16 = DTYPES[gate_up.dtype]
+        call.size = width // self._parts
+        call.is_bf16 = DTYPES[x.dtype]
+        self._run(call)
+        return out
+
+
+class Combine:
+    """See kernels/combine.py, whose arguments it has."""
+
+    def __init__(self, kernels: NativeKernels) -> None:
+        self._run = kernels.combine
+        self._call = CombineCall(num_threads=torch.get_num_threads())
+
+    def __call__(
+        self,
+        x: Tensor,
+        *,
+        scale: float = 1.0,
+        cap: float | None = None,
+        add: Tensor | None = None,
+        out: Tensor | None = None,
+    ) -> Tensor:
+        """x, add and out [T, N], contiguous and of one dtype."""
+        if out is None:
+            out = torch.empty(x.shape, dtype=x.dtype)
+        assert all(each is None or each.is_contiguous() for each in (x, add, out))
+        call = self._call
+        call.x = x.data_ptr()
+        call.add = None if add is None else add.data_ptr()
+        call.out = out.data_ptr()
+        call.rows, call.size = x.shape
+        call.is_bf16 = DTYPES[x.dtype]
+        call.scale = scale
+        call.cap = cap or 0.0
         self._run(call)
         return out

@@ -1,5 +1,8 @@
-// RMSNorm, alone or with the residual addition before it, and the SwiGLU gate. They round where the torch
-// versions round. Rows are independent, so their results do not depend on the batch.
+// Norms, alone or with the residual addition before them, the activations of feed-forward layers, and what is
+// multiplied and added between them. They round where the torch versions round. Rows are independent, so their
+// results do not depend on the batch.
+#include <algorithm>
+
 #include "simd.h"
 #include "team.h"
 
@@ -7,87 +10,187 @@ namespace carousel {
 
 constexpr int64_t kMinParallelSize = 1 << 15;  // elements; below, waking a team costs more than it saves
 
-// The binding mirrors both field by field.
+// The binding mirrors all of them field by field.
 struct NormCall {
   const void* x;   // [tokens, heads, size], tokens token_stride apart
   void* residual;  // [tokens, size] with heads 1: x is added to it in place, and the sum is normed; or null
-  const void* weight;  // [size]
+  const void* weight;  // [size], or [heads, size] with weight_stride size
+  const void* bias;    // as weight, or null
   void* out;           // [tokens, heads, size]
   int64_t token_stride;
   int32_t tokens;
   int32_t heads;
   int32_t size;
+  int32_t weight_stride;
   int32_t is_bf16;
+  int32_t weight_is_float;
+  int32_t centers;  // a layer norm: the mean is subtracted first
+  int32_t is_wide;  // weight and bias come before the rounding; else the weight multiplies what is rounded
   int32_t num_threads;
   float eps;
 };
 
-struct GateCall {
-  const void* gate_up;  // [rows, 2 * size]
-  void* out;            // [rows, size]
+struct ActivateCall {
+  const void* x;  // [rows, size], or with has_up [rows, 2 * size]: gate, then up
+  void* out;      // [rows, size] activation(x), or activation(gate) * up
   int32_t rows;
   int32_t size;
+  int32_t has_up;
+  int32_t activation;  // kSilu, kGelu, kGeluTanh
   int32_t is_bf16;
   int32_t num_threads;
 };
 
-template <class T>
-void norm_row(const T* x, T* residual, const T* weight, int size, float eps, T* out) {
-  vfloat squares = {};
-  for (int c = 0; c < size; c += kLanes) {
+struct CombineCall {
+  const void* x;    // [rows, size]
+  const void* add;  // [rows, size], or null
+  void* out;        // [rows, size] cap * tanh(x * scale / cap), plus `add`; may be x or add
+  int32_t rows;
+  int32_t size;
+  int32_t is_bf16;
+  int32_t num_threads;
+  float scale;
+  float cap;  // 0: none
+};
+
+enum Activation { kSilu, kGelu, kGeluTanh };
+
+// Sums and squares of what is to be normed, which is left in `residual` where there is one.
+template <class T, class W>
+void norm_row(const NormCall& call, const T* x, T* residual, const W* weight, const W* bias, T* out) {
+  vfloat sum = {}, squares = {};
+  for (int c = 0; c < call.size; c += kLanes) {
     vfloat value = load(x + c);
     if (residual) {
       value = rounded_to<T>(load(residual + c) + value);
       store(residual + c, value);
     }
+    sum += value;
     squares += value * value;
   }
   const T* from = residual ? residual : x;
-  const float scale = 1.0f / std::sqrt(sum_of(squares) / size + eps);
-  for (int c = 0; c < size; c += kLanes) {
-    store(out + c, rounded_to<T>(load(from + c) * scale) * load(weight + c));
+  float mean = 0;
+  if (call.centers) {
+    mean = sum_of(sum) / call.size;
+    squares = vfloat{};
+    for (int c = 0; c < call.size; c += kLanes) {
+      const vfloat value = load(from + c) - mean;
+      squares += value * value;
+    }
+  }
+  const float scale = 1.0f / std::sqrt(sum_of(squares) / call.size + call.eps);
+  for (int c = 0; c < call.size; c += kLanes) {
+    vfloat y = (load(from + c) - mean) * scale;
+    if (!call.is_wide) y = rounded_to<T>(y);
+    y = y * load(weight + c);
+    if (bias) y += load(bias + c);
+    store(out + c, y);
   }
 }
 
-template <class T>
+template <class T, class W>
 void norm(const NormCall& call) {
   const int64_t rows = (int64_t)call.tokens * call.heads;
   const int threads = rows * call.size < kMinParallelSize ? 1 : call.num_threads;
   parallel_ranges(threads, (int)rows, [&](int64_t row, int64_t end) {
     for (; row < end; ++row) {
-      const int64_t token = row / call.heads;
-      const T* x = (const T*)call.x + token * call.token_stride + row % call.heads * call.size;
+      const int64_t token = row / call.heads, head = row % call.heads;
+      const T* x = (const T*)call.x + token * call.token_stride + head * call.size;
       T* residual = call.residual ? (T*)call.residual + row * call.size : nullptr;
-      norm_row(x, residual, (const T*)call.weight, call.size, call.eps, (T*)call.out + row * call.size);
+      const W* weight = (const W*)call.weight + head * call.weight_stride;
+      const W* bias = call.bias ? (const W*)call.bias + head * call.weight_stride : nullptr;
+      norm_row(call, x, residual, weight, bias, (T*)call.out + row * call.size);
     }
   });
 }
 
-template <class T>
-void silu_and_mul(const GateCall& call) {
-  const int64_t size = call.size;
+// The error function to 1.5e-7. Source: Abramowitz and Stegun, 7.1.26.
+inline vfloat erf(vfloat x) {
+  const vfloat size = x < 0 ? -x : x;
+  const vfloat t = 1.0f / (size * 0.3275911f + 1.0f);
+  const vfloat p =
+      ((((t * 1.061405429f - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
+  const vfloat y = 1.0f - p * exp(-size * size);
+  return x < 0 ? -y : y;
+}
+
+template <int activation>
+vfloat activate(vfloat x) {
+  if constexpr (activation == kSilu) return x / (exp(-x) + 1.0f);
+  if constexpr (activation == kGelu) return 0.5f * x * (1.0f + erf(x * 0.70710678f));
+  if constexpr (activation == kGeluTanh) {
+    return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
+  }
+}
+
+template <class T, int activation>
+void activate_rows(const ActivateCall& call) {
+  const int64_t size = call.size, width = call.has_up ? 2 * size : size;
   const int threads = call.rows * size < kMinParallelSize ? 1 : call.num_threads;
   parallel_ranges(threads, call.rows, [&](int row, int end) {
     for (; row < end; ++row) {
-      const T* gate = (const T*)call.gate_up + row * 2 * size;
-      const T* up = gate + size;
+      const T* x = (const T*)call.x + row * width;
       T* out = (T*)call.out + row * size;
-      for (int c = 0; c < call.size; c += kLanes) {
-        const vfloat x = load(gate + c);
-        store(out + c, rounded_to<T>(x / (exp(-x) + 1.0f)) * load(up + c));
+      for (int c = 0; c < size; c += kLanes) {
+        vfloat y = rounded_to<T>(activate<activation>(load(x + c)));
+        if (call.has_up) y = y * load(x + size + c);
+        store(out + c, y);
       }
     }
   });
 }
 
-}  // namespace carousel
-
-CAROUSEL_EXPORT void carousel_rms_norm(const carousel::NormCall* call) {
-  using namespace carousel;
-  call->is_bf16 ? norm<bf16>(*call) : norm<float>(*call);
+template <class T>
+void activate_rows(const ActivateCall& call) {
+  switch (call.activation) {
+    case kSilu: return activate_rows<T, kSilu>(call);
+    case kGelu: return activate_rows<T, kGelu>(call);
+    default: return activate_rows<T, kGeluTanh>(call);
+  }
 }
 
-CAROUSEL_EXPORT void carousel_silu_and_mul(const carousel::GateCall* call) {
+template <class T>
+vfloat combine(const CombineCall& call, vfloat x, vfloat add) {
+  vfloat y = rounded_to<T>(x * call.scale);
+  if (call.cap != 0) y = tanh(y / call.cap) * call.cap;
+  return call.add ? rounded_to<T>(y) + add : y;
+}
+
+template <class T>
+void combine(const CombineCall& call) {
+  const int64_t total = (int64_t)call.rows * call.size;
+  const int threads = total < kMinParallelSize ? 1 : call.num_threads;
+  const T *from = (const T*)call.x, *add = call.add ? (const T*)call.add : from;
+  T* to = (T*)call.out;
+  const int64_t vectors = total / kLanes;
+  parallel_ranges(threads, (int)vectors, [&](int64_t v, int64_t end) {
+    for (; v < end; ++v) {
+      store(to + v * kLanes, combine<T>(call, load(from + v * kLanes), load(add + v * kLanes)));
+    }
+  });
+  const int64_t done = vectors * kLanes, rest = total - done;
+  if (rest == 0) return;
+  T x[kLanes] = {}, y[kLanes] = {};
+  std::copy_n(from + done, rest, x);
+  std::copy_n(add + done, rest, y);
+  store(x, combine<T>(call, load(x), load(y)));
+  std::copy_n(x, rest, to + done);
+}
+
+}  // namespace carousel
+
+CAROUSEL_EXPORT void carousel_norm(const carousel::NormCall* call) {
   using namespace carousel;
-  call->is_bf16 ? silu_and_mul<bf16>(*call) : silu_and_mul<float>(*call);
+  if (!call->is_bf16) return norm<float, float>(*call);
+  call->weight_is_float ? norm<bf16, float>(*call) : norm<bf16, bf16>(*call);
+}
+
+CAROUSEL_EXPORT void carousel_activate(const carousel::ActivateCall* call) {
+  using namespace carousel;
+  call->is_bf16 ? activate_rows<bf16>(*call) : activate_rows<float>(*call);
+}
+
+CAROUSEL_EXPORT void carousel_combine(const carousel::CombineCall* call) {
+  using namespace carousel;
+  call->is_bf16 ? combine<bf16>(*call) : combine<float>(*call);
 }
