@@ -5,10 +5,10 @@
 
 A backend may be followed by what the weights of linear layers are made: cpu_native+int8.
 
-A step is what a worker does for a plan: tables, forward, greedy sampling. Every row stands at the same
-length, on scattered pages of random keys and values. Milliseconds, the median and the least of the steps that
-fit into --seconds; and of the C++ kernels' steps the CPU time that the thread spent outside them, which is
-Python and torch. The last line is JSON.
+A step is what a worker does from the bytes of a plan to those of its result: tables, forward, greedy
+sampling. Every row stands at the same length, on scattered pages of random keys and values. Milliseconds, the
+median and the least of the steps that fit into --seconds; and of the C++ kernels' steps the CPU time that the
+thread spent outside them, which is Python and torch. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -19,27 +19,25 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 
+from benchmarks.decode_rows import PAGE_SIZE, decode_plan, filled_pool, opening_plan, pages_for
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
 from model_worker.device import make_device
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
 from model_worker.quant.selection import select_quant_method
+from model_worker.worker import ModelWorker
 from runtime.config import DEMO_MODEL
+from runtime.messages import UNIONS
 from runtime.model_config import ModelConfig
-from runtime.plan import BatchPlan, RowSetup
-from runtime.wire import pack_ids
+from runtime.transport import Codec
 
-PAGE_SIZE = 16
 BACKENDS = ("cpu_native", "torch_native")
 KERNELS = (
     "attention",
@@ -131,70 +129,39 @@ def make_runner(model: str, backend: str, dtype: torch.dtype, max_rows: int, max
     attention = make_attention_backend(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
     if isinstance(attention, CpuNativeAttention):
         weights.use_native(attention.kernels)
-    pool = MHATokenToKVPool(
-        max_rows * (max_len // PAGE_SIZE),
-        PAGE_SIZE,
-        config.num_layers,
-        config.num_kv_heads,
-        config.head_dim,
-        dtype,
-        "cpu",
-    )
-    for layer in range(config.num_layers):
-        for buffer in pool.layer(layer):
-            buffer.normal_()
+    pool = filled_pool(weights.kv_layout, max_rows, max_len, dtype, "cpu")
     runner = ModelRunner(
         weights,
         pool,
         attention,
         make_device("cpu", threaded=False),
         max_rows=max_rows,
-        max_len=max_len,
+        max_len=pages_for(max_len) * PAGE_SIZE,
         vocab_size=config.vocab_size,
     )
     runner.warm_up()
     return runner
 
 
-def open_rows(runner: ModelRunner, batch: int, context: int) -> None:
-    """Give rows 0 .. batch - 1 their pages and greedy sampling."""
-    pages_per_row = context // PAGE_SIZE
-    pages = np.random.default_rng(0).permutation(runner.kv_pool.num_pages)[: batch * pages_per_row] + 1
-    rows = np.arange(batch)
-    spans = np.stack([rows, np.zeros_like(rows), np.full_like(rows, pages_per_row)], axis=1)
-    plan = decode_plan(batch, context)
-    setups = tuple(RowSetup(row=row, num_prompt=context - 1, temperature=0.0) for row in range(batch))
-    runner.forward(
-        BatchPlan(
-            step=0,
-            setups=setups,
-            page_copies=(),
-            table_spans=pack_ids(spans),
-            table_pages=pack_ids(pages),
-            num_decodes=batch,
-            rows=plan.rows,
-            starts=plan.starts,
-            input_ids=plan.input_ids,
-        )
-    )
+class WiredWorker:
+    """A worker as its process has it: plans come and results go as the bytes of messages."""
 
+    def __init__(self, runner: ModelRunner) -> None:
+        self._runner = runner
+        self._worker = ModelWorker(runner, make_device("cpu", threaded=False))
+        self._plans = Codec(UNIONS["rank_in"], epoch=1)
+        self._results = Codec(UNIONS["step_results"], epoch=1)
 
-def decode_plan(batch: int, context: int) -> BatchPlan:
-    return BatchPlan(
-        step=1,
-        setups=(),
-        page_copies=(),
-        table_spans=b"",
-        table_pages=b"",
-        num_decodes=batch,
-        rows=pack_ids(np.arange(batch)),
-        starts=pack_ids(np.full(batch, context - 1)),
-        input_ids=pack_ids(np.arange(batch) + 100),
-    )
+    def prepare(self, batch: int, context: int, **sampling: Any) -> Callable[[], object]:
+        """Open the rows; returns a decode step of them."""
+        self._worker.launch(opening_plan(batch, context, self._runner.kv_pool.num_pages, **sampling)).result()
+        frame = self._plans.encode(decode_plan(batch, context))
 
+        def step() -> object:
+            result = self._worker.launch(self._plans.decode(frame)).result()
+            return self._results.encode(result)
 
-def run_step(runner: ModelRunner, plan: BatchPlan) -> None:
-    runner.sample(runner.forward(plan), {})
+        return step
 
 
 class Times(NamedTuple):
@@ -221,18 +188,14 @@ def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str,
 
 def bench_model(model: str, options: argparse.Namespace) -> dict[str, Any]:
     dtype: torch.dtype = getattr(torch, options.dtype)
-    runners = {
-        name: make_runner(model, name, dtype, max(options.batches), max(options.contexts))
+    workers = {
+        name: WiredWorker(make_runner(model, name, dtype, max(options.batches), max(options.contexts)))
         for name in options.backends
     }
     results: dict[str, Any] = {}
     for batch in options.batches:
         for context in options.contexts:
-            plan = decode_plan(batch, context)
-            steps: dict[str, Callable[[], object]] = {}
-            for name, runner in runners.items():
-                open_rows(runner, batch, context)
-                steps[name] = partial(run_step, runner, plan)
+            steps = {name: worker.prepare(batch, context) for name, worker in workers.items()}
             case: dict[str, Any] = {}
             line = f"{model:>10} batch {batch:>3} context {context:>5}:"
             for name, times in measure(steps, options.seconds).items():
@@ -257,7 +220,7 @@ def main() -> None:
     parser.add_argument("--models", type=lambda text: text.split(","), default=["demo", "qwen-0.5b"])
     parser.add_argument("--backends", type=lambda text: text.split(","), default=list(BACKENDS))
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
-    parser.add_argument("--contexts", type=numbers, default=[256, 1024], help="multiples of 16")
+    parser.add_argument("--contexts", type=numbers, default=[256, 1024])
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case")

@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.bench_cpu_step import PAGE_SIZE, QWEN, decode_plan, open_rows, run_step
+from benchmarks.bench_cpu_step import QWEN, WiredWorker
+from benchmarks.decode_rows import filled_pool
 from model_worker.device import make_device
-from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.model_runner import ModelRunner
 from model_worker.served_model import load_served_model
 from runtime.config import DEMO_MODEL, RuntimeConfig
@@ -42,19 +42,7 @@ def make_runner(model: str, model_impl: ModelImpl, max_rows: int, max_len: int) 
         )
         device = make_device("cpu", threaded=False)
         served = load_served_model(config, device, lambda loaded, total: None)
-    layout = served.model.kv_layout
-    pool = MHATokenToKVPool(
-        max_rows * (max_len // PAGE_SIZE),
-        PAGE_SIZE,
-        layout.num_layers,
-        layout.num_kv_heads,
-        layout.head_dim,
-        torch.bfloat16,
-        "cpu",
-    )
-    for layer in range(layout.num_layers):
-        for buffer in pool.layer(layer):
-            buffer.normal_()
+    pool = filled_pool(served.model.kv_layout, max_rows, max_len, torch.bfloat16, "cpu")
     sizes = {"max_rows": max_rows, "max_len": max_len, "vocab_size": served.config.vocab_size}
     return ModelRunner(served.model, pool, served.backend, device, **sizes)
 
@@ -70,18 +58,17 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     for model in ("demo", "0.5B"):
-        runners = {
-            name: make_runner(model, name, max(options.batches), options.context) for name in IMPLEMENTATIONS
+        workers = {
+            name: WiredWorker(make_runner(model, name, max(options.batches), options.context))
+            for name in IMPLEMENTATIONS
         }
         for batch in options.batches:
-            plan = decode_plan(batch, options.context)
-            times: dict[str, list[float]] = {name: [] for name in runners}
-            for runner in runners.values():
-                open_rows(runner, batch, options.context)
+            times: dict[str, list[float]] = {name: [] for name in workers}
+            steps = {name: worker.prepare(batch, options.context) for name, worker in workers.items()}
             for _ in range(options.steps):
-                for name, runner in runners.items():
+                for name, step in steps.items():
                     begin = time.process_time()
-                    run_step(runner, plan)
+                    step()
                     times[name].append((time.process_time() - begin) * 1e3)
             native, library = (statistics.median(times[name]) for name in IMPLEMENTATIONS)
             least = min(times["transformers"]) / min(times["native"])

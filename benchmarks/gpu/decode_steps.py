@@ -13,22 +13,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
+from benchmarks.decode_rows import PAGE_SIZE, decode_plan, filled_pool, opening_plan, pages_for
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.timing import mark, ms_between, wait
 from model_worker.attention.triton import TritonAttention
 from model_worker.device import Device
-from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
 from model_worker.models.transformer import CausalLM
 from runtime.model_config import ModelConfig
-from runtime.plan import BatchPlan, RowSetup
-from runtime.wire import pack_ids
-
-PAGE_SIZE = 16
+from runtime.plan import BatchPlan
 
 
 def load_shape(name: str, device: Device, dtype: torch.dtype) -> CausalLM:
@@ -62,33 +58,20 @@ class DecodeSteps:
         self, model: CausalLM, device: Device, dtype: torch.dtype, batch: int, context: int, *, graphs: bool
     ) -> None:
         self._device = device
-        self._pages_per_row = -(-(context + 1) // PAGE_SIZE)
-        layout = model.kv_layout
-        pool = MHATokenToKVPool(
-            batch * self._pages_per_row,
-            PAGE_SIZE,
-            layout.num_layers,
-            layout.num_kv_heads,
-            layout.head_dim,
-            dtype,
-            device.torch_device,
-        )
-        for layer in range(layout.num_layers):
-            for buffer in pool.layer(layer):
-                buffer.normal_()
+        pool = filled_pool(model.kv_layout, batch, context + 1, dtype, device.torch_device)
         self._runner = ModelRunner(
             model,
             pool,
             TritonAttention(),
             device,
             max_rows=batch,
-            max_len=self._pages_per_row * PAGE_SIZE,
+            max_len=pages_for(context + 1) * PAGE_SIZE,
             vocab_size=model.config.vocab_size,
             graph_sizes=(batch,) if graphs else (),
         )
         device.forward_stream.launch(self._runner.warm_up).wait()
-        self._plan = self._decode_plan(batch, context)
-        self._open_rows(batch)
+        self._plan = decode_plan(batch, context + 1)
+        self._launch(opening_plan(batch, context + 1, pool.num_pages)).wait()
 
     def measure(self, num_steps: int, *, overlap: bool) -> dict[str, float]:
         """Medians over steps, in ms: `step` from start to start, `busy` of the device, `gap` between."""
@@ -133,32 +116,3 @@ class DecodeSteps:
             return first, last
 
         return device.copy_stream.launch(copy, after=computed)
-
-    def _open_rows(self, batch: int) -> None:
-        pages = np.random.default_rng(0).permutation(batch * self._pages_per_row) + 1
-        spans = [number for row in range(batch) for number in (row, 0, self._pages_per_row)]
-        plan = BatchPlan(
-            step=0,
-            setups=tuple(RowSetup(row=row, num_prompt=1, temperature=0.0) for row in range(batch)),
-            page_copies=(),
-            table_spans=pack_ids(spans),
-            table_pages=pack_ids(pages),
-            num_decodes=batch,
-            rows=self._plan.rows,
-            starts=self._plan.starts,
-            input_ids=pack_ids(np.arange(batch)),
-        )
-        self._launch(plan).wait()
-
-    def _decode_plan(self, batch: int, context: int) -> BatchPlan:
-        return BatchPlan(
-            step=1,
-            setups=(),
-            page_copies=(),
-            table_spans=b"",
-            table_pages=b"",
-            num_decodes=batch,
-            rows=pack_ids(np.arange(batch)),
-            starts=pack_ids(np.full(batch, context)),
-            input_ids=pack_ids(np.full(batch, -1)),
-        )

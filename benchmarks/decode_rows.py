@@ -1,0 +1,76 @@
+"""Rows that all stand at the same length: their pool, and the plans that open them and decode a token of each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_worker.kv_pool import KVLayout, MHATokenToKVPool
+from runtime.plan import BatchPlan, RowSetup
+from runtime.wire import pack_ids
+
+PAGE_SIZE = 16
+
+
+def pages_for(context: int) -> int:
+    """Pages of a row of that many tokens, the one that is decoded included."""
+    return -(-context // PAGE_SIZE)
+
+
+def filled_pool(
+    layout: KVLayout, batch: int, context: int, dtype: torch.dtype, device: torch.device | str
+) -> MHATokenToKVPool:
+    """Room for the rows, of random keys and values."""
+    pool = MHATokenToKVPool(
+        batch * pages_for(context),
+        PAGE_SIZE,
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+        dtype,
+        device,
+    )
+    for layer in range(layout.num_layers):
+        for buffer in pool.layer(layer):
+            buffer.normal_()
+    return pool
+
+
+def opening_plan(batch: int, context: int, num_pages: int, **sampling: Any) -> BatchPlan:
+    """Gives rows 0 .. batch - 1 scattered pages of a pool of num_pages, and parameters, greedy if not said
+    otherwise; decodes their first tokens.
+    """
+    per_row = pages_for(context)
+    pages = np.random.default_rng(0).permutation(num_pages)[: batch * per_row] + 1
+    rows = np.arange(batch)
+    spans = np.stack([rows, np.zeros_like(rows), np.full_like(rows, per_row)], axis=1)
+    return _plan(
+        batch,
+        context,
+        ids=rows + 100,
+        setups=tuple(
+            RowSetup(row=row, num_prompt=context - 1, **({"temperature": 0.0} | sampling))
+            for row in range(batch)
+        ),
+        table_spans=pack_ids(spans),
+        table_pages=pack_ids(pages),
+    )
+
+
+def decode_plan(batch: int, context: int) -> BatchPlan:
+    """The same position of the opened rows once more, after the tokens that they got last."""
+    return _plan(batch, context, ids=np.full(batch, -1))
+
+
+def _plan(batch: int, context: int, ids: np.ndarray, **changes: Any) -> BatchPlan:
+    fields: dict[str, Any] = {"setups": (), "page_copies": (), "table_spans": b"", "table_pages": b""}
+    return BatchPlan(
+        step=1,
+        num_decodes=batch,
+        rows=pack_ids(np.arange(batch)),
+        starts=pack_ids(np.full(batch, context - 1)),
+        input_ids=pack_ids(ids),
+        **(fields | changes),
+    )
