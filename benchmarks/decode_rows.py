@@ -1,4 +1,4 @@
-"""Rows that all stand at the same length: their pool, and the plans that open them and decode a token of each."""
+"""Rows that all stand at the same length: their pool, the plan that opens them, and that of a decode step."""
 
 from __future__ import annotations
 

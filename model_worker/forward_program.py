@@ -91,6 +91,7 @@ class ForwardProgram:
         draw = sampling.call_for(
             self._program.result(capacity - 1), inputs.sample_rows, inputs.sample_positions, drawn
         )
+        self._tokens = (ctypes.c_int32 * capacity)()
         self._kept = (drawn, draw, future, sampling)
         self._call = StepCall(
             stage=ctypes.addressof(inputs.call),
@@ -98,6 +99,7 @@ class ForwardProgram:
             draw=ctypes.addressof(draw),
             features=sampling.features.ctypes.data,
             last_token=future.last_token.data_ptr(),
+            tokens=ctypes.addressof(self._tokens),
             drawable=DRAWABLE,
         )
         self._call_at = ctypes.addressof(self._call)
@@ -113,9 +115,7 @@ class ForwardProgram:
         The logits are valid until the next run.
         """
         self._inputs.describe(plan)
-        tokens = torch.empty(len(plan.rows) // TOKEN_BYTES, dtype=torch.int32)
         call = self._call
-        call.tokens = tokens.data_ptr()
         call.is_drawn = self._head is None and not plan.defer_sampling
         self._run(self._call_at)
         who = self._inputs.sampled()
@@ -123,7 +123,8 @@ class ForwardProgram:
         logits = self._program.result(num_sampled)
         if self._head is not None:
             logits = self._head(logits)
-        return ForwardOutput(logits, who, tokens=tokens[:num_sampled] if call.is_drawn else None)
+        tokens = ctypes.string_at(self._tokens, num_sampled * TOKEN_BYTES) if call.is_drawn else None
+        return ForwardOutput(logits, who, tokens=tokens)
 
 
 def record_forward(

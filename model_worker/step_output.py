@@ -28,14 +28,14 @@ class ForwardOutput:
     who: SampleRows
     prompt: PromptOutput | None = None
     recorded_size: int = 0  # of the graph that computed it; 0: none
-    tokens: Tensor | None = None  # [S] int32, when they have been drawn and remembered
+    tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
 
 
 @dataclass(slots=True)
 class StepOutput:
     """Of S sampled tokens, on the device until `on_host`."""
 
-    tokens: Tensor  # [S] int32
+    tokens: Tensor | bytes  # [S] int32; packed where they are on the host already
     logprobs: Logprobs | None = None  # of the rows that asked
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray | None = None  # [m] which of S they belong to
@@ -48,7 +48,7 @@ class StepOutput:
         if prompt is not None and prompt.logprobs is not None:
             prompt = replace(prompt, logprobs=_downloaded(prompt.logprobs, device))
         return StepOutput(
-            tokens=device.download(self.tokens),
+            tokens=self.tokens if isinstance(self.tokens, bytes) else device.download(self.tokens),
             logprobs=None if self.logprobs is None else _downloaded(self.logprobs, device),
             logits=None if self.logits is None else device.download(self.logits),
             logits_of=self.logits_of,
@@ -62,7 +62,7 @@ class StepOutput:
         top = self.logprobs
         result = StepResult(
             step=plan.step,
-            tokens=_to_bytes(self.tokens),
+            tokens=self.tokens if isinstance(self.tokens, bytes) else _to_bytes(self.tokens),
             # Without drafts a row that samples has one token, so the counts are what the plan says.
             counts=plan.samples,
             logprobs=b"" if top is None else _to_bytes(top.chosen),

@@ -256,7 +256,8 @@ def test_a_recorded_step_draws_what_the_sampler_does() -> None:
         for plan in steps:
             forward = runner.forward(plan)
             forwards.append(forward.tokens is not None)
-            tokens.append(runner.sample(forward, {}).tokens.tolist())
+            output = runner.sample(forward, {}).to_result(plan)[0]
+            tokens.append(unpack_ids(output.tokens).tolist())
     assert forwards == [True] * 4 + [False] * 3
     assert tokens[:7] == tokens[7:]
     assert len({token for step in tokens for token in step}) > 10
