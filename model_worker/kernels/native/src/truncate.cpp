@@ -1,5 +1,5 @@
-// Candidates are the ids above a bound that is known to leave enough of them; then a selection around pivots, as
-// quickselect has it, finds where a count or a probability is reached.
+// Top-k: candidates are the ids above a bound that is known to leave enough of them. Top-p: those in whose
+// neighbourhood the probability is reached. Then a selection around pivots, as quickselect has it, finds the last.
 #include "truncate.h"
 
 #include <algorithm>
@@ -10,8 +10,8 @@ namespace {
 // As truncation.py has them: what is more than 27.7 nats below the largest logit counts nothing.
 constexpr float kMassOne = 0x1p40f;
 constexpr float kNoMassBelow = 27.8f;
-constexpr int kFirstWidth = 256;
-constexpr int kGrowth = 8;
+constexpr float kBucketsPerNat = 8;
+constexpr int kNumBuckets = (int)(kNoMassBelow * kBucketsPerNat) + 1;
 
 void masses_of(const float (&x)[LogitRow::kBlock], float highest, int64_t (&mass)[LogitRow::kBlock]) {
   alignas(64) float scaled[LogitRow::kBlock];
@@ -19,25 +19,28 @@ void masses_of(const float (&x)[LogitRow::kBlock], float highest, int64_t (&mass
   for (int i = 0; i < LogitRow::kBlock; ++i) mass[i] = (int64_t)scaled[i];
 }
 
-int64_t total_mass(const LogitRow& row) {
+// A logit's distance from the largest, in eighths of a nat: larger ones have lower buckets.
+int bucket_of(float highest, float x) { return (int)((highest - x) * kBucketsPerNat); }
+
+// visit(first id, logits, masses) of each block with an id that has mass.
+template <class Visit>
+void each_likely_block(const LogitRow& row, const Visit& visit) {
   float x[LogitRow::kBlock];
-  int64_t mass[LogitRow::kBlock], total = 0;
+  int64_t mass[LogitRow::kBlock];
   for (int block = 0; block < row.num_blocks(); ++block) {
     if (row.largest()[block] < row.highest() - kNoMassBelow) continue;
     row.load_block(block, x);
     masses_of(x, row.highest(), mass);
-    for (int i = 0; i < LogitRow::kBlock; ++i) total += mass[i];
+    visit(block * LogitRow::kBlock, x, mass);
   }
-  return total;
 }
 
 // Brings the candidates before which less than `limit` lies to the front, and counts them; the first is always
-// one. What lies before a candidate is the sum of `weigh` over those that precede it.
+// one. What lies before a candidate is the sum of `weigh` over those that precede it, and `before`.
 template <class Weigh>
-size_t keep_prefix(std::vector<Candidate>& candidates, double limit, const Weigh& weigh) {
+void keep_prefix(std::vector<Candidate>& candidates, int64_t before, double limit, const Weigh& weigh) {
   // [0, begin) is kept, [end, size) is not.
   auto begin = candidates.begin(), end = candidates.end();
-  int64_t before = 0;
   while (begin != end) {
     auto middle = begin + (end - begin) / 2;
     const auto first = [](const Candidate& a, const Candidate& b) { return a.precedes(b); };
@@ -54,11 +57,32 @@ size_t keep_prefix(std::vector<Candidate>& candidates, double limit, const Weigh
     before = before_pivot + weigh(pivot);
     begin = upper + 1;
   }
-  return (size_t)(begin - candidates.begin());
+  candidates.erase(begin, candidates.end());
 }
 
-size_t keep_mass(std::vector<Candidate>& candidates, double budget) {
-  return keep_prefix(candidates, budget, [](const Candidate& c) { return c.mass; });
+void keep_mass(std::vector<Candidate>& candidates, int64_t before, double budget) {
+  keep_prefix(candidates, before, budget, [](const Candidate& c) { return c.mass; });
+}
+
+// Leaves those among which the last that top-p keeps is; all larger ones are kept.
+void keep_likely(const LogitRow& row, float top_p, std::vector<Candidate>& candidates) {
+  int64_t masses[kNumBuckets] = {}, total = 0, before = 0;
+  each_likely_block(row, [&](int, const float* x, const int64_t* mass) {
+    for (int i = 0; i < LogitRow::kBlock; ++i) {
+      if (mass[i]) masses[bucket_of(row.highest(), x[i])] += mass[i];
+    }
+  });
+  for (int64_t mass : masses) total += mass;
+  const double budget = (double)top_p * (double)total;
+  int bucket = 0;
+  while ((double)(before + masses[bucket]) < budget) before += masses[bucket++];
+  candidates.clear();
+  each_likely_block(row, [&](int first, const float* x, const int64_t* mass) {
+    for (int i = 0; i < LogitRow::kBlock; ++i) {
+      if (mass[i] && bucket_of(row.highest(), x[i]) == bucket) candidates.push_back({x[i], first + i, mass[i]});
+    }
+  });
+  keep_mass(candidates, before, budget);
 }
 
 int64_t mass_of(const std::vector<Candidate>& candidates) {
@@ -99,24 +123,19 @@ void collect_largest(const LogitRow& row, int count, std::vector<Candidate>& out
 }
 
 void keep_first(std::vector<Candidate>& candidates, int k) {
-  candidates.resize(keep_prefix(candidates, k, [](const Candidate&) { return 1; }));
+  keep_prefix(candidates, 0, k, [](const Candidate&) { return 1; });
 }
 
 Cut find_cut(const LogitRow& row, int64_t top_k, float top_p, std::vector<Candidate>& memory) {
   const bool has_k = top_k > 0 && top_k < row.size();
   if (!has_k && top_p >= 1.0f) return {};
-  if (has_k) {
-    collect_largest(row, (int)top_k, memory);
-    keep_first(memory, (int)top_k);
-    if (top_p < 1.0f) memory.resize(keep_mass(memory, (double)top_p * (double)mass_of(memory)));
+  if (!has_k) {
+    keep_likely(row, top_p, memory);
     return cut_behind(memory);
   }
-  const double budget = (double)top_p * (double)total_mass(row);
-  for (int64_t width = kFirstWidth;; width *= kGrowth) {
-    collect_largest(row, (int)std::min<int64_t>(width, row.size()), memory);
-    if ((int)memory.size() == row.size() || (double)mass_of(memory) >= budget) break;
-  }
-  memory.resize(keep_mass(memory, budget));
+  collect_largest(row, (int)top_k, memory);
+  keep_first(memory, (int)top_k);
+  if (top_p < 1.0f) keep_mass(memory, 0, (double)top_p * (double)mass_of(memory));
   return cut_behind(memory);
 }
 

@@ -1,0 +1,105 @@
+"""Time of sampling a step's rows on the CPU, C++ kernels against torch operations, turn by turn in one run.
+
+    python -m benchmarks.bench_sampling [--cases 64x8192,8x151936] [--threads 1] [--seconds 1]
+
+Cases are rows by vocabulary. Logits are random with a spread of 3, as a language model's. Milliseconds of the
+process's CPU time, median and least, and the ratio of the least. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.device import make_device
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import Sampler
+from runtime.plan import RowSetup
+from runtime.wire import pack_ids
+
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "draw": {},
+    "min-p 0.05": {"min_p": 0.05},
+    "top-k 50": {"top_k": 50},
+    "top-p 0.9": {"top_p": 0.9},
+    "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9},
+    "greedy, 5 logprobs": {"temperature": 0.0, "num_logprobs": 5},
+    "greedy, penalties": {
+        "temperature": 0.0,
+        "presence_penalty": 0.5,
+        "repetition_penalty": 1.1,
+        "history_ids": pack_ids(range(500)),
+    },
+}
+
+
+def make_step(
+    kernels: NativeKernels | None, kind: dict[str, Any], logits: torch.Tensor
+) -> Callable[[], object]:
+    """Samples a token for each row of the logits."""
+    num_rows, vocab_size = logits.shape
+    device = make_device("cpu", threaded=False)
+    sampler = Sampler(device, max_rows=num_rows, max_len=1024, vocab_size=vocab_size, kernels=kernels)
+    sampler.open_rows([RowSetup(row=row, num_prompt=500, seed=row, **kind) for row in range(num_rows)])
+    rows, positions = np.arange(num_rows), np.full(num_rows, 500)
+    who = SampleRows(torch.from_numpy(rows), torch.from_numpy(positions), rows, positions)
+    scratch = torch.empty_like(logits)
+
+    def step() -> object:
+        scratch.copy_(logits)
+        return sampler.sample(scratch, who, {})
+
+    return torch.inference_mode()(step)
+
+
+def measure(steps: dict[str, Callable[[], object]], seconds: float) -> dict[str, list[float]]:
+    """Milliseconds of each step, taken in turns."""
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        step()
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or any(len(each) < 5 for each in times.values()):
+        for name, step in steps.items():
+            began = time.process_time()
+            step()
+            times[name].append((time.process_time() - began) * 1e3)
+    return times
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cases", type=lambda text: text.split(","), default=["64x8192", "8x151936"])
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each kind of each case")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    kernels = CpuNativeAttention().kernels
+    results: dict[str, Any] = {}
+    for case in options.cases:
+        num_rows, vocab_size = map(int, case.split("x"))
+        logits = 3.0 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0))
+        for kind, fields in KINDS.items():
+            steps = {"torch": make_step(None, fields, logits), "native": make_step(kernels, fields, logits)}
+            times = measure(steps, options.seconds)
+            median = {name: round(statistics.median(each), 3) for name, each in times.items()}
+            least = {name: round(min(each), 3) for name, each in times.items()}
+            results[f"{case} {kind}"] = {"median": median, "least": least}
+            line = "  ".join(f"{name} {median[name]:8.3f} ({least[name]:.3f}) ms" for name in steps)
+            print(f"{case:>10} {kind:<20} {line}  {least['torch'] / least['native']:.1f}x", flush=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()
