@@ -57,22 +57,7 @@ class ForwardProgram:
         # One more than what it is for, because fewer outputs than tokens are recorded.
         capacity = min(table.max_rows, MAX_TOKENS) + 1
         self._inputs = inputs = NativeInputs(table, future, capacity)
-        batch = ForwardBatch(
-            input_ids=inputs.input_ids,
-            positions=inputs.positions,
-            out_slots=inputs.out_slots,
-            rows=inputs.rows,
-            output_indices=inputs.output_indices,
-            query_start=inputs.query_start.tolist(),
-            kv_lens=inputs.kv_lens.tolist(),
-            page_table=table.page_table,
-            page_size=table.page_size,
-            num_decodes=capacity,
-        )
-        backend.prepare(batch)
-        step = batch.attn_metadata
-        assert isinstance(step, NativeStep)
-        step.read_from(inputs.kv_lens, inputs.query_start)
+        batch = _batch_of(inputs, table, backend)
         record = partial(
             Program,
             backend.kernels,
@@ -125,6 +110,27 @@ class ForwardProgram:
             logits = self._head(logits)
         tokens = ctypes.string_at(self._tokens, num_sampled * TOKEN_BYTES) if call.is_drawn else None
         return ForwardOutput(logits, who, tokens=tokens)
+
+
+def _batch_of(inputs: NativeInputs, table: ReqToTokenPool, backend: CpuNativeAttention) -> ForwardBatch:
+    """As many decodes as the inputs hold, read from where those are at any time."""
+    batch = ForwardBatch(
+        input_ids=inputs.input_ids,
+        positions=inputs.positions,
+        out_slots=inputs.out_slots,
+        rows=inputs.rows,
+        output_indices=inputs.output_indices,
+        query_start=inputs.query_start.tolist(),
+        kv_lens=inputs.kv_lens.tolist(),
+        page_table=table.page_table,
+        page_size=table.page_size,
+        num_decodes=inputs.capacity,
+    )
+    backend.prepare(batch)
+    step = batch.attn_metadata
+    assert isinstance(step, NativeStep)
+    step.read_from(inputs.kv_lens, inputs.query_start)
+    return batch
 
 
 def record_forward(
