@@ -104,8 +104,7 @@ def faulty_launch(*arguments: str) -> Iterator[FaultyLaunch]:
     with launched(
         "--restart=auto",
         "--dtype=float32",
-        "--max-restarts=1000",
-        "--max-engine-restarts=1000",
+        "--restart-window=1",  # faults come so fast here that a restart would wait for those before it
         "--max-total-tokens=65536",
         *arguments,
     ) as launch:
