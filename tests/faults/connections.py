@@ -148,11 +148,11 @@ async def _reopen(callers: list[Caller]) -> None:
 
 
 async def _refresh(callers: list[Caller]) -> None:
+    groups = [callers[at : at + AT_ONCE] for at in range(0, len(callers), AT_ONCE)]
     while True:
-        pause_s = REFRESH_S / max(len(callers), 1)
-        for caller in callers:
-            await caller.ask(LIVE)
-            await asyncio.sleep(pause_s)
+        for group in groups:
+            await asyncio.gather(*(caller.ask(LIVE) for caller in group))
+            await asyncio.sleep(REFRESH_S / len(groups))
 
 
 def main() -> int:

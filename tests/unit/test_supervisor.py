@@ -1,4 +1,4 @@
-"""In which order a launch says how it is."""
+"""In which order a launch says how it is; which deaths of the engine it counts against requests."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ from runtime.children import Child, Place
 from runtime.config import RuntimeConfig
 from runtime.launch_state import LaunchState
 from runtime.messages import ProcessFailed
+from runtime.process import FIRST_EPOCH
+from runtime.status_page import Status
 from runtime.supervisor import Supervisor
 
 
@@ -113,3 +115,30 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
     supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
     assert has_beaten.is_set()
     assert process.returncode == -signal.SIGKILL
+
+
+def engine(supervisor: Supervisor, state: str) -> list[Child]:
+    """Processes in the place of worker and scheduler; their slots say `state`, no message did."""
+    children = []
+    for role, command in (("worker", "kill -SEGV $$"), ("scheduler", "exec sleep 60")):
+        process = subprocess.Popen(["sh", "-c", command])
+        child = Child(Place(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        supervisor._poller.register(child.pidfd, zmq.POLLIN)
+        supervisor._children._running[child.place] = child
+        supervisor.names.page.write(role, Status(FIRST_EPOCH, child.pid, state))
+        children.append(child)
+    return children
+
+
+@pytest.mark.parametrize(("state", "num_faults"), [("ready", 1), ("loading", 0)])
+def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_heard(
+    supervisor: Supervisor, state: str, num_faults: int
+) -> None:
+    """Clients see in the slot that the engine is ready, and the launcher may be late to read its message."""
+    worker, scheduler = engine(supervisor, state)
+    worker.process.wait()
+    supervisor._set_state("ready")
+    supervisor._on_exit(worker)
+    assert scheduler.process.poll() == -signal.SIGKILL
+    supervisor._beat()
+    assert supervisor.names.page.read("launcher").num_engine_faults == num_faults
