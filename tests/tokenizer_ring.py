@@ -18,7 +18,7 @@ from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.validation import Admission, Validator
 
 CLIENT = 77
-LONG_TEXT = "x = 1\n" * MAX_BATCH_CHARS
+LONG_TEXT = "x" * (MAX_BATCH_CHARS + 1)
 
 
 class Ring:
