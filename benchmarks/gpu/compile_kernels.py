@@ -31,6 +31,7 @@ from model_worker.kernels.triton import (
     draw,
     experts,
     extend_attention,
+    fp8_rows,
     logit_edits,
     rms_norm,
     rope_kv_store,
@@ -118,6 +119,10 @@ def _of_layers() -> Iterator[Variant]:
     for adds in (False, True):
         constants = {"SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
         yield Variant("add and norm" if adds else "norm", rms_norm._norm_row, constants, 8)
+    for width, warps in ((4096, 4), (14336, 8)):
+        constants = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
+        kinds = {"out": "*fp8e4nv", "scales": "*fp32"}
+        yield Variant(f"rows of {width} to fp8", fp8_rows._quantize_row, constants, warps, kinds=kinds)
     yield Variant("silu and mul", silu_and_mul._gate, {"WIDTH": 14336, "BLOCK": 1024}, 4)
 
 

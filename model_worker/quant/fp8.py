@@ -8,11 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.quant.base import QuantMethod
-
-FP8 = torch.float8_e4m3fn
-LARGEST = torch.finfo(FP8).max
 
 
 class Fp8(QuantMethod):
@@ -26,9 +24,7 @@ class Fp8(QuantMethod):
     def apply(self, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
         """torch._scaled_mm with a scale for each row of both; it takes bfloat16 and adds no bias."""
         assert scale is not None
-        wide = x.float()
-        x_scale = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
-        quantized = (wide / x_scale).clamp_(-LARGEST, LARGEST).to(FP8)
+        quantized, x_scale = quantize_rows_fp8(x)
         y = torch._scaled_mm(
             quantized, weight.t(), scale_a=x_scale, scale_b=scale.t(), out_dtype=torch.bfloat16
         )

@@ -13,12 +13,12 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from model_worker.distributed.group import RankGroup
+from model_worker.kernels.fp8_rows import FP8, LARGEST
 from model_worker.kernels.int8_linear import quantize_rows
 from model_worker.layers.linear import Linear
 from model_worker.loader import load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
-from model_worker.quant.fp8 import FP8, LARGEST
 from model_worker.quant.int8 import Int8
 from model_worker.quant.selection import select_quant_method
 from model_worker.quant.unquantized import UNQUANTIZED

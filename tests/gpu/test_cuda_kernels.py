@@ -15,11 +15,14 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.triton import TritonAttention
 from model_worker.device import Device, make_device
+from model_worker.device.cuda import has_fp8
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.quant.fp8 import Fp8
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.plan import RowSetup
@@ -126,7 +129,7 @@ def test_attention(name: str, page_size: int, dtype: torch.dtype, device: Device
 
 
 def test_attention_over_keys_of_eight_bits(device: Device) -> None:
-    if torch.cuda.get_device_capability() < (8, 9):
+    if not has_fp8():
         pytest.skip("float8 needs compute capability 8.9")
     layer = LAYERS["llama-3.1-8b"]
     got, expected = attend(TritonAttention(), device, torch.bfloat16, torch.float8_e4m3fn, layer, 16)
@@ -161,7 +164,7 @@ def test_experts(stored: torch.dtype, device: Device) -> None:
     from model_worker.kernels.triton.experts import fused_experts
 
     at, is_narrow = device.torch_device, stored.itemsize == 1
-    if is_narrow and torch.cuda.get_device_capability() < (8, 9):
+    if is_narrow and not has_fp8():
         pytest.skip("float8 needs compute capability 8.9")
 
     def weight(*shape: int, seed: int) -> tuple[Tensor, Tensor | None, Tensor]:
@@ -182,6 +185,17 @@ def test_experts(stored: torch.dtype, device: Device) -> None:
         gate_up_scale=gate_up_scale, down_scale=down_scale,
     )  # fmt: skip
     expected = experts_reference(hidden, wide_gate_up, wide_down, weights, ids)
+    assert_close(got, expected, TOLERANCE[torch.bfloat16])
+
+
+def test_a_linear_layer_of_eight_bits(device: Device) -> None:
+    if not has_fp8():
+        pytest.skip("float8 needs compute capability 8.9")
+    at, x, bias = device.torch_device, normal(17, 256, seed=1).bfloat16(), normal(384, seed=2).bfloat16()
+    weight, scale = normal(384, 256, seed=3).to(FP8), 0.05 * normal(384, 1, seed=4).abs()
+    got = Fp8().apply(x.to(at), weight.to(at), scale.to(at), bias.to(at))
+    quantized, x_scale = quantize_rows_fp8(x)
+    expected = (quantized.float() * x_scale) @ (weight.float() * scale).T + bias.float()
     assert_close(got, expected, TOLERANCE[torch.bfloat16])
 
 

@@ -103,9 +103,13 @@ KINDS = {
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_recorded_decodes_make_the_tokens_of_eager_ones(recorded: GraphRing, eager: Ring, kind: str) -> None:
-    """Three rows in a batch of four, then, as they end, two and one: every size, padded and not."""
+    """Three rows in a batch of four, then, as they end, two and one: every size, padded and not. And no step
+    waits for the device, those with chunks of prompts and the sampler's own work among them.
+    """
     before = recorded.device.num_replays
-    got = recorded.generate(PROMPTS, KINDS[kind], solo=False)
+    with CountWaits() as waits:
+        got = recorded.generate(PROMPTS, KINDS[kind], solo=False)
+    assert waits.seen == []
     assert got == eager.generate(PROMPTS, KINDS[kind], solo=True)
     # Each token but the first is a forward; a draw, too, unless a row needs more.
     decodes = max(len(tokens) for tokens in got) - 1
@@ -118,14 +122,6 @@ def test_padding_touches_no_row_and_no_page_but_its_own(recorded: GraphRing) -> 
     runner = recorded._executor._worker._runner
     assert runner._table.page_table[:-1].any()
     assert not runner._table.page_table[-1].any()
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_step_waits_for_the_device(recorded: GraphRing, kind: str) -> None:
-    """Chunks of prompts, recorded decodes and the sampler's own work; what is read on the host is counted."""
-    with CountWaits() as waits:
-        recorded.generate([[9, *prompt] for prompt in PROMPTS], KINDS[kind], solo=False)
-    assert waits.seen == []
 
 
 def test_a_wait_is_seen() -> None:

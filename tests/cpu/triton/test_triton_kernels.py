@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels import decode_inputs as inputs_reference
+from model_worker.kernels import fp8_rows as fp8_rows_reference
 from model_worker.kernels import rms_norm as norm_reference
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.silu_and_mul import silu_and_mul as silu_and_mul_reference
-from model_worker.kernels.triton import decode_inputs
+from model_worker.kernels.triton import decode_inputs, fp8_rows
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kernels.triton.silu_and_mul import silu_and_mul
@@ -75,6 +76,21 @@ def test_rope_and_store_kv_reads_strided_heads_and_writes_scattered_slots(
     assert torch.equal(pools[1][slots], v)
     untouched = [slot for slot in range(12) if slot not in slots.tolist()]
     assert not pools[:, untouched].any()
+
+
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (5, 33), (0, 8)])
+def test_rows_of_eight_bits(rows: int, width: int) -> None:
+    """Of values that need no rounding (see below), on scales that are powers of two; and a row of zeros."""
+    values = (100.0 * normal(rows, width + 3, dtype=torch.float32)).to(torch.float8_e4m3fn).float()
+    values[:, :1] = 448.0
+    values *= 2.0 ** torch.arange(-2, rows - 2).unsqueeze(1)
+    values[1:2] = 0.0
+    strided = values[:, :width]
+    quantized, scales = fp8_rows.quantize_rows_fp8(strided)
+    expected, expected_scales = fp8_rows_reference.quantize_rows_fp8(strided)
+    assert torch.equal(quantized.view(torch.uint8), expected.view(torch.uint8))
+    assert torch.equal(scales, expected_scales)
+    assert torch.equal(quantized.float() * scales, strided)
 
 
 def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more() -> None:

@@ -1,0 +1,21 @@
+"""Rows in float8 with a scale each, as they come: the activations of a product with float8 weights."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+FP8 = torch.float8_e4m3fn
+LARGEST = torch.finfo(FP8).max
+
+
+def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """x [T, K] -> (float8_e4m3fn [T, K], scales [T, 1] float32); a row's largest magnitude is 448."""
+    if x.is_cuda:
+        # Imported where a GPU is used, and only there: a CPU needs no triton.
+        from model_worker.kernels.triton import fp8_rows as triton_kernels
+
+        return triton_kernels.quantize_rows_fp8(x)
+    wide = x.float()
+    scale = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
+    return (wide / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale

@@ -1,0 +1,40 @@
+"""Rows in float8 with a scale each, in one launch; see model_worker.kernels.fp8_rows.
+
+grid   row
+
+A row is read once: it stays in registers between the largest magnitude and the division by it.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LARGEST: tl.constexpr = tl.constexpr(448.0)
+TINY: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)
+
+
+def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """As model_worker.kernels.fp8_rows.quantize_rows_fp8; x of any row stride."""
+    num_rows, width = x.shape
+    out = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=x.device)
+    scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
+    if num_rows:
+        block = triton.next_power_of_2(width)
+        _quantize_row[(num_rows,)](
+            x, out, scales, x.stride(0), WIDTH=width, BLOCK=block, num_warps=4 if block <= 4096 else 8
+        )
+    return out, scales
+
+
+@triton.jit
+def _quantize_row(x, out, scales, x_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.arange(0, BLOCK)
+    values = tl.load(x + row * x_stride + i, mask=i < WIDTH, other=0.0).to(tl.float32)
+    scale = tl.maximum(tl.math.div_rn(tl.max(tl.abs(values), 0), LARGEST), TINY)
+    quantized = tl.clamp(tl.math.div_rn(values, scale), -LARGEST, LARGEST)
+    tl.store(out + row * WIDTH + i, quantized.to(out.dtype.element_ty), mask=i < WIDTH)
+    tl.store(scales + row, scale)
