@@ -38,13 +38,15 @@ def cpu_of(pid: int) -> float:
     return _all_processes()[pid].cpu_s
 
 
+def tree_cpu(root: int) -> float:
+    """Seconds that `root` and all processes below it that still live have used so far."""
+    processes = _all_processes()
+    return sum(processes[pid].cpu_s for pid in _tree(root, processes))
+
+
 def pss_bytes(root: int) -> int:
     """Memory of `root` and all processes below it, each shared page divided among those that share it."""
-    processes = _all_processes()
-    tree = [root]
-    for parent in tree:
-        tree.extend(pid for pid, stat in processes.items() if stat.parent == parent)
-    return sum(map(_pss_bytes, tree))
+    return sum(map(_pss_bytes, _tree(root, _all_processes())))
 
 
 def machine_busy() -> float:
@@ -65,6 +67,13 @@ def _all_processes() -> dict[int, _Stat]:
                 continue
             found[int(folder.name)] = _Stat(int(fields[1]), (int(fields[11]) + int(fields[12])) / TICKS_PER_S)
     return found
+
+
+def _tree(root: int, processes: dict[int, _Stat]) -> list[int]:
+    tree = [root] if root in processes else []
+    for parent in tree:
+        tree.extend(pid for pid, stat in processes.items() if stat.parent == parent)
+    return tree
 
 
 def _pss_bytes(pid: int) -> int:

@@ -2,7 +2,9 @@
 
 In each round every server gets the same prompts at the same times; one server under two names would find
 them in its cache. Ratios are those of the first server to the others. Runs are kept in --runs, a file of JSON
-lines: with --time-limit-s the comparison stops in time, and the same command again goes on where it was.
+lines: with --time-limit-s the comparison stops in time, and the same command again goes on where it was. A
+run beside which other processes took more than --max-others cores does not count; it is made again, and after
+--tries it counts nevertheless.
 --memory-gb-per-s and --gflop-per-s (`python -m benchmarks.cpu.machine`) add each figure's share of the
 machine's floor.
 Run: python -m benchmarks.cpu.compare --model MODEL_DIR --runs runs.jsonl --plot comparison.png \
@@ -17,8 +19,8 @@ import time
 from pathlib import Path
 
 from benchmarks.cpu.floor import Machine, ModelShape
-from benchmarks.cpu.report import draw, print_report, summarize
-from benchmarks.cpu.runs import Server, all_turns, read_runs, run_and_note
+from benchmarks.cpu.report import best_tries, draw, print_report, summarize
+from benchmarks.cpu.runs import Server, all_turns, read_runs, run_and_note, turns_left
 from benchmarks.cpu.workloads import WORKLOADS
 
 
@@ -33,24 +35,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="that count; one more warms up")
     parser.add_argument("--seed", type=int, default=1, help="of the warm-up; each round has the next one")
     parser.add_argument("--time-limit-s", type=float, default=float("inf"), help="begin no run after it")
+    parser.add_argument("--max-others", type=float, default=0.1, help="cores; beyond them a run is disturbed")
+    parser.add_argument("--tries", type=int, default=3, help="to make an undisturbed run")
     parser.add_argument("--memory-gb-per-s", type=float, help="what the machine reads")
     parser.add_argument("--gflop-per-s", type=float, help="what it computes in bf16")
     parser.add_argument("--plot", type=Path, help="PNG to write (needs matplotlib)")
     args = parser.parse_args()
     workloads = args.workloads.split(",")
     deadline = time.monotonic() + args.time_limit_s
-    known = {(run["round"], run["workload"], run["server"]) for run in read_runs(args.runs)}
-    left = [turn for turn in all_turns(args.rounds, workloads, args.servers) if turn.key not in known]
-    while left and time.monotonic() < deadline:
-        run_and_note(left.pop(0), args.model, args.seed, args.runs)
+    while left := turns_left(
+        all_turns(args.rounds, workloads, args.servers), read_runs(args.runs), args.max_others, args.tries
+    ):
+        if time.monotonic() > deadline:
+            print(f"{len(left)} runs are left: give the same command again")
+            break
+        run_and_note(left[0], args.model, args.seed, args.runs)
     machine = None
     if args.memory_gb_per_s and args.gflop_per_s:
         machine = Machine(args.memory_gb_per_s, args.gflop_per_s)
     names = [server.name for server in args.servers]
-    report = summarize(read_runs(args.runs), workloads, names, ModelShape.read(args.model), machine)
+    report = summarize(
+        best_tries(read_runs(args.runs)), workloads, names, ModelShape.read(args.model), machine
+    )
     print_report(report)
-    if left:
-        print(f"{len(left)} runs are left: give the same command again")
     if args.plot is not None:
         draw(report, names, args.plot)
     print(json.dumps(report))

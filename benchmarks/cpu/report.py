@@ -12,11 +12,22 @@ from benchmarks.cpu.runs import WARM_UP
 from benchmarks.cpu.workloads import WORKLOADS
 
 MORE_IS_BETTER = "output_throughput"
-MEMORY = "pss_mib"
+OF_THE_RUN = ("pss_mib", "cpu_s", "others_cores")
+"""Figures of every run, beside those of its workload."""
 
 
 def share_of_floor(figure: str, value: float, floor: float) -> float:
     return value / floor if figure == MORE_IS_BETTER else floor / value
+
+
+def best_tries(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Of the tries of a turn, the one that others disturbed least."""
+    best: dict[tuple[int, str, str], dict[str, Any]] = {}
+    for run in runs:
+        key = (run["round"], run["workload"], run["server"])
+        if key not in best or run["others_cores"] < best[key]["others_cores"]:
+            best[key] = run
+    return list(best.values())
 
 
 def summarize(
@@ -34,21 +45,21 @@ def summarize(
         floor_of = WORKLOADS[name].floor
         floor = {} if machine is None or floor_of is None else floor_of(model, machine)
         figures = report[name] = {}
-        for figure in (*WORKLOADS[name].figures, MEMORY):
+        for figure in (*WORKLOADS[name].figures, *OF_THE_RUN):
             by_server: dict[str, Any] = {}
             for server in servers:
                 values = [
-                    run[figure] if figure == MEMORY else run["figures"][figure]
+                    run[figure] if figure in OF_THE_RUN else run["figures"][figure]
                     for run in runs
                     if (run["workload"], run["server"]) == (name, server)
                     and run["round"] > WARM_UP
-                    and (figure != MEMORY or MEMORY in run)
+                    and (figure not in OF_THE_RUN or figure in run)
                 ]
                 if not values:
                     continue
                 median = statistics.median(values)
                 found = {"median": median, "range": [min(values), max(values)], "runs": len(values)}
-                if servers[0] in by_server or server == servers[0]:
+                if median and (servers[0] in by_server or server == servers[0]):
                     found["ratio"] = by_server.get(servers[0], found)["median"] / median
                 if figure in floor:
                     found["of_floor"] = share_of_floor(figure, median, floor[figure])

@@ -6,14 +6,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.cpu.workloads import WORKLOADS, Workload
-from benchmarks.process_cpu import pss_bytes
+from benchmarks.process_cpu import machine_busy, pss_bytes, tree_cpu
 
 WARM_UP = 0
 """The round before the first that counts: servers compile, and caches and allocators fill."""
@@ -61,14 +64,43 @@ def read_runs(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
+def turns_left(
+    turns: Iterator[Turn], runs: Sequence[dict[str, Any]], max_others: float, max_tries: int
+) -> list[Turn]:
+    """Turns without a run beside which others took at most `max_others` cores, or `max_tries` runs."""
+    tries = Counter(map(_key, runs))
+    quiet = {_key(run) for run in runs if is_quiet(run, max_others)}
+    return [turn for turn in turns if turn.key not in quiet and tries[turn.key] < max_tries]
+
+
+def is_quiet(run: dict[str, Any], max_others: float) -> bool:
+    return float(run["others_cores"]) <= max_others
+
+
+def _key(run: dict[str, Any]) -> tuple[int, str, str]:
+    return run["round"], run["workload"], run["server"]
+
+
 def run_and_note(turn: Turn, model: Path, seed: int, path: Path) -> None:
-    """Make one run and append it to the file. Raises RuntimeError when a request failed."""
-    results = _measure(turn.server, WORKLOADS[turn.workload], model, seed + turn.round)
-    line = {"round": turn.round, "workload": turn.workload, "server": turn.server.name, "figures": results}
+    """Make one run and append it to the file: the workload's figures; for a server with a known process its
+    CPU seconds and its memory afterwards; and how many cores all others took. Without such a process the
+    server is one of the others. Raises RuntimeError when a request failed.
+    """
+    began, before, served = time.monotonic(), machine_busy(), _served_s(turn.server)
+    own = sum(os.times()[:4])
+    figures = _measure(turn.server, WORKLOADS[turn.workload], model, seed + turn.round)
+    cpu_s = _served_s(turn.server) - served
+    others_s = machine_busy() - before - cpu_s - (sum(os.times()[:4]) - own)
+    line = {"round": turn.round, "workload": turn.workload, "server": turn.server.name}
+    line |= {"figures": figures, "others_cores": max(0.0, others_s / (time.monotonic() - began))}
     if turn.server.pid is not None:
-        line["pss_mib"] = pss_bytes(turn.server.pid) / 2**20
+        line |= {"cpu_s": cpu_s, "pss_mib": pss_bytes(turn.server.pid) / 2**20}
     with path.open("a") as file:
         file.write(json.dumps(line) + "\n")
+
+
+def _served_s(server: Server) -> float:
+    return 0.0 if server.pid is None else tree_cpu(server.pid)
 
 
 def _measure(server: Server, workload: Workload, model: Path, seed: int) -> dict[str, float]:

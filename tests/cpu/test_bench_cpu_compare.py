@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from benchmarks.cpu.floor import Machine, ModelShape
-from benchmarks.cpu.report import MEMORY, share_of_floor, summarize
-from benchmarks.cpu.runs import WARM_UP, Server, all_turns, read_runs
-from benchmarks.process_cpu import pss_bytes
+from benchmarks.cpu.report import best_tries, share_of_floor, summarize
+from benchmarks.cpu.runs import WARM_UP, Server, all_turns, read_runs, turns_left
+from benchmarks.process_cpu import pss_bytes, tree_cpu
 
 MODEL = ModelShape(
     hidden_size=512,
@@ -54,8 +54,23 @@ def test_a_report_has_medians_ratios_and_shares_of_the_rounds_that_count() -> No
     assert report["output_throughput"]["ours"]["range"] == [100, 300]
     assert report["output_throughput"]["other"]["ratio"] == 4.0
     assert 0 < report["output_throughput"]["ours"]["of_floor"] < 1
-    assert report[MEMORY]["ours"]["median"] == 500.0
-    assert "other" not in report[MEMORY]
+    assert report["pss_mib"]["ours"]["median"] == 500.0
+    assert "other" not in report["pss_mib"]
+
+
+def test_a_disturbed_run_is_made_again_and_the_least_disturbed_one_counts() -> None:
+    servers = [Server(name, "openai", "http://127.0.0.1:1") for name in "ab"]
+    runs = [_run(0, "a", 1.0, others_cores=0.0), _run(0, "b", 1.0, others_cores=0.3)]
+    runs += [_run(1, "b", 1.0, others_cores=others) for others in (0.5, 0.2, 0.9)]
+
+    def left(max_others: float, max_tries: int) -> list[tuple[int, str, str]]:
+        turns = turns_left(all_turns(1, ["w1"], servers), runs, max_others, max_tries)
+        return [turn.key for turn in turns]
+
+    assert left(0.1, 3) == [(0, "w1", "b"), (1, "w1", "a")]
+    assert left(0.1, 4) == [(0, "w1", "b"), (1, "w1", "a"), (1, "w1", "b")]
+    assert left(0.3, 4) == [(1, "w1", "a")]
+    assert [run["others_cores"] for run in best_tries(runs)] == [0.0, 0.3, 0.2]
 
 
 def test_nobody_is_below_the_floor_whichever_way_a_figure_is_better() -> None:
@@ -69,4 +84,5 @@ def test_a_file_that_is_not_there_has_no_runs(tmp_path: Path) -> None:
 
 def test_memory_of_a_tree_is_at_least_that_of_its_root() -> None:
     assert pss_bytes(os.getpid()) > 10 * 2**20
-    assert pss_bytes(2**22 + 1) == 0
+    assert pss_bytes(2**22 + 1) == tree_cpu(2**22 + 1) == 0
+    assert tree_cpu(os.getpid()) > 0
