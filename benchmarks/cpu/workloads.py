@@ -63,9 +63,21 @@ WORKLOADS: Workloads = {
         ("output_throughput", "duration"),
         _all_at_once_floor(64, 128, 128),
     ),
+    "w1-small": Workload(
+        "throughput of a larger model: 16 x (128 -> 64) at once",
+        _random(16, 128, 64),
+        ("output_throughput", "duration"),
+        _all_at_once_floor(16, 128, 64),
+    ),
     "w2": Workload(
         "one stream: 512 -> 128",
         _random(6, 512, 128, "--max-concurrency", "1"),
+        ("mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms"),
+        _single_stream_floor,
+    ),
+    "w2-short": Workload(
+        "one stream of a larger model: two of 512 -> 128",
+        _random(2, 512, 128, "--max-concurrency", "1"),
         ("mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms"),
         _single_stream_floor,
     ),
