@@ -58,8 +58,15 @@ void store_kv(const AttentionCall& call, int token) {
   }
 }
 
+// Whether keys are multiplied as they lie in the pool: 16 neighbours at a time, so pages must hold such.
 template <class Math>
-void load_queries(const AttentionCall& call, const Tile& tile, typename Math::Unit* units) {
+bool goes_across(const AttentionCall& call, const Tile& tile) {
+  return Math::kHasTiles && tile.num_rows <= kMaxRowsAcross && call.page_size % kMaxRowGroup == 0;
+}
+
+template <class Math>
+void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& work) {
+  typename Math::Unit* units = work.queries;
   using T = typename Math::Stored;
   const int group = call.num_heads / call.num_kv_heads;
   const int head_units = call.head_dim / Math::kPerUnit;
@@ -74,6 +81,10 @@ void load_queries(const AttentionCall& call, const Tile& tile, typename Math::Un
       const vfloat x = call.cos_sin ? rounded_to<T>(load(turned + c)) : load(q + c);
       Math::store_units(to + c / Math::kPerUnit, x);
     }
+  }
+  if (!goes_across<Math>(call, tile)) return;
+  for (int u = 0; u < head_units; ++u) {
+    for (int r = 0; r < tile.num_rows; ++r) work.queries_across[u * tile.num_rows + r] = units[r * head_units + u];
   }
 }
 
@@ -115,14 +126,15 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
       tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
   find_slots(call, tile.seq, begin, end_known, work.slots);
   typename Math::Shapes shapes;
+  const bool across = goes_across<Math>(call, tile);
   for (int64_t block = begin; block < end; block += kBlock) {
     const int num_keys = (int)std::min<int64_t>(kBlock, end - block);
     const int num_padded = std::min(kBlock, (num_keys + kStep - 1) / kStep * kStep);
     const int num_next = (int)std::min<int64_t>(kBlock, std::max<int64_t>(0, end_known - block - kBlock));
     const int64_t* slots = work.slots + (block - begin);
-    pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys);
+    if (!across) pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys);
     pack_values<Math>(v_pool, width, head_dim, slots, num_keys, num_next, work.values);
-    BlockStep<Math>{call, tile, work, shapes, out, block, num_keys, num_padded}.add_to_tile();
+    BlockStep<Math>{call, tile, work, shapes, out, across ? k_pool : nullptr, slots, block, num_keys, num_padded}.add_to_tile();
   }
   for (int r = 0; r < tile.num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
 }
@@ -271,7 +283,7 @@ class Attention {
 
   void attend_one(const Tile& tile, Partial out) {
     Workspace<Math>& work = workspace();
-    load_queries<Math>(call_, tile, work.queries);
+    load_queries<Math>(call_, tile, work);
     attend_split<Math>(call_, tile, tile.split, work, out);
   }
 
@@ -279,7 +291,7 @@ class Attention {
     Workspace<Math>& work = workspace();
     const Partial part{work.split_max, work.split_sum, work.split_rows};
     const Partial total{work.total_max, work.total_sum, work.total_rows};
-    load_queries<Math>(call_, tile, work.queries);
+    load_queries<Math>(call_, tile, work);
     clear(total, tile.num_rows, call_.head_dim);
     for (int split = first_split(call_, tile); split < end_split(call_, tile); ++split) {
       attend_split<Math>(call_, tile, split, work, part);

@@ -12,6 +12,7 @@ struct Workspace {
   alignas(64) Unit keys[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kLanes][units of a head][kLanes]
   alignas(64) Unit values[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kPerUnit][head_dim]
   alignas(64) Unit queries[kTileFloats / Math::kPerUnit];          // [rows][units of a head]
+  alignas(64) Unit queries_across[kMaxRowsAcross * kMaxHeadDim / Math::kPerUnit];  // [units of a head][rows]
   alignas(64) Unit weights[kMaxRowGroup][kBlock / Math::kPerUnit];
   alignas(64) float scores[kMaxRowGroup][kBlock];
   alignas(64) float lane_sums[kMaxTileRows][kLanes];
@@ -149,7 +150,9 @@ struct BlockStep {
   Workspace<Math>& work;
   typename Math::Shapes& shapes;
   Partial out;
-  int64_t begin;  // position of the block's first key
+  const typename Math::Stored* across;  // the head's keys in the pool if they are not packed, or null
+  const int64_t* slots;                 // of the block's keys
+  int64_t begin;                        // position of the block's first key
   int num_keys;
   int num_padded;
 
@@ -200,8 +203,14 @@ struct BlockStep {
   // The same for up to kMaxRowGroup rows.
   void add_to_rows_by_tiles(int r, int rows) {
     if (!is_seen(r, rows)) return;
-    shapes.set(rows);
-    Math::compute_scores(work.queries + r * head_units(), work.keys, head_units(), work.scores);
+    if (across) {
+      shapes.set_across(rows);
+      Math::compute_scores_across(work.queries_across, rows, across, call.num_kv_heads * call.head_dim, slots, num_keys,
+                                  head_units(), work.scores);
+    } else {
+      shapes.set(rows);
+      Math::compute_scores(work.queries + r * head_units(), work.keys, head_units(), work.scores);
+    }
     weigh_rows(r, rows);
     for (int c = 0; c < call.head_dim; c += 2 * kLanes) {
       Math::add_columns(work.weights, work.values, num_units(), call.head_dim, c, out.rows + r * call.head_dim);

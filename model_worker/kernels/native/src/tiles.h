@@ -30,10 +30,13 @@ inline void see_memory() { asm volatile("" : : : "memory"); }
 class TileShapes {
  public:
   // Sums and tile 4 have `rows` rows, 5 to 7 sixteen.
-  void set(int rows) { set(rows, rows, kTileRows); }
+  void set(int rows) { set(rows, rows, kTileRows, 16); }
 
   // Sums 0 and 1 and tile 4 have 16 rows; sums 2 and 3 and tile 5 have more_rows; 6 and 7 sixteen.
-  void set_two(int more_rows) { set(kTileRows, more_rows, more_rows); }
+  void set_two(int more_rows) { set(kTileRows, more_rows, more_rows, 16); }
+
+  // Sums 0 and 1 and tile 4 have `rows` rows; 5 and 6 sixteen; sums 2 and 3 and tile 7 sixteen of `rows` columns.
+  void set_across(int rows) { set(rows, kTileRows, kTileRows, rows); }
 
   TileShapes() = default;
   TileShapes(const TileShapes&) = delete;
@@ -51,13 +54,14 @@ class TileShapes {
     uint8_t rows[16] = {};
   };
 
-  void set(int rows, int more_rows, int rows_of_5) {
-    const int wanted = rows << 16 | more_rows << 8 | rows_of_5;
+  void set(int rows, int more_rows, int rows_of_5, int columns) {
+    const int wanted = rows << 24 | more_rows << 16 | rows_of_5 << 8 | columns;
     if (wanted == current_) return;
     current_ = wanted;
     Config config;
     const int heights[8] = {rows, rows, more_rows, more_rows, rows, rows_of_5, kTileRows, kTileRows};
     for (int i = 0; i < 8; ++i) config.rows[i] = (uint8_t)heights[i];
+    for (int i : {2, 3, 7}) config.row_bytes[i] = (uint16_t)(4 * columns);
     see_memory();
     _tile_loadconfig(&config);
   }
