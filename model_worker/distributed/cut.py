@@ -29,6 +29,11 @@ def whole(total: int) -> Cut:
     return Cut(total, 0, total, total)
 
 
+def padded(total: int) -> Cut:
+    """All of a dimension, in memory for whole blocks."""
+    return Cut(total, 0, total, -(-total // VOCAB_BLOCK) * VOCAB_BLOCK)
+
+
 def even(total: int, rank: int, num_ranks: int) -> Cut:
     """A dimension of which all ranks have as much."""
     length, rest = divmod(total, num_ranks)

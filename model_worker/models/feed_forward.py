@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from model_worker.distributed.cut import whole
+from model_worker.distributed.cut import padded, whole
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
+from model_worker.kernels.native.experts import ExpertScratch, NativeExperts
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import LANES, Activate
+from model_worker.kernels.native.program import NotRecordable
 from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
 from runtime.model_config import Activation, ExpertsConfig
+
+logger = logging.getLogger(__name__)
 
 
 def make_feed_forward(parts: Parts, layer_id: int) -> nn.Module:
@@ -87,7 +92,14 @@ class Experts(nn.Module):
         gate_up = {"gate_proj": width, "up_proj": width}
         self.gate_up_proj = parts.expert_linear(experts.num_experts, hidden, gate_up)
         self.down_proj = parts.expert_linear(experts.num_experts, width, {"down_proj": whole(hidden)})
+        self._activation = parts.config.hidden_act
         self._activate = _gate(parts.config.hidden_act)
+        self._width = width.length
+
+    def use_native(self, kernels: NativeKernels) -> None:
+        """Compute the gate with the C++ kernel from now on, where it has one for this width."""
+        if self._width % LANES == 0:
+            self._activate = Activate(kernels, self._activation, has_up=True)
 
     def forward(self, expert: int, hidden: Tensor) -> Tensor:
         """One expert's output for the tokens that it was given, [n, hidden_size] both ways: what this rank's
@@ -120,11 +132,38 @@ class SparseMLP(nn.Module):
 
     def __init__(self, parts: Parts, experts: ExpertsConfig) -> None:
         super().__init__()
-        self.router = parts.linear(parts.config.hidden_size, experts.num_experts, bias=False, quantized=False)
+        # Its output is as wide as a kernel wants it; what is behind the experts is nobody's.
+        self.router = parts.linear(
+            parts.config.hidden_size, padded(experts.num_experts), bias=False, quantized=False
+        )
         self._num_experts = experts.num_experts
         self.experts = Experts(parts, experts)
         self._num_per_token = experts.num_per_token
         self._renormalize = experts.renormalize
+        self._native: NativeExperts | None = None
+
+    def use_native(self, kernels: NativeKernels, scratch: ExpertScratch) -> None:
+        """Compute with the C++ kernels from now on, where each expert is made of them: its own layers
+        use them already.
+        """
+        if scratch.x.shape[1] % LANES:
+            return
+        try:
+            self._native = NativeExperts(
+                kernels,
+                self.experts,
+                scratch,
+                num_experts=self._num_experts,
+                num_per_token=self._num_per_token,
+                renormalizes=self._renormalize,
+            )
+        except NotRecordable as error:
+            logger.info("the experts are not one kernel, because they use %s", error)
+
+    @property
+    def is_native(self) -> bool:
+        """The C++ kernels compute it."""
+        return self._native is not None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size].
@@ -132,6 +171,8 @@ class SparseMLP(nn.Module):
         Tokens are sorted by expert, so that each expert is one matrix product. How many each has is read on
         the host, but on a GPU, which would have to be waited for.
         """
+        if self._native is not None:
+            return self._native(hidden, self.router(hidden))
         weights, ids = self._route(hidden)
         if hidden.is_cuda:
             return self.experts.all_at_once(hidden, weights, ids)
@@ -152,7 +193,7 @@ class SparseMLP(nn.Module):
 
     def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """The chosen experts' weights, in hidden's dtype, and numbers, both [T, num_per_token]."""
-        scores = self.router(hidden).softmax(-1, dtype=torch.float32)
+        scores = self.router(hidden)[:, : self._num_experts].softmax(-1, dtype=torch.float32)
         weights, ids = scores.topk(self._num_per_token, dim=-1)
         if self._renormalize:
             weights /= weights.sum(-1, keepdim=True)

@@ -15,6 +15,7 @@ from model_worker.attention.base import AttentionBackend, widest_window
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.combine import CombineLike, combine
+from model_worker.kernels.native.experts import CHUNK, ExpertScratch
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import Combine, TakeRows, can_take
 from model_worker.kv_pool import KVLayout, MHATokenToKVPool
@@ -24,7 +25,7 @@ from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.models.attention import SelfAttention
 from model_worker.models.decoder_layer import LAYOUTS, DecoderLayer
-from model_worker.models.feed_forward import GatedMLP, PlainMLP, SparseMLP
+from model_worker.models.feed_forward import Experts, GatedMLP, PlainMLP, SparseMLP
 from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
 from model_worker.quant.base import QuantMethod
@@ -93,6 +94,7 @@ NATIVE = (
     TokenEmbedding,
     RMSNorm,
     LayerNorm,
+    Experts,
     GatedMLP,
     PlainMLP,
 )
@@ -132,8 +134,12 @@ class CausalLM(nn.Module):
         """Compute with the C++ kernels from now on, where they exist. Weights must be loaded: some are
         rearranged in place and cannot be loaded again.
         """
-        for module in self.modules():
-            if isinstance(module, NATIVE):
+        weight = self.model.embed_tokens.weight
+        scratch = ExpertScratch(torch.empty(CHUNK, self.config.hidden_size, dtype=weight.dtype))
+        for module in reversed(list(self.modules())):  # experts are recorded as their layers compute
+            if isinstance(module, SparseMLP):
+                module.use_native(kernels, scratch)
+            elif isinstance(module, NATIVE):
                 module.use_native(kernels)
         self._combine = Combine(kernels)
 
@@ -144,7 +150,7 @@ class CausalLM(nn.Module):
         """
         for name, module in self.named_modules():
             is_torch = isinstance(module, Linear | LMHead) and not module.is_packed
-            if is_torch or isinstance(module, SparseMLP):
+            if is_torch or (isinstance(module, SparseMLP) and not module.is_native):
                 return name
         return ""
 

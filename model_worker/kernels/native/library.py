@@ -167,6 +167,35 @@ class CombineCall(ctypes.Structure):
     row_field = "rows"
 
 
+class ExpertProgram(ctypes.Structure):
+    """Mirrors ExpertProgram of experts.cpp."""
+
+    _fields_ = (("step", ctypes.c_void_p), ("y", ctypes.c_void_p))
+
+
+class ExpertsCall(ctypes.Structure):
+    """Mirrors ExpertsCall of experts.cpp."""
+
+    _fields_ = (
+        ("hidden", ctypes.c_void_p),
+        ("scores", ctypes.c_void_p),
+        ("outputs", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("x", ctypes.c_void_p),
+        ("programs", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int32),
+        ("size", ctypes.c_int32),
+        ("score_stride", ctypes.c_int32),
+        ("num_experts", ctypes.c_int32),
+        ("num_per_token", ctypes.c_int32),
+        ("chunk", ctypes.c_int32),
+        ("renormalizes", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "num_tokens"
+
+
 class TakeCall(ctypes.Structure):
     """Mirrors TakeCall of rows.cpp."""
 
@@ -246,6 +275,7 @@ class NativeKernels:
         self.norm = self._recordable(library, "carousel_norm", NormCall)
         self.activate = self._recordable(library, "carousel_activate", ActivateCall)
         self.combine = self._recordable(library, "carousel_combine", CombineCall)
+        self.experts = self._recordable(library, "carousel_experts", ExpertsCall)
         self.take = self._recordable(library, "carousel_take", TakeCall)
         self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)

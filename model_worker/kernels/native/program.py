@@ -70,6 +70,20 @@ class _Buffer:
         return self.first <= other.last and other.first <= self.last
 
 
+class Arena:
+    """Memory that programs share which never run at the same time."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """At least that many bytes. Who took fewer before may have others."""
+        if size > self._memory.nbytes:
+            # Not set to zero: so memory that only large batches need is taken when one comes.
+            self._memory = torch.empty(size, dtype=torch.uint8)
+        return self._memory
+
+
 class Program:
     """A recorded function of a step's integers. One caller at a time; the next run overwrites the result."""
 
@@ -82,11 +96,12 @@ class Program:
         num_tokens: int,
         num_outputs: int,
         num_seqs: int,
+        arena: Arena | None = None,
     ) -> None:
         """Record `function`, which reads its inputs, int64 tensors of those numbers of tokens, outputs and
         sequences, through kernels alone; `inputs` is what keeps their memory, for they are read there in
         every run. The three limit what `run` takes; num_outputs must differ from num_tokens, to tell which
-        rows a kernel works on.
+        rows a kernel works on. arena: where it works; its own when not given.
 
         Raises: NotRecordable.
         """
@@ -100,7 +115,7 @@ class Program:
         finally:
             kernels.tape = None
         self._structs = [call for _, call in tape.calls]
-        self._arena, self._result = _arrange(self._structs, tape.buffers, result)
+        self._arena, self._result = _arrange(self._structs, tape.buffers, result, arena or Arena())
         self._calls = (ProgramCall * len(tape.calls))()
         for entry, (address, call) in zip(self._calls, tape.calls, strict=True):
             entry.run = address
@@ -138,7 +153,7 @@ class Program:
 
 
 def _arrange(
-    calls: Sequence[ctypes.Structure], tensors: Sequence[Tensor], result: Tensor
+    calls: Sequence[ctypes.Structure], tensors: Sequence[Tensor], result: Tensor, shared: Arena
 ) -> tuple[Tensor, Tensor]:
     """Give what is never needed at the same time the same memory, and point the calls there.
 
@@ -158,8 +173,7 @@ def _arrange(
                 break
             buffer.offset = max(buffer.offset, _aligned(other.offset + other.size))
         placed.append(buffer)
-    # Not set to zero: so memory that only large batches need is taken when one comes.
-    arena = torch.empty(max(b.offset + b.size for b in placed), dtype=torch.uint8)
+    arena = shared.take(max(b.offset + b.size for b in placed))
     for call in calls:
         for name, buffer, inside in list(_uses(call, buffers)):
             setattr(call, name, arena.data_ptr() + buffer.offset + inside)

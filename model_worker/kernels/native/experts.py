@@ -1,0 +1,88 @@
+"""NativeExperts: a mixture of experts as one kernel, which runs each expert's own kernels on its rows."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_worker.kernels.native.library import DTYPES, ExpertProgram, ExpertsCall, NativeKernels
+from model_worker.kernels.native.program import Arena, Program
+
+# Rows of an expert's program; more tokens go through it in turns. Enough for a weight to be read rarely.
+CHUNK = 256
+
+
+@dataclass(slots=True)
+class ExpertScratch:
+    """Memory that the experts of a model share: one works at a time."""
+
+    x: Tensor  # [CHUNK, hidden_size]
+    arena: Arena = field(default_factory=Arena)
+
+
+class NativeExperts:
+    """What SparseMLP computes. A token's result is the same bits beside any others."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        run_expert: Callable[[int, Tensor], Tensor],
+        scratch: ExpertScratch,
+        *,
+        num_experts: int,
+        num_per_token: int,
+        renormalizes: bool,
+    ) -> None:
+        """run_expert(e, x): what expert e makes of rows x [n, hidden_size]. Raises NotRecordable where that
+        is not done by kernels alone.
+        """
+        self._programs = [
+            Program(
+                kernels,
+                partial(run_expert, expert, scratch.x),
+                scratch,
+                num_tokens=CHUNK,
+                num_outputs=0,
+                num_seqs=0,
+                arena=scratch.arena,
+            )
+            for expert in range(num_experts)
+        ]
+        self._table = (ExpertProgram * num_experts)(
+            *((program.step_at, program.result(CHUNK).data_ptr()) for program in self._programs)
+        )
+        self._run = kernels.experts
+        self._num_per_token = num_per_token
+        self._call = ExpertsCall(
+            x=scratch.x.data_ptr(),
+            programs=ctypes.addressof(self._table),
+            size=scratch.x.shape[1],
+            num_experts=num_experts,
+            num_per_token=num_per_token,
+            chunk=CHUNK,
+            renormalizes=renormalizes,
+            is_bf16=DTYPES[scratch.x.dtype],
+            num_threads=torch.get_num_threads(),
+        )
+
+    def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
+        """hidden [T, hidden_size], scores [T, num_experts or more] of the router -> [T, hidden_size]."""
+        assert hidden.is_contiguous()
+        assert scores.stride(1) == 1
+        assert scores.dtype is hidden.dtype
+        outputs = torch.empty(len(hidden), self._num_per_token * hidden.shape[1], dtype=hidden.dtype)
+        out = torch.empty(hidden.shape, dtype=hidden.dtype)
+        call = self._call
+        call.hidden = hidden.data_ptr()
+        call.scores = scores.data_ptr()
+        call.outputs = outputs.data_ptr()
+        call.out = out.data_ptr()
+        call.num_tokens = len(hidden)
+        call.score_stride = scores.stride(0)
+        self._run(call)
+        return out
