@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.cpu import CpuDevice
+from model_worker.kernels.native.build import Target
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.plan import RowSetup
@@ -27,7 +28,15 @@ class OnePassDevice(CpuDevice):
 
 
 class NativeDevice(CpuDevice):
-    """A CPU whose sampler has the C++ kernel."""
+    """A CPU whose sampler has the C++ kernels."""
+
+    target: Target = "native"
+
+
+class PortableDevice(NativeDevice):
+    """One without this CPU's own instructions."""
+
+    target = "portable"
 
 
 def setup(row: int = 0, **fields: object) -> RowSetup:
@@ -51,7 +60,7 @@ def sample(
 
 
 def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
-    kernels = native_kernels() if isinstance(device, NativeDevice) else None
+    kernels = native_kernels(device.target) if isinstance(device, NativeDevice) else None
     sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab, kernels=kernels)
     reopen(sampler, *setups)
     return sampler

@@ -13,7 +13,7 @@ from model_worker.sampling.native import NativeLogprobs
 from runtime.plan import RowSetup
 from runtime.wire import pack_ids
 from tests.cpu.native import native_kernels, needs_compiler
-from tests.cpu.sampler_driver import NativeDevice, random_logits, sample, sampler_with, setup
+from tests.cpu.sampler_driver import NativeDevice, PortableDevice, random_logits, sample, sampler_with, setup
 
 pytestmark = needs_compiler
 
@@ -42,10 +42,13 @@ def _mixed(vocab: int) -> list[RowSetup]:
 
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-def test_native_sampling_takes_the_tokens_of_the_torch_one(vocab: int, scale: float) -> None:
+@pytest.mark.parametrize("device", [NativeDevice, PortableDevice])
+def test_native_sampling_takes_the_tokens_of_the_torch_one(
+    vocab: int, scale: float, device: type[NativeDevice]
+) -> None:
     """Flat logits, where each id has a chance and all are ties, and steep ones; ties on the border."""
     setups = _mixed(vocab)
-    plain, native = (sampler_with(d(threaded=False), *setups, vocab=vocab) for d in (CpuDevice, NativeDevice))
+    plain, native = (sampler_with(d(threaded=False), *setups, vocab=vocab) for d in (CpuDevice, device))
     for position in (0, 100_000) if vocab < 100_000 else (5,):
         logits = random_logits(len(setups), seed=position, vocab=vocab, scale=scale)
         logits[:, vocab // 2] = logits.amax(dim=1)
