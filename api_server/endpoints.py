@@ -11,7 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from api_server import control, probes
+from api_server import control, info, probes
 from api_server.chat import create_chat_completion
 from api_server.completions import create_completion
 from api_server.control_types import EmptyBody, PauseBody, ProfileBody
@@ -118,6 +118,19 @@ ENDPOINTS = (
         )
         for path in ("/ready", "/health")
     ),
+    Endpoint(
+        "/health_generate",
+        probes.health_generate,
+        "Whether a request is served: one is made up",
+        probes.ProbeAnswer,
+        answers_503=probes.ProbeAnswer,
+    ),
+    Endpoint("/version", info.version, "The version of this server", info.Version),
+    *(
+        Endpoint(path, info.model_info, "What is served", info.ModelInfo)
+        for path in ("/model_info", "/get_model_info")
+    ),
+    Endpoint("/get_load", info.get_load, "Load, from memory", list[info.Load]),
     Endpoint("/metrics", control.metrics, "Prometheus' text", None, statuses=RUNTIME),
     Endpoint("/stats", control.stats, "State and load, from memory", dict[str, Any]),
     *(
@@ -127,7 +140,10 @@ ENDPOINTS = (
             ("requests", control.request_stats, "each live request in each iteration"),
         )
     ),
-    Endpoint("/server_info", control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME),
+    *(
+        Endpoint(path, control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME)
+        for path in ("/server_info", "/get_server_info")
+    ),
     Endpoint(
         "/flush_cache",
         control.flush_cache,

@@ -1,5 +1,5 @@
-"""/live, /ready, /health: what the operator's probes ask. Answered from the status page, never by a made-up
-request.
+"""/live, /ready, /health: what the operator's probes ask, answered from the status page. /health_generate
+sends a request of its own through the whole ring.
 """
 
 from __future__ import annotations
@@ -12,11 +12,17 @@ from starlette.responses import Response
 
 from api_server.server_state import ServerState
 from runtime.config import RuntimeConfig
+from runtime.errors import CarouselError
 from runtime.process import process_name
+from runtime.sampling_params import SamplingParams
 from runtime.status_page import StatusPage
 from runtime.watchdog import is_stopped, may_be_silent
 
 STALLED_S = 2.5
+PROBE_TIMEOUT_S = 20.0
+"""Of /health_generate: SGLang's."""
+PROBE_PRIORITY = 1000
+"""The highest, so that a full queue, which is no illness, is not waited through."""
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
 
 
@@ -35,10 +41,41 @@ async def live(_: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """200 when a request would be served, else 503 with the process that is in the way."""
+    return _answer(*_seen(request.app.state.server))
+
+
+async def health_generate(request: Request) -> Response:
+    """As `ready`, and one token has been generated (of an embedding server: one vector made) to show it."""
     server: ServerState = request.app.state.server
+    role, problem = _seen(server)
+    if not role:
+        try:
+            await _go_round(server)
+        except TimeoutError:
+            role, problem = "scheduler", f"no answer within {PROBE_TIMEOUT_S:g} s"
+        except CarouselError as error:
+            role, problem = "scheduler", str(error)
+    return _answer(role, problem)
+
+
+async def _go_round(server: ServerState) -> None:
+    """A request of one token id, which every vocabulary has. Raises CarouselError, TimeoutError."""
+    if server.config.task == "embed":
+        await server.client.embed([0], timeout=PROBE_TIMEOUT_S, priority=PROBE_PRIORITY)
+    else:
+        one_token = SamplingParams(max_tokens=1, temperature=0.0)
+        await server.client.generate([0], one_token, timeout=PROBE_TIMEOUT_S, priority=PROBE_PRIORITY)
+
+
+def _seen(server: ServerState) -> tuple[str, str]:
+    """As `_problem`, with this process's own connection."""
     role, problem = _problem(server.status, server.config)
     if not role and not server.client.is_connected:
-        role, problem = "api", "not connected"
+        return "api", "not connected"
+    return role, problem
+
+
+def _answer(role: str, problem: str) -> Response:
     if not role:
         return Response(msgspec.json.encode(ProbeAnswer("ready")), media_type="application/json")
     body = msgspec.json.encode(ProbeAnswer("not ready", role, problem))

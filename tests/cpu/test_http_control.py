@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from importlib.metadata import version as installed_version
 from typing import Any
 
 import httpx
@@ -12,6 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.messages import GenerateRequest, SequenceOutput
 from runtime.status_page import Status
+from runtime.wire import pack_ids
 from tests.fake_ring import EPOCH, failure, finish, output, spell
 from tests.http_front import Front, http_front
 
@@ -147,6 +149,29 @@ def test_gauges_and_queue_times_are_the_schedulers(front: Front) -> None:
     assert values["num_retracted_requests_total"] == 2
     assert [values[f"queue_time_seconds_bucket {bound}"] for bound in ("0.1", "1.0", "+Inf")] == [4, 5, 7]
     assert (values["queue_time_seconds_count"], values["queue_time_seconds_sum"]) == (7, 7.5)
+
+
+def test_routers_of_other_engines_find_what_they_ask_for(front: Front) -> None:
+    show_load(front)
+    assert front.http.get("/get_load").json() == [
+        {"dp_rank": 0, "num_reqs": 11, "num_waiting_reqs": 6, "num_tokens": 10 * 16 + 70}
+    ]
+    about = front.http.get("/get_model_info").json()
+    assert about == front.http.get("/model_info").json()
+    assert (about["is_generation"], about["max_model_len"]) == (True, 64)
+    assert front.http.get("/version").json() == {"version": installed_version("carousel")}
+    assert front.http.get("/get_server_info").json()["settings"]["page_size"] == 16
+
+
+def test_the_deep_check_generates(front: Front) -> None:
+    assert front.http.get("/health_generate").json() == {"status": "ready"}
+    (request,) = front.ring.requests
+    assert (request.input_ids, request.sampling.max_tokens) == (pack_ids([0]), 1)
+    front.ring.answer = lambda request: [failure(request, "internal", 500)]
+    response = front.http.get("/health_generate")
+    assert (response.status_code, response.json()["status"]) == (503, "not ready")
+    front.ring.set_state("worker", "loading")
+    assert front.http.get("/health_generate").json()["role"] == "worker"
 
 
 @pytest.mark.parametrize("path", ["/metrics", "/server_info", "/flush_cache"])
