@@ -7,7 +7,7 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -143,7 +143,7 @@ class Generation(Response):
         else:
             work = self._complete(scope, receive, send)
         try:
-            await _run_until_disconnect(receive, work)
+            await run_until_disconnect(receive, work)
         except RequestError as error:
             raise respelled(error, self._job.param_names) from None
 
@@ -216,10 +216,15 @@ def _aborted() -> RequestError:
     return RequestError("the server ended this request early", code="aborted", status=503)
 
 
-async def _run_until_disconnect(receive: Receive, work: Awaitable[None]) -> None:
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
     """Run `work` to its end, or cancel it at the moment the HTTP client disconnects."""
-    task = asyncio.ensure_future(work)
     watch = asyncio.create_task(_disconnected(receive))
+    # Who left while his request waited for this process is known by now: nothing is begun for him.
+    await asyncio.sleep(0)
+    if watch.done():
+        work.close()
+        return
+    task = asyncio.create_task(work)
     try:
         await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
     finally:

@@ -31,7 +31,7 @@ from client.link import Link
 from client.restarts import Restart, RestartedRole, Restarts
 from client.target import Target
 from runtime.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
-from runtime.handle import NO_HANDLE
+from runtime.handle import MAX_ABORT_HANDLES, NO_HANDLE
 from runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -82,6 +82,8 @@ class Connection:
         """How many restarts have been seen."""
         self._client_ids: tuple[int, ...] = ()
         self._unsent: tuple[deque[bytes], ...] = ()
+        self._aborts: tuple[deque[bytes], ...] = ()
+        """Handles, which the I/O thread joins to messages."""
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
         self._tokenizers: list[Socket] = []
@@ -153,7 +155,9 @@ class Connection:
         """Abort these sequences of request `number`. As `submit`, but never
         refused: aborts are bounded by the accepted requests.
         """
-        self._enqueue(AbortRequest(handles), number)
+        self._check_usable()
+        self._aborts[self.tokenizer_of(number)].extend(handles)
+        self._wake()
 
     def abort_all(self) -> None:
         """Abort everything of this connection."""
@@ -173,14 +177,17 @@ class Connection:
 
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
+        self._check_usable()
+        self._unsent[self.tokenizer_of(number)].append(frame)
+        self._wake()
+
+    def _check_usable(self) -> None:
         if self.error is not None:
             raise self.error
         if self._stop:
             raise RingClosed("the client is closed")
         if os.getpid() != self._pid:
             raise RingClosed("the client belongs to the process that this one was forked from; make another")
-        self._unsent[self.tokenizer_of(number)].append(frame)
-        self._wake()
 
     def _encode(self, message: ToTokenizer) -> bytes:
         """The frame, checked by the receiver's own bounds: one that it drops is never answered."""
@@ -243,6 +250,7 @@ class Connection:
         self._requests = Codec(ToTokenizer, first.epoch)
         self._client_ids = tuple(lane.client_id for lane in self._lanes)
         self._unsent = tuple(deque() for _ in self._tokenizers)
+        self._aborts = tuple(deque() for _ in self._tokenizers)
         self.max_waiting = first.max_waiting
         self._whole_at = time.monotonic()
         self._look_at_ring()
@@ -275,13 +283,28 @@ class Connection:
             for lane in self._lanes:
                 if lane.socket in ready:
                     self._receive(lane)
-            for tokenizer, unsent in zip(self._tokenizers, self._unsent, strict=True):
-                blocked = self._is_whole and not _send(tokenizer, unsent)
+            for index, tokenizer in enumerate(self._tokenizers):
+                blocked = self._is_whole and not self._send(index)
                 poller.register(tokenizer, zmq.POLLOUT if blocked else 0)
             if time.monotonic() >= self._next_tick_at:
                 self._tick()
-        for tokenizer, unsent in zip(self._tokenizers, self._unsent, strict=True):
-            _send(tokenizer, unsent)
+        for index in range(len(self._tokenizers)):
+            self._send(index)
+
+    def _send(self, index: int) -> bool:
+        """Send what waits for a tokenizer. False: it has no room for the rest."""
+        tokenizer, unsent, aborts = self._tokenizers[index], self._unsent[index], self._aborts[index]
+        while aborts:
+            # Behind the requests that they end. Many callers may leave at once: one message for all of them.
+            handles = tuple(aborts.popleft() for _ in range(min(len(aborts), MAX_ABORT_HANDLES)))
+            unsent.append(self._requests.encode(AbortRequest(handles)))
+        while unsent:
+            try:
+                tokenizer.send(unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            unsent.popleft()
+        return True
 
     @property
     def _is_whole(self) -> bool:
@@ -377,14 +400,3 @@ class Connection:
         reason = self._watch.why_gone()
         if reason:
             raise RingClosed(f"the runtime at {self._target.name} is gone: {reason}")
-
-
-def _send(socket: Socket, unsent: deque[bytes]) -> bool:
-    """Send what is waiting. False: the other end has no room for the rest."""
-    while unsent:
-        try:
-            socket.send(unsent[0], zmq.NOBLOCK)
-        except zmq.Again:
-            return False
-        unsent.popleft()
-    return True

@@ -45,9 +45,12 @@ def main(context: ProcessContext) -> None:
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()
+    num_live = 0
     while not context.stop.is_set():
-        context.beat(num_running=loop.num_live)
         loop.turn(time.monotonic())
+        # That nothing is left is shown at once.
+        context.beat(force=num_live > 0 and not loop.num_live, num_running=loop.num_live)
+        num_live = loop.num_live
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
     if context.is_launch_ending:
         clients.say_farewell(time.monotonic())

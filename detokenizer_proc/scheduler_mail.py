@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
+from runtime.handle import MAX_ABORT_HANDLES
 from runtime.messages import AbortRequest, StopMatched
 from runtime.transport import Outbox
 from runtime.wire import Message
-
-MAX_ABORT_HANDLES = 4096
-"""What one AbortRequest carries."""
 
 
 class SchedulerMail:

@@ -19,6 +19,8 @@ NO_HANDLE = bytes(HANDLE_BYTES)
 SEQ_BITS = 40
 MAX_SEQ = (1 << SEQ_BITS) - 1
 MAX_ATTEMPT = (1 << 8) - 1
+MAX_ABORT_HANDLES = 4096
+"""That one message aborts."""
 
 _LAYOUT = struct.Struct("<QIBHB")
 

@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, field
 
-from runtime.handle import NO_HANDLE
+from runtime.handle import MAX_ABORT_HANDLES, NO_HANDLE
 from runtime.perf_metrics import RequestPerfMetrics
 from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
 from runtime.retention import Retention
@@ -89,7 +89,7 @@ class GenerateRequest(Message, frozen=True):
 class AbortRequest(Message, frozen=True):
     """End these sequences, or all sequences of a client. What is unknown leaves a short-lived tombstone."""
 
-    handles: Annotated[tuple[Handle, ...], Meta(max_length=4096)] = ()
+    handles: Annotated[tuple[Handle, ...], Meta(max_length=MAX_ABORT_HANDLES)] = ()
     client: ClientId = 0
 
 

@@ -216,6 +216,10 @@ class FakeRing:
         self.wait_for(lambda: len(self.requests) > number)
         return self.requests[number]
 
+    def aborted(self) -> list[bytes]:
+        """The handles that were aborted, one by one; one message may carry several."""
+        return [handle for abort in self.aborts for handle in abort.handles]
+
     def wait_abort(self) -> AbortRequest:
         return self.wait_for(lambda: self.aborts[:1])[0]
 

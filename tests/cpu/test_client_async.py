@@ -99,6 +99,22 @@ def test_cancelling_generate_aborts_the_request(tmp_path: Path) -> None:
     run(tmp_path, lambda request: [], test)
 
 
+def test_callers_that_leave_together_share_messages(tmp_path: Path) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        calls = [asyncio.create_task(client.generate("x")) for _ in range(100)]
+        requests = await asyncio.to_thread(ring.wait_for, lambda: ring.requests[99:] and ring.requests)
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+        handles = [request.handle for request in requests]
+        await asyncio.to_thread(ring.wait_for, lambda: len(ring.aborted()) == len(calls))
+        assert sorted(ring.aborted()) == sorted(handles)
+        # The I/O thread takes what there is whenever it gets its turn.
+        assert len(ring.aborts) < len(calls) / 2
+
+    run(tmp_path, lambda request: [], test)
+
+
 def test_breaking_out_of_async_for_aborts_the_request(tmp_path: Path) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
         async for _ in client.stream("x"):

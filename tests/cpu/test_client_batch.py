@@ -160,7 +160,7 @@ def test_what_is_no_sampling_parameters_is_refused_before_anything_is_sent(
 def test_a_time_limit_aborts_the_whole_batch(client: Client, ring: FakeRing) -> None:
     with pytest.raises(TimeoutError):
         client.generate(["x", "y", "z"], timeout=0.05)
-    ring.wait_for(lambda: len(ring.aborts) == 3)
+    ring.wait_for(lambda: len(ring.aborted()) == 3)
 
 
 def test_closing_ends_a_batch_in_another_thread(client: Client, ring: FakeRing) -> None:

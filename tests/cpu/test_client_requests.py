@@ -329,6 +329,6 @@ def test_streams_that_the_collector_drops_in_any_thread_leave_nothing_behind(tmp
         finally:
             gc.set_threshold(*threshold)
         gc.collect()
-        ring.wait_for(lambda: sum(len(abort.handles) for abort in ring.aborts) == 200)
+        ring.wait_for(lambda: len(ring.aborted()) == 200)
         session = client._session
         assert (session._requests, session._sequences, session._labels) == ({}, {}, {})

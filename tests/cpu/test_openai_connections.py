@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import socket
@@ -15,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
+from api_server.generation import run_until_disconnect
 from api_server.metrics import Metrics
 from api_server.server_state import ServerState
 from runtime.checkpoint_config import SamplingDefaults
@@ -107,7 +109,7 @@ def test_what_follows_a_request_and_is_wrong_does_not_fall_into_its_answer(front
     connection.sendall(b"not http at all\r\n\r\n")
     assert b"HTTP/1.1 400" not in read_all(connection)
     (request,) = wait_requests(front, "letter garbage", 1)
-    front.ring.wait_for(lambda: request.handle in aborted_handles(front))
+    front.ring.wait_for(lambda: request.handle in front.ring.aborted())
 
 
 def test_a_head_that_never_ends_is_refused_while_it_comes(front: Front) -> None:
@@ -233,10 +235,6 @@ def wait_requests(front: Front, text: str, number: int) -> list[GenerateRequest]
     return front.ring.wait_for(found)
 
 
-def aborted_handles(front: Front) -> set[bytes]:
-    return {handle for abort in front.ring.aborts for handle in abort.handles}
-
-
 @pytest.mark.parametrize("reset", [False, True], ids=["FIN", "RST"])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("word", ["silence", "letter"])
@@ -252,8 +250,21 @@ def test_a_client_that_leaves_has_its_requests_aborted_at_once(
             received += connection.recv(4096)
     began = time.monotonic()
     leave(connection, reset=reset)
-    front.ring.wait_for(lambda: handles <= aborted_handles(front))
+    front.ring.wait_for(lambda: handles <= set(front.ring.aborted()))
     assert time.monotonic() - began < 0.5 * SLACK
+
+
+def test_nothing_is_begun_for_a_client_that_has_left_already() -> None:
+    begun: list[str] = []
+
+    async def work() -> None:
+        begun.append("request")
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.disconnect"}
+
+    asyncio.run(run_until_disconnect(receive, work()))
+    assert not begun
 
 
 def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front: Front) -> None:
@@ -262,7 +273,7 @@ def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front:
     (request,) = wait_requests(front, "silence unread", 1)
     for text in "xy":
         front.ring.send(output(request, text * MIB, token_ids=b""))
-    front.ring.wait_for(lambda: request.handle in aborted_handles(front))
+    front.ring.wait_for(lambda: request.handle in front.ring.aborted())
     # The server's end of the connection is closed, though not all of its output was taken.
     front.ring.wait_for(lambda: len(os.listdir("/proc/self/fd")) == num_files + 1)
     connection.close()
