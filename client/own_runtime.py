@@ -28,6 +28,7 @@ OWN_SETTINGS = frozenset(
     {
         "api_key",
         "api_workers",
+        "cache_salt_per_api_key",
         "drain_timeout",
         "cors_origins",
         "host",
@@ -47,7 +48,13 @@ class OwnRuntime:
     def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
         """Start it. Raises ConfigError, before anything is started, for an unknown or wrong setting."""
         flags = _flags(
-            {"max_queued_requests": MAX_QUEUED, "log_level": "warning", **settings, "model": model}
+            {
+                "max_queued_requests": MAX_QUEUED,
+                "max_queued_requests_per_client": MAX_QUEUED,
+                "log_level": "warning",
+                **settings,
+                "model": model,
+            }
         )
         self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
         self._owner_pid = os.getpid()

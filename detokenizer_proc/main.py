@@ -29,7 +29,9 @@ def main(context: ProcessContext) -> None:
     clients = Clients(
         routers[0] if gate is None else JoinedChannels(routers),
         context.epoch,
-        RingShape(context.index, config.tokenizer_workers, config.detokenizer_workers, config.max_waiting),
+        RingShape(
+            context.index, config.tokenizer_workers, config.detokenizer_workers, config.max_waiting_of_client
+        ),
         ring_status=lambda: ring_status(context.status),
     )
     loop = DetokenizerLoop(

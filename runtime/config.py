@@ -27,6 +27,12 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         return self.max_queued_requests or 4 * self.max_running_requests
 
     @property
+    def max_waiting_of_client(self) -> int:
+        """Of `max_waiting`, what one client may have while it is alone."""
+        share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4
+        return min(share, self.max_waiting)
+
+    @property
     def batching(self) -> str:
         """The batching type under its own name."""
         return BATCHING_SPELLINGS.get(self.batching_type, self.batching_type)

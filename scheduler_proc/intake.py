@@ -135,10 +135,7 @@ class Intake:
     def _checked(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
         """The request, if there is room for it and it can ever run. Raises RequestError."""
         limits, sampling = self._limits, message.sampling
-        # What was accepted by the engine before this one is not refused because new ones have come first.
-        max_live = limits.max_live * (2 if attempt_of(message.handle) else 1)
-        if len(self._lifecycle.requests) >= max_live:
-            raise Overloaded(f"{max_live} sequences run or wait already")
+        self._check_room(message.handle)
         num_prompt = limits.check(message)
         self._num_requests += 1
         req = Request(
@@ -162,6 +159,21 @@ class Intake:
         )
         self._attach_features(req)
         return req
+
+    def _check_room(self, handle: bytes) -> None:
+        """Raises Overloaded when too many sequences are there, or too many of this client."""
+        limits, lifecycle, is_new = self._limits, self._lifecycle, not attempt_of(handle)
+        num_live = len(lifecycle.requests)
+        # What was accepted by the engine before this one is not refused because new ones have come first.
+        max_live = limits.max_live * (1 if is_new else 2)
+        if num_live >= max_live:
+            raise Overloaded(f"{max_live} sequences run or wait already")
+        share = limits.client_share
+        if is_new and share and share.is_used_up(lifecycle.num_live_of[client_of(handle)], num_live):
+            raise Overloaded(
+                "this client has its share of the waiting queue; let some of its requests end first",
+                code="client_overloaded",
+            )
 
     def _stops(self, message: TokenizedRequest) -> StopIds:
         sampling = message.sampling

@@ -10,11 +10,13 @@ accepted = terminated + replaced + live, always.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Literal, TypeAlias
 
 from msgspec import Raw
 
+from runtime.handle import client_of
 from runtime.messages import Closed, ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
@@ -45,6 +47,8 @@ class Lifecycle:
         self.output = output
         self.requests: dict[bytes, Request] = {}
         """By sequence key: at most one attempt of a sequence is alive."""
+        self.num_live_of: Counter[int] = Counter()
+        """By client, of those that have any."""
         self.waiting = WaitingQueue(sort_key)
         self.deadlines = Deadlines(self.requests)
         self.solitary = SolitaryRuns()
@@ -63,6 +67,7 @@ class Lifecycle:
         """A new sequence waits for its row."""
         self.open(req.handle, stream_open)
         self.requests[req.key] = req
+        self.num_live_of[client_of(req.handle)] += 1
         self.waiting.add(req)
         if req.deadline_s:
             self.deadlines.add(req)
@@ -137,6 +142,10 @@ class Lifecycle:
         if req.row >= 0:
             self._give_back_row(req)
         del self.requests[req.key]
+        client = client_of(req.handle)
+        self.num_live_of[client] -= 1
+        if not self.num_live_of[client]:
+            del self.num_live_of[client]
         if self.solitary:
             self.solitary.discard(req)
         if req.features:
@@ -156,3 +165,4 @@ class Lifecycle:
         """Assert that every accepted sequence is accounted for, once."""
         assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
         assert len(self.requests) == len(self.waiting) + self.kv.rows.num_running
+        assert self.num_live_of == Counter(client_of(req.handle) for req in self.requests.values())

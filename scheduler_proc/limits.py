@@ -17,6 +17,24 @@ LOGIT_BYTES = 4
 
 
 @dataclass(slots=True, frozen=True)
+class ClientShare:
+    """How many sequences one client may have, so that one that floods leaves room for others.
+
+    Alone it may have `max_of_client` of the `max_live` places. What others have lowers that: a client may
+    have as many as are still free, times max_of_client / (max_live - max_of_client). The next one finds some
+    left.
+    """
+
+    max_of_client: int
+    max_live: int
+
+    def is_used_up(self, num_own: int, num_live: int) -> bool:
+        """Of sequences that run or wait: the client's and everybody's."""
+        num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_client
+        return num_own * num_reserved >= self.max_of_client * num_free
+
+
+@dataclass(slots=True, frozen=True)
 class Limits:
     """Of the model, and of what the server was told to allow."""
 
@@ -30,6 +48,8 @@ class Limits:
     gather_generation_logits: bool = False
     max_logits_bytes: int = 0
     """Raw logits of one sequence, prompt and output together."""
+    client_share: ClientShare | None = None
+    """None: one client may fill the queue."""
 
     def check(self, message: TokenizedRequest) -> int:
         """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""

@@ -32,7 +32,7 @@ from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
 from scheduler_proc.intake import FeatureFactory, Intake
 from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.limits import Limits
+from scheduler_proc.limits import ClientShare, Limits
 from scheduler_proc.loop import Load, SchedulerLoop
 from scheduler_proc.output import Output, make_output
 from scheduler_proc.policy import POLICIES
@@ -90,16 +90,18 @@ def build_scheduler(
         _settings_in_force(config, executor, limits),
         StepProfile(profile_dir),
     )
+    max_live = limits.max_rows + config.max_waiting
     intake = Intake(
         lifecycle,
         Limits(
             limits.vocab_size,
             max_len,
             eos_ids,
-            limits.max_rows + config.max_waiting,
+            max_live,
             config.gather_context_logits,
             config.gather_generation_logits,
             config.max_logits_bytes,
+            ClientShare(limits.max_rows + config.max_waiting_of_client, max_live),
         ),
         embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
         controls=controls,

@@ -90,7 +90,9 @@ class MemoryRing:
             detokenizers=[detokenizer_in],
             tokenizer=loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=Admission(max_waiting=MAX_WAITING, max_running=MAX_ROWS),
+            admission=Admission(
+                max_waiting=MAX_WAITING, max_waiting_of_client=MAX_WAITING, max_running=MAX_ROWS
+            ),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
             clock=lambda: Receipt(self.now, self.now),

@@ -250,7 +250,9 @@ class MortalRing:
             detokenizers=[self._detokenizer_in],
             tokenizer=self._loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=Admission(max_waiting=MAX_WAITING, max_running=SETTING.max_rows),
+            admission=Admission(
+                max_waiting=MAX_WAITING, max_waiting_of_client=MAX_WAITING, max_running=SETTING.max_rows
+            ),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
             clock=lambda: Receipt(self.now, self.now),

@@ -269,7 +269,7 @@ STEP_MUTANTS = [
         "",
         38,
     ),
-    Mutant("one sequence more than may live", Intake, "_checked", ">= max_live", "> max_live", 1),
+    Mutant("one sequence more than may live", Intake, "_check_room", ">= max_live", "> max_live", 1),
     Mutant(
         "a position that is looked at taken from the cache",
         KVCacheManager,

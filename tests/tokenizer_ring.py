@@ -45,7 +45,7 @@ class Ring:
             detokenizers=self.detokenizers,
             tokenizer=loaded,
             validator=validator or Validator(4096, context_length),
-            admission=Admission(max_waiting=100, max_running=100),
+            admission=Admission(max_waiting=100, max_waiting_of_client=100, max_running=100),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
             num_sent_elsewhere=lambda: self.num_sent_elsewhere,

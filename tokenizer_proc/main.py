@@ -62,7 +62,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
             takes_text=not config.skip_tokenizer_init,
             task=config.task,
         ),
-        admission=Admission(max_waiting=config.max_waiting, max_running=config.max_running_requests),
+        admission=Admission(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
         scheduler_status=lambda: context.status.read("scheduler"),
         secret=context.secret,
         num_sent_elsewhere=lambda: sum(context.status.read("tokenizer", index).num_sent for index in others),

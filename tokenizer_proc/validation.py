@@ -203,20 +203,22 @@ class Admission:
     """
 
     max_waiting: int
+    max_waiting_of_client: int
     max_running: int
 
     def check(self, status: Status, num_sent: int, num_new: int = 1) -> None:
         """Let `num_new` more sequences through, or raise Overloaded; InvalidRequest when so many never may.
         `num_sent`: let through since the start, by all tokenizers.
         """
-        num_possible = self.max_running + self.max_waiting
+        num_possible = self.max_running + self.max_waiting_of_client
         if num_new > num_possible:
             raise InvalidRequest(
-                f"n: at most {num_possible} sequences may run and wait, got {num_new}", param="n"
+                f"n: at most {num_possible} sequences of one client may run and wait, got {num_new}",
+                param="n",
             )
         num_on_way = max(0, num_sent - status.num_received)
         num_ahead = status.num_running + status.num_waiting + num_on_way
-        if num_ahead + num_new > num_possible:
+        if num_ahead + num_new > self.max_running + self.max_waiting:
             raise Overloaded(
                 f"{num_ahead} sequences are running or waiting; at most {self.max_running} may run and "
                 f"{self.max_waiting} wait; try again in {RETRY_AFTER_S:g} s",

@@ -18,6 +18,15 @@ class SchedulingSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=Tru
             "requests that may wait; more are refused with 503; 0: four times the rows", ge=0, le=1 << 20
         ),
     ] = 0
+    max_queued_requests_per_client: Annotated[
+        int,
+        setting(
+            "of those, how many may be one client's: a connection of the client library, or an HTTP server "
+            "process; less where several have many, so that others find room; 0: three quarters",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
     chunked_prefill_size: Annotated[
         int,
         setting(

@@ -141,7 +141,7 @@ def test_what_other_tokenizers_let_through_takes_its_place(demo: Tokenizer) -> N
 
 def test_more_sequences_than_can_ever_wait_are_refused_for_good(demo: Tokenizer) -> None:
     ring = Ring(demo)
-    ring.loop._admission = type(ring.loop._admission)(max_waiting=2, max_running=2)
+    ring.loop._admission = type(ring.loop._admission)(max_waiting=2, max_waiting_of_client=2, max_running=2)
     assert passed_on(ring, request(0, input_ids=IDS, sampling=SamplingParams(seed=1, n=5))) == []
     refused = ring.refusals()
     assert len(refused) == 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from runtime.messages import AbortRequest, Closed, ControlRequest, StopMatched, 
 from runtime.wire import pack_ids
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.intake import TOMBSTONE_S, Tombstones
+from scheduler_proc.limits import ClientShare
 from tests.fakes import VOCAB_SIZE
 from tests.sim_system import System
 from tests.unit.scheduler_parts import SETTING, message, run_until_idle, running
@@ -113,6 +115,34 @@ def test_one_sequence_more_than_may_live_is_refused_with_a_time_to_come_back() -
         run_until_idle(system, later)
         assert closed_of(system, later).reason == "length"
         system.check_empty()
+
+
+def num_taken_in(system: System, client: int, requests: range) -> int:
+    """Of these requests of a client, sent at once."""
+    num_before = system.lifecycle.num_live_of[client]
+    for number in requests:
+        system.scheduler.intake.receive(message(number, [client, 5], max_tokens=1, client=client))
+    return system.lifecycle.num_live_of[client] - num_before
+
+
+def test_a_client_that_floods_leaves_room_for_others() -> None:
+    with running(max_live=100) as system:
+        intake = system.scheduler.intake
+        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(76, 100))
+        assert num_taken_in(system, 1, range(100)) == 76
+        assert num_taken_in(system, 2, range(1)) == 1
+        assert num_taken_in(system, 1, range(100, 200)) == 0
+        # However many flood, the next one finds a place.
+        assert all(num_taken_in(system, client, range(1, 100)) for client in range(2, 5))
+        system.lifecycle.check()
+        run_until_idle(system)
+        errors = {closed.error.code for closed in system.detokenizer.closed.values() if closed.error}
+        assert errors == {"client_overloaded", "overloaded"}
+        assert not system.lifecycle.num_live_of
+
+
+def test_a_client_may_be_allowed_the_whole_queue() -> None:
+    assert not any(ClientShare(18, 18).is_used_up(number, number) for number in range(18))
 
 
 # -- resume and attempts -----------------------------------------------------------------------------------
