@@ -28,9 +28,9 @@ from runtime.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 128
 """Of one HTTP request, over all of its prompts."""
-MAX_LOGPROB_ENTRIES = 1 << 20
-"""Of the output of one HTTP request, and as many of its prompts. Each takes about a hundred bytes until the
-answer is complete.
+MAX_LOGPROB_ENTRIES = 1 << 18
+"""Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
+is complete.
 """
 ENCODING_OPTIONS = (
     "add_special_tokens",
@@ -59,6 +59,10 @@ class Job:
     def num_sequences(self) -> int:
         """What is generated for each prompt, also what best_of does not choose."""
         return self.sampling.best_of or self.sampling.n
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
 
     def with_ids(self, ids: Sequence[list[int]]) -> Job:
         """The same for prompts that are encoded already: what says how is of no more use."""
@@ -159,8 +163,15 @@ class Generation(Response):
                     ]
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
-        body = msgspec.json.encode(self._answer.response([call.result() for call in calls]))
+        completions = [call.result() for call in calls]
+        # Spelling many log-probabilities takes long: nobody else's tokens wait for it.
+        body = (
+            await asyncio.to_thread(self._body, completions) if job.has_logprobs else self._body(completions)
+        )
         await Response(body, media_type="application/json")(scope, receive, send)
+
+    def _body(self, completions: Sequence[Completion]) -> bytes:
+        return msgspec.json.encode(self._answer.response(completions))
 
     async def _generate(self, prompt: Prompt, label: str) -> Completion:
         job = self._job

@@ -21,14 +21,22 @@ LOWEST = -9999.0
 
 
 class TokenSpeller:
-    """How one answer shows single tokens."""
+    """How one answer shows single tokens. What a token's bytes are is asked once: most come up many times."""
 
     def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
         self.text: TokenText = _id_text if as_ids else vocabulary.token_text
         self._vocabulary = vocabulary
+        self._bytes: dict[int, list[int] | None] = {}
 
     def bytes(self, token_id: int) -> list[int] | None:
-        """Null where nothing tells them: a part of a character whose text depends on the tokens beside it."""
+        """Null where nothing tells them: a part of a character whose text depends on the tokens beside it.
+        Not to be changed.
+        """
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _find_bytes(self, token_id: int) -> list[int] | None:
         data = self._vocabulary.token_bytes(token_id)
         if data is None:
             text = self._vocabulary.token_text(token_id)

@@ -41,8 +41,9 @@ MAX_DRAIN = 256
 MAX_UNREAD = 1 << 16
 # Raw logits and logprobs of prompts that a client may leave unread: what four sequences may have, by default.
 MAX_UNREAD_BYTES = 1 << 30
-# Logprobs of a prompt that are kept for the end of an output: far below what a client takes in one frame.
-MAX_KEPT_BYTES = 4 << 20
+# Logprobs of a prompt that are kept for the next piece of an output: what a client unpacks in about 10 ms,
+# for which all its other callers wait.
+MAX_KEPT_BYTES = 1 << 18
 # What nobody waits for piece by piece goes out in larger ones all the same: its client keeps them, so no more
 # than one is made again when a process dies, and nothing grows here with the length of an output.
 PIECE_TOKENS = 64
