@@ -136,14 +136,8 @@ class Generation(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
         if self._job.stream:
-            writer = EventWriter(
-                send,
-                scope["state"]["send_body"],
-                scope["state"]["write_chunk"],
-                scope["state"]["abort_connection"],
-                slow_reader_timeout_s=self._server.config.slow_reader_timeout,
-            )
-            work = self._stream(writer)
+            state = scope["state"]
+            work = self._stream(EventWriter(send, state["send_body"], state["write_chunk"]))
         else:
             work = self._complete(scope, receive, send)
         try:
@@ -184,12 +178,6 @@ class Generation(Response):
             return completion
 
     async def _stream(self, writer: EventWriter) -> None:
-        try:
-            await self._write_all(writer)
-        finally:
-            writer.close()
-
-    async def _write_all(self, writer: EventWriter) -> None:
         job = self._job
         try:
             with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:

@@ -24,9 +24,8 @@ UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The scope's state gets `abort_connection`, for a client that does not read, and two
-    ways past what stands in front of the endpoints, which looks at heads only: `send_body`, the innermost
-    `send`, and `write_chunk`, which does not wait.
+    """One connection. The scope's state gets two ways past what stands in front of the endpoints, which looks
+    at heads only: `send_body`, the innermost `send`, and `write_chunk`, which does not wait.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -62,7 +61,6 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._is_all_head = False
         self._head_bytes = 0
-        self.scope["state"]["abort_connection"] = self.transport.abort
 
     def on_headers_complete(self) -> None:
         self._awaits_head = self._is_all_head = False

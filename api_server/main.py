@@ -75,6 +75,10 @@ async def serve(context: ProcessContext) -> None:
     )
     listener = socket.socket(fileno=context.http_fd)
     listener.setblocking(False)
+    # Every connection inherits it. The kernel ends one whose client takes nothing for so long, whatever is
+    # being written, also when this process has already closed it.
+    timeout_ms = max(1, round(1000 * config.slow_reader_timeout))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     is_ready = False

@@ -143,7 +143,7 @@ def test_more_than_one_request_may_have_is_refused_by_name(
     assert len(front.ring.requests) == seen
 
 
-@pytest.mark.parametrize(("context_length", "is_refused"), [(256, False), (512, True)])
+@pytest.mark.parametrize(("context_length", "is_refused"), [(64, False), (128, True)])
 def test_logprobs_of_many_choices_have_a_bound(context_length: int, is_refused: bool) -> None:
     sampling = SamplingParams(n=128, max_tokens=1 << 20, logprobs=20)
     job = Job(["x"], sampling, {}, ["label"], labels_are_chosen=False, stream=False)

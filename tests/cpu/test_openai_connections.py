@@ -279,10 +279,12 @@ def test_a_client_that_does_not_read_loses_its_request_and_its_connection(front:
     connection.close()
 
 
-def test_a_client_that_does_not_read_the_end_loses_its_connection(front: Front) -> None:
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_the_end_loses_its_connection(front: Front, stream: bool) -> None:
     num_files = len(os.listdir("/proc/self/fd"))
-    connection = front.open_raw("/v1/completions", prompt="silence to the end", stream=True)
-    (request,) = wait_requests(front, "silence to the end", 1)
+    prompt = f"silence to the end {stream}"
+    connection = front.open_raw("/v1/completions", prompt=prompt, stream=stream)
+    (request,) = wait_requests(front, prompt, 1)
     front.ring.send(output(request, "x" * 8 * MIB, token_ids=b"", finish=finish()))
     front.ring.wait_for(lambda: len(os.listdir("/proc/self/fd")) == num_files + 1)
     connection.close()
