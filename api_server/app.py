@@ -48,6 +48,11 @@ def _middleware(config: RuntimeConfig) -> list[Middleware]:
         )
     if config.api_key:
         middleware.append(
-            Middleware(ApiKeyMiddleware, api_key=config.api_key, metrics_open=config.metrics_open)
+            Middleware(
+                ApiKeyMiddleware,
+                api_keys=config.api_keys,
+                metrics_open=config.metrics_open,
+                has_tenants=config.cache_salt_per_api_key,
+            )
         )
     return middleware

@@ -16,6 +16,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from api_server.auth import salt_of_tenant
 from api_server.errors import as_request_error, error_body, respelled
 from api_server.merged_stream import merged
 from api_server.metrics import RequestTimer
@@ -135,8 +136,11 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
+        state = scope["state"]
+        if "tenant" in state:
+            options = self._job.options
+            options["cache_salt"] = salt_of_tenant(state["tenant"], options.get("cache_salt", ""))
         if self._job.stream:
-            state = scope["state"]
             work = self._stream(EventWriter(send, state["send_body"], state["write_chunk"]))
         else:
             work = self._complete(scope, receive, send)

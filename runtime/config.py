@@ -27,6 +27,10 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         return self.max_queued_requests or 4 * self.max_running_requests
 
     @property
+    def api_keys(self) -> list[str]:
+        return [key.strip() for key in self.api_key.split(",")] if self.api_key else []
+
+    @property
     def max_waiting_of_client(self) -> int:
         """Of `max_waiting`, what one client may have while it is alone."""
         share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4

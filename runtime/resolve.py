@@ -55,6 +55,8 @@ def resolve(
     _check_quantization(config, device, has_spec)
     if config.deterministic:
         _check_deterministic(device, dtype if own == "auto" else own, has_spec)
+    config = msgspec.structs.replace(config, api_key=config.api_key or api_key())
+    _check_api_keys(config)
     return msgspec.structs.replace(
         config,
         model=str(model_path),
@@ -66,7 +68,6 @@ def resolve(
         capacity_scheduler="auto" if config.request_scheduler else config.capacity_policy,
         device=device,
         context_length=config.context_length or context_length,
-        api_key=config.api_key or api_key(),
         cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
     )
 
@@ -81,6 +82,13 @@ def _check_kv_dtype(config: RuntimeConfig, device: str) -> None:
             f"kv_cache_dtype: {config.kv_cache_dtype} is read by --attention-backend triton, not by "
             f"{config.attention_backend}"
         )
+
+
+def _check_api_keys(config: RuntimeConfig) -> None:
+    if not all(config.api_keys):
+        raise ConfigError("api_key: between two commas there is no key, and an empty one opens to nobody")
+    if config.cache_salt_per_api_key and not config.api_keys:
+        raise ConfigError("cache_salt_per_api_key: without --api-key there are no keys to tell apart")
 
 
 def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:

@@ -12,8 +12,15 @@ class ServingSettings(SchedulingSettings, frozen=True, forbid_unknown_fields=Tru
     host: Annotated[str, setting("address of the HTTP server")] = "127.0.0.1"
     port: Annotated[int, setting("port of the HTTP server; 0 takes a free one", ge=0, le=65535)] = 30000
     api_key: Annotated[
-        str, setting("require this key (Authorization: Bearer ...); also CAROUSEL_API_KEY")
+        str,
+        setting(
+            "require this key (Authorization: Bearer ...), or one of several, separated by commas; also "
+            "CAROUSEL_API_KEY"
+        ),
     ] = ""
+    cache_salt_per_api_key: Annotated[
+        bool, setting("requests with different API keys share no cached prefixes")
+    ] = False
     metrics_open: Annotated[bool, setting("answer /metrics without the API key")] = False
     cors_origins: Annotated[
         str,

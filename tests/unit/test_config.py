@@ -202,6 +202,15 @@ def test_api_key_can_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
     assert resolved(RuntimeConfig(api_key="own"), tmp_path).api_key == "own"
 
 
+def test_keys_are_told_apart_only_where_there_are_some(tmp_path: Path) -> None:
+    assert resolved(RuntimeConfig(api_key="a, b"), tmp_path).api_keys == ["a", "b"]
+    for wrong in ("a,", ",", "a, ,b"):
+        with pytest.raises(ConfigError, match="api_key: between two commas"):
+            resolved(RuntimeConfig(api_key=wrong), tmp_path)
+    with pytest.raises(ConfigError, match="cache_salt_per_api_key: without --api-key"):
+        resolved(RuntimeConfig(cache_salt_per_api_key=True), tmp_path)
+
+
 def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path) -> None:
     places = {"context_length": 64, "dtype": "float32", "model_path": tmp_path}
     assert resolve(RuntimeConfig(), **places, has_spec=True).model_impl == "native"
