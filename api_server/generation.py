@@ -136,6 +136,7 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
+        self._server.check_room(len(self._job.prompts) * self._job.num_sequences)
         state = scope["state"]
         if "tenant" in state:
             options = self._job.options

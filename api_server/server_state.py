@@ -14,7 +14,7 @@ from api_server.tokenizer import ServerTokenizer
 from client.async_client import AsyncClient
 from runtime.checkpoint_config import SamplingDefaults
 from runtime.config import RuntimeConfig
-from runtime.errors import RequestError, RingClosed
+from runtime.errors import Overloaded, RequestError, RingClosed
 from runtime.status_page import StatusPage
 
 # A scrape gives up after ten seconds by default; it is to get this answer before.
@@ -46,6 +46,19 @@ class ServerState:
             raise RequestError("the server is shutting down", code="shutting_down", status=503)
         if state != "ready" or not self.client.is_connected:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
+
+    def check_room(self, num_new: int) -> None:
+        """Raises Overloaded when so many more sequences are beyond this process's share of the queue: the
+        ring would say so at more cost. More than there can ever be are left to it.
+        """
+        num_in_flight = self.client.num_in_flight
+        limit = self.config.max_running_requests + self.config.max_waiting_of_client
+        if num_in_flight and num_in_flight + num_new > limit:
+            raise Overloaded(
+                f"{num_in_flight} sequences of this server are running or waiting, at most {limit} may be; "
+                "try again later",
+                code="client_overloaded",
+            )
 
     async def runtime_info(self) -> dict[str, Any]:
         """What the scheduler says of itself now. Raises RequestError (503), RingClosed."""

@@ -189,6 +189,11 @@ class AsyncClient:
         """Why the connection has ended; None while it has not."""
         return None if self._session is None else self._session.connection.error
 
+    @property
+    def num_in_flight(self) -> int:
+        """Sequences of this client that have not ended."""
+        return 0 if self._session is None else self._session.num_in_flight
+
     async def generate(
         self,
         prompt: Prompt,

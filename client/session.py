@@ -102,6 +102,11 @@ class Session(Generic[M]):
         """
         return max(1, self.connection.max_waiting)
 
+    @property
+    def num_in_flight(self) -> int:
+        """Sequences that have not ended, as far as is known here."""
+        return len(self._sequences)
+
     # -- requests --------------------------------------------------------------------------------------------
 
     def open_request(

@@ -277,6 +277,25 @@ def test_a_client_that_leaves_has_its_requests_aborted_at_once(
     assert time.monotonic() - began < 0.5 * SLACK
 
 
+def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(tmp_path: Path) -> None:
+    with http_front(tmp_path, answer, max_running_requests=2, max_queued_requests=4) as front:
+        waiting = [front.open_raw("/v1/completions", prompt="silence", n=2) for _ in range(2)]
+        wait_requests(front, "silence", 2)
+        assert front.complete().status_code == 200, "the fifth is the last one"
+        refused = front.complete(n=2)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "client_overloaded")
+        assert int(refused.headers["retry-after"]) >= 1
+        num_asked = len(front.ring.requests)
+        for connection in waiting:
+            connection.close()
+        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4)
+        assert len(front.ring.requests) == num_asked
+        # More than can ever be is the ring's to refuse, for good.
+        connection = front.open_raw("/v1/completions", prompt="silence", n=6)
+        wait_requests(front, "silence", 3)
+        connection.close()
+
+
 def test_nothing_is_begun_for_a_client_that_has_left_already() -> None:
     begun: list[str] = []
 
