@@ -19,19 +19,19 @@ import logging
 import os
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
 import zmq
 
-from client.lane import Lane, Socket, connect
+from client.lane import Lane, connect
 from client.link import Link
 from client.restarts import Restart, RestartedRole, Restarts
 from client.target import Target
+from client.tokenizer_way import TokenizerWay
 from runtime.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
-from runtime.handle import MAX_ABORT_HANDLES, NO_HANDLE
+from runtime.handle import NO_HANDLE
 from runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -81,12 +81,9 @@ class Connection:
         self.generation = 0
         """How many restarts have been seen."""
         self._client_ids: tuple[int, ...] = ()
-        self._unsent: tuple[deque[bytes], ...] = ()
-        self._aborts: tuple[deque[bytes], ...] = ()
-        """Handles, which the I/O thread joins to messages."""
+        self._ways: tuple[TokenizerWay, ...] = ()
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
-        self._tokenizers: list[Socket] = []
         self._links: list[Link] = []
         """Of the tokenizers, where only the connections show that they are there."""
         self._target = target
@@ -123,7 +120,7 @@ class Connection:
 
     def tokenizer_of(self, number: int) -> int:
         """Which tokenizer takes this request."""
-        return number % len(self._unsent)
+        return number % len(self._ways)
 
     @property
     def client_ids(self) -> tuple[int, ...]:
@@ -132,7 +129,7 @@ class Connection:
 
     @property
     def has_room(self) -> bool:
-        return all(len(unsent) < MAX_UNSENT for unsent in self._unsent)
+        return all(len(way.unsent) < MAX_UNSENT for way in self._ways)
 
     def submit(self, message: ToTokenizer, number: int) -> None:
         """Hand a message about request `number` to the I/O thread, in order. Never blocks; sends nothing when
@@ -141,7 +138,7 @@ class Connection:
         Raises: Overloaded when the server takes messages more slowly than they come, InvalidRequest when the
         message is beyond what the wire carries, the connection's error when it has ended.
         """
-        if len(self._unsent[self.tokenizer_of(number)]) >= MAX_UNSENT:
+        if len(self._ways[self.tokenizer_of(number)].unsent) >= MAX_UNSENT:
             raise Overloaded("the runtime takes requests more slowly than they are made; try again later")
         self._enqueue(message, number)
 
@@ -156,13 +153,13 @@ class Connection:
         refused: aborts are bounded by the accepted requests.
         """
         self._check_usable()
-        self._aborts[self.tokenizer_of(number)].extend(handles)
+        self._ways[self.tokenizer_of(number)].aborts.extend(handles)
         self._wake()
 
     def abort_all(self) -> None:
         """Abort everything of this connection."""
         for client_id in self._client_ids:
-            for tokenizer in range(len(self._unsent)):
+            for tokenizer in range(len(self._ways)):
                 self._enqueue(AbortRequest(client=client_id), tokenizer)
 
     def close(self) -> None:
@@ -178,7 +175,7 @@ class Connection:
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
         self._check_usable()
-        self._unsent[self.tokenizer_of(number)].append(frame)
+        self._ways[self.tokenizer_of(number)].unsent.append(frame)
         self._wake()
 
     def _check_usable(self) -> None:
@@ -241,16 +238,15 @@ class Connection:
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
+        self._requests = Codec(ToTokenizer, first.epoch)
+        ways: list[TokenizerWay] = []
         for index in range(first.num_tokenizers):
             address = self._target.tokenizer_in(index, first.num_detokenizers)
-            tokenizer = connect(context, zmq.PUSH, self._target, address)
-            self._tokenizers.append(tokenizer)
+            ways.append(TokenizerWay(connect(context, zmq.PUSH, self._target, address), self._requests))
             if self._target.wants_status:
-                self._links.append(Link(tokenizer))
-        self._requests = Codec(ToTokenizer, first.epoch)
+                self._links.append(Link(ways[-1].socket))
         self._client_ids = tuple(lane.client_id for lane in self._lanes)
-        self._unsent = tuple(deque() for _ in self._tokenizers)
-        self._aborts = tuple(deque() for _ in self._tokenizers)
+        self._ways = tuple(ways)
         self.max_waiting = first.max_waiting
         self._whole_at = time.monotonic()
         self._look_at_ring()
@@ -283,28 +279,13 @@ class Connection:
             for lane in self._lanes:
                 if lane.socket in ready:
                     self._receive(lane)
-            for index, tokenizer in enumerate(self._tokenizers):
-                blocked = self._is_whole and not self._send(index)
-                poller.register(tokenizer, zmq.POLLOUT if blocked else 0)
+            for way in self._ways:
+                blocked = self._is_whole and not way.try_send()
+                poller.register(way.socket, zmq.POLLOUT if blocked else 0)
             if time.monotonic() >= self._next_tick_at:
                 self._tick()
-        for index in range(len(self._tokenizers)):
-            self._send(index)
-
-    def _send(self, index: int) -> bool:
-        """Send what waits for a tokenizer. False: it has no room for the rest."""
-        tokenizer, unsent, aborts = self._tokenizers[index], self._unsent[index], self._aborts[index]
-        while aborts:
-            # Behind the requests that they end. Many callers may leave at once: one message for all of them.
-            handles = tuple(aborts.popleft() for _ in range(min(len(aborts), MAX_ABORT_HANDLES)))
-            unsent.append(self._requests.encode(AbortRequest(handles)))
-        while unsent:
-            try:
-                tokenizer.send(unsent[0], zmq.NOBLOCK)
-            except zmq.Again:
-                return False
-            unsent.popleft()
-        return True
+        for way in self._ways:
+            way.try_send()
 
     @property
     def _is_whole(self) -> bool:
