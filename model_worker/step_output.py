@@ -44,11 +44,13 @@ class StepOutput:
 
     def on_host(self, device: Device) -> StepOutput:
         """Start the copies; they may be read when the work that called this is done."""
+        if isinstance(self.tokens, bytes):  # of a step that has nothing else
+            return self
         prompt = self.prompt
         if prompt is not None and prompt.logprobs is not None:
             prompt = replace(prompt, logprobs=_downloaded(prompt.logprobs, device))
         return StepOutput(
-            tokens=self.tokens if isinstance(self.tokens, bytes) else device.download(self.tokens),
+            tokens=device.download(self.tokens),
             logprobs=None if self.logprobs is None else _downloaded(self.logprobs, device),
             logits=None if self.logits is None else device.download(self.logits),
             logits_of=self.logits_of,

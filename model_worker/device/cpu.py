@@ -54,14 +54,36 @@ class CpuTicket(Generic[T]):
 _Launch = tuple[CpuTicket[Any], CpuTicket[Any] | None]
 
 
+class DoneTicket(Generic[T]):
+    """Of work that was done when it was launched."""
+
+    __slots__ = ("_error", "_value")
+
+    def __init__(self, fn: Callable[[], T]) -> None:
+        self._error: BaseException | None = None
+        try:
+            self._value = fn()
+        except BaseException as error:  # whatever it is, whoever waits must learn of it
+            self._error = error
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self) -> T:
+        return self.value
+
+    @property
+    def value(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value
+
+
 class InlineStream:
     """Work is finished when `launch` returns."""
 
-    def launch(self, fn: Callable[[], T], after: CpuTicket[Any] | None = None) -> CpuTicket[T]:
-        assert after is None or after.done()
-        ticket = CpuTicket(fn)
-        ticket.run()
-        return ticket
+    def launch(self, fn: Callable[[], T], after: DoneTicket[Any] | None = None) -> DoneTicket[T]:
+        return DoneTicket(fn)
 
     def close(self) -> None:
         """Nothing is open."""
