@@ -24,15 +24,20 @@ class Drain:
         """Whether requests were left when it ended."""
         num_left = self.num_left() if timeout_s else 0
         if num_left:
-            logger.info("%d requests have %g s to finish; once more to end now", num_left, timeout_s)
+            logger.info(
+                "%d unfinished requests have %g s; a second signal ends them now", num_left, timeout_s
+            )
 
     def num_left(self) -> int:
-        """Requests that run, wait or have not been read yet; a sequence may count in several places."""
-        page = self._page
-        scheduler = page.read("scheduler")
-        around = (slot for slot in page.slots() if slot[0] in ("tokenizer", "detokenizer", "api"))
-        num_around = sum(page.read(role, index).num_running for role, index in around)
-        return scheduler.num_running + scheduler.num_waiting + num_around
+        """Requests that run, wait or have not been read yet: as many as the place has that has the most,
+        since one is in several places at the same time.
+        """
+        found = dict.fromkeys(("tokenizer", "scheduler", "detokenizer", "api"), 0)
+        for role, index in self._page.slots():
+            if role in found:
+                status = self._page.read(role, index)
+                found[role] += status.num_running + status.num_waiting
+        return max(found.values())
 
     def look(self, is_cut: bool) -> bool:
         """Whether it is over; `is_cut`: somebody does not want to wait any more."""

@@ -121,6 +121,8 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
     # Imported here, because it brings asyncio and most launches have no keys.
     from zmq.auth import load_certificate
 
+    if not path.is_file():
+        raise ConfigError(f"curve_dir: there is no file {path}; python -m runtime.keys makes keys")
     try:
         public, secret = load_certificate(path)
     except (OSError, ValueError) as error:

@@ -16,12 +16,14 @@ logger = logging.getLogger(__name__)
 
 PREFILL_LINE_S = 0.1
 """At most one prefill line in this time; it then speaks of all chunks since the last one."""
+DECODE_LINE_S = 1.0
+"""Likewise for decodes: a small model's steps would fill the log."""
 RATE_WINDOW_S = 1.0
 
 
 class StepLog:
     """Told of every batch and every committed token; logs prefills
-    as they come and decodes every `decode_interval` steps.
+    as they come and decodes every `decode_interval` steps, but once a second at most.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class StepLog:
         self._num_cached_tokens = 0
         self._next_prefill_line_at = 0.0
         self._num_decode_steps = 0
+        self._next_decode_line_at = 0.0
         self.num_tokens = 0
         """Output tokens since the start."""
         self._line_tokens = 0
@@ -61,7 +64,7 @@ class StepLog:
                 self._log_prefill()
         if num_rows:
             self._num_decode_steps += 1
-            if self._num_decode_steps >= self._decode_interval:
+            if self._num_decode_steps >= self._decode_interval and self._clock() >= self._next_decode_line_at:
                 self._log_decode()
 
     def note_tokens(self, num_tokens: int) -> None:
@@ -113,3 +116,4 @@ class StepLog:
         self._num_decode_steps = 0
         self._line_tokens = self.num_tokens
         self._line_at = now
+        self._next_decode_line_at = now + DECODE_LINE_S

@@ -94,4 +94,9 @@ class SchedulingSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=Tru
             le=10_000,
         ),
     ] = 0
-    decode_log_interval: Annotated[int, setting("steps between two decode log lines", ge=1, le=1 << 20)] = 40
+    decode_log_interval: Annotated[
+        int,
+        setting(
+            "steps between two decode log lines, of which there is one a second at most", ge=1, le=1 << 20
+        ),
+    ] = 40

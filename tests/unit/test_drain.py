@@ -39,6 +39,13 @@ def test_an_idle_launch_ends_when_that_is_sure(page: StatusPage, clock: Clock) -
     assert not waiting.was_cut
 
 
+def test_a_request_in_several_places_is_one(page: StatusPage) -> None:
+    for role in ("scheduler", "detokenizer", "api"):
+        page.write(role, Status(num_running=1))
+    page.write("api", Status(num_running=2), 1)
+    assert Drain(page, 30.0).num_left() == 3
+
+
 @pytest.mark.parametrize(
     ("role", "index", "status"),
     [

@@ -88,6 +88,11 @@ def test_faults_of_a_key_directory_are_named(tmp_path: Path) -> None:
         ServerKeys.read(tmp_path)
 
 
+def test_a_key_that_is_not_there_is_told_from_one_that_is_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"no file .*server\.key_secret; python -m runtime\.keys"):
+        ServerKeys.read(tmp_path)
+
+
 def test_a_clients_secret_is_for_its_user_alone(tmp_path: Path) -> None:
     make_keys(tmp_path)
     own = tmp_path / "client"

@@ -17,6 +17,8 @@ from scheduler_proc.limits import ClientShare
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.main import Heartbeat, build_scheduler
 from scheduler_proc.policy.longest_prefix import LongestPrefix
+from scheduler_proc.prefill_adder import PrefillTotals
+from scheduler_proc.step_log import StepLog
 from tests.fakes import FakeExecutor, RecordingOutbox
 from tests.sim_system import System
 from tests.unit.scheduler_parts import message, running
@@ -97,6 +99,19 @@ def test_log_lines_count_and_show_no_content(caplog: pytest.LogCaptureFixture) -
     assert "Decode batch, #running-req: 3, #token: " in caplog.text
     assert "42, 43" not in caplog.text
     assert all(isinstance(arg, int | float) for record in caplog.records for arg in record.args or ())
+
+
+def test_a_fast_model_writes_one_decode_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    with running() as system, caplog.at_level(logging.INFO):
+        log = StepLog(system.scheduler.kv, system.scheduler.lifecycle.waiting, 2, clock)
+        for _ in range(25):
+            clock.now += 0.1
+            log.note_tokens(4)
+            log.note_batch(4, PrefillTotals(0, 0, 0))
+    lines = [record.message for record in caplog.records if record.message.startswith("Decode batch")]
+    assert len(lines) == 3
+    assert all("(token/s): 40.0," in line for line in lines[1:])
 
 
 def build(**changes: object) -> tuple[object, object]:
