@@ -49,7 +49,7 @@ def opening_plan(batch: int, context: int, num_pages: int, **sampling: Any) -> B
     return _plan(
         batch,
         context,
-        ids=rows + 100,
+        ids=rows,
         setups=tuple(
             RowSetup(row=row, num_prompt=context - 1, **({"temperature": 0.0} | sampling))
             for row in range(batch)
