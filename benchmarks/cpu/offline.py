@@ -1,0 +1,138 @@
+"""64 prompts of 128 tokens to 128 new ones each through the Python interface of each engine, in turns.
+
+An engine is NAME=COMMAND: carousel or vllm, and what starts its Python, for instance vllm="env LD_PRELOAD=LIB
+/path/to/python". Each has a process of its own for all rounds, of which the first warms up, and sleeps while
+the other works. Prompts are drawn from the ids in MODEL_DIR/safe_token_ids.json, or else from all.
+Run: python -m benchmarks.cpu.offline --model MODEL_DIR carousel=.venv/bin/python vllm=/path/to/python
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shlex
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from benchmarks.process_cpu import machine_busy, tree_cpu
+
+NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 64, 128, 128
+READY = "ready"
+Prompts = list[list[int]]
+
+
+def carousel_engine(model: str) -> Callable[[Prompts], int]:
+    from carousel import LLM, SamplingParams
+
+    llm = LLM(model, dtype="bfloat16", context_length=2048, max_running_requests=NUM_PROMPTS)
+    params = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
+
+    def generate(prompts: Prompts) -> int:
+        completions = llm.generate(prompts, params, use_tqdm=False)
+        assert isinstance(completions, list)
+        return sum(len(completion.token_ids) for completion in completions)
+
+    return generate
+
+
+def vllm_engine(model: str) -> Callable[[Prompts], int]:
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(
+        model, dtype="bfloat16", max_model_len=2048, max_num_seqs=NUM_PROMPTS, enable_prefix_caching=True
+    )
+    params = SamplingParams(max_tokens=OUTPUT_LEN, temperature=0.0, ignore_eos=True)
+
+    def generate(prompts: Prompts) -> int:
+        outputs = llm.generate([{"prompt_token_ids": p} for p in prompts], params, use_tqdm=False)
+        return sum(len(output.outputs[0].token_ids) for output in outputs)
+
+    return generate
+
+
+ENGINES = {"carousel": carousel_engine, "vllm": vllm_engine}
+
+
+def serve(name: str, model: Path) -> None:
+    """A line in is a round's number, a line out its tokens and seconds."""
+    ids = model / "safe_token_ids.json"
+    vocabulary = json.loads(ids.read_text() if ids.exists() else "null")
+    vocabulary = vocabulary or range(json.loads((model / "config.json").read_text())["vocab_size"])
+    generate = ENGINES[name](str(model))
+    print(READY, flush=True)
+    for line in sys.stdin:
+        draw = random.Random(line)
+        prompts = [draw.choices(vocabulary, k=INPUT_LEN) for _ in range(NUM_PROMPTS)]
+        began = time.perf_counter()
+        num_tokens = generate(prompts)
+        print(json.dumps([num_tokens, time.perf_counter() - began]), flush=True)
+
+
+class Engine:
+    def __init__(self, name: str, command: str, model: Path) -> None:
+        self.name = name
+        self.process = subprocess.Popen(
+            [*shlex.split(command), "-m", "benchmarks.cpu.offline", "--serve", name, "--model", str(model)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._line_after(READY)
+
+    def run(self, number: int) -> dict[str, float]:
+        assert self.process.stdin is not None
+        began, busy, own = time.monotonic(), machine_busy(), tree_cpu(self.process.pid)
+        print(number, file=self.process.stdin, flush=True)
+        num_tokens, seconds = json.loads(self._line_after("["))
+        assert num_tokens == NUM_PROMPTS * OUTPUT_LEN
+        cpu_s = tree_cpu(self.process.pid) - own
+        others_s = machine_busy() - busy - cpu_s
+        others_cores = max(0.0, others_s / (time.monotonic() - began))
+        return {"tokens_per_s": num_tokens / seconds, "cpu_s": cpu_s, "others_cores": others_cores}
+
+    def _line_after(self, start: str) -> str:
+        """The next line that begins so; engines print other things, too."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.startswith(start):
+                return line
+        raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("engines", nargs="*", type=lambda text: text.partition("="), metavar="NAME=COMMAND")
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve:
+        serve(args.serve, args.model)
+        return
+    engines = [Engine(name, command, args.model) for name, _, command in args.engines]
+    runs = [{engine.name: engine.run(number) for engine in engines} for number in range(args.rounds + 1)][1:]
+    for engine in engines:
+        engine.close()
+        for figure in ("tokens_per_s", "cpu_s", "others_cores"):
+            values = [run[engine.name][figure] for run in runs]
+            print(
+                f"{engine.name:<10} {figure:<13} {statistics.median(values):10.2f}  "
+                f"[{min(values):.2f} - {max(values):.2f}]"
+            )
+    print(json.dumps(runs))
+
+
+if __name__ == "__main__":
+    main()
