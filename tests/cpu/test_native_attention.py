@@ -14,6 +14,7 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.native.build import Target
 from model_worker.kernels.native.library import NativeKernels, attention_supports
 from model_worker.kv_pool import MHATokenToKVPool
 from tests.cpu.native import native_kernels, needs_compiler
@@ -67,11 +68,11 @@ class Sequence:
 class Variant:
     """A way to compute: which library, and whether its bfloat16 instructions are used."""
 
-    target: str
+    target: Target
     force_float_math: bool
 
     def backend(self) -> CpuNativeAttention:
-        kernels: NativeKernels = native_kernels("portable" if self.target == "portable" else "native")
+        kernels: NativeKernels = native_kernels(self.target)
         return CpuNativeAttention(kernels, force_float_math=self.force_float_math)
 
 
@@ -185,6 +186,12 @@ def _errors(
 def _check(layer: AttentionLayer, sequences: list[Sequence], variant: Variant, page_size: int) -> None:
     dtype = sequences[0].q.dtype
     assert max(_errors(layer, sequences, variant, page_size)) < TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("window", [None, 100])
+def test_a_cpu_without_tiles_multiplies_pairs(window: int | None) -> None:
+    layer = _layer(6, 2, 64, window)
+    _check(layer, _sequences(layer, MIXED, torch.bfloat16), Variant("no_amx", False), 16)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)

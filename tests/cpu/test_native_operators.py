@@ -75,7 +75,17 @@ def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
 def test_packed_linear_equals_float64(
     n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
 ) -> None:
-    kernels = packing_kernels()
+    _check_packed_linear(packing_kernels(), n, k, out_dtype, with_bias, num_threads)
+
+
+def test_packed_linear_without_tiles_equals_float64() -> None:
+    packing_kernels()
+    _check_packed_linear(native_kernels("no_amx"), 80, 256, torch.bfloat16, True, 3)
+
+
+def _check_packed_linear(
+    kernels: NativeKernels, n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
+) -> None:
     weight = _normal(n, k, dtype=torch.bfloat16)
     bias = _normal(n, dtype=torch.bfloat16, seed=1) if with_bias else None
     packed = weight.clone()

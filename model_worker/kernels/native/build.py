@@ -19,9 +19,9 @@ from typing import Literal
 
 logger = logging.getLogger(__name__)
 
-# "native" uses every instruction of this CPU, "portable" only those of any x86-64 of the last ten years (on
-# other architectures: of any), so that its paths can be tested on a newer CPU.
-Target = Literal["native", "portable"]
+# "native" uses every instruction of this CPU, "no_amx" all but those of AMX, "portable" only those of any
+# x86-64 of the last ten years (on other architectures: of any): so that they can be tested on a newer CPU.
+Target = Literal["native", "portable", "no_amx"]
 
 SOURCE_DIR = Path(__file__).parent / "src"
 COMPILERS = ("g++", "c++", "clang++")
@@ -74,6 +74,8 @@ def _find_compiler() -> str:
 def _arch_flags(target: Target) -> tuple[str, ...]:
     if target == "native":
         return ("-march=native",)
+    if target == "no_amx":
+        return ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
     return ("-march=x86-64-v3",) if platform.machine() == "x86_64" else ()
 
 
