@@ -12,8 +12,8 @@ from model_worker.sampling.logprobs import Logprobs
 
 
 class NativeSampling:
-    """What torch gives, but for a margin in the last bit of an exponential or a logarithm. Results
-    of a row are the same bits in any batch and with any number of threads.
+    """What torch gives, but for a margin in the last bit of an exponential or a logarithm. Results of a row
+    are the same bits in any batch and with any number of threads.
     """
 
     def __init__(self, kernels: NativeKernels, columns: SamplingColumns, vocab_size: int) -> None:

@@ -35,7 +35,7 @@ void each_likely_block(const LogitRow& row, const Visit& visit) {
   }
 }
 
-// Brings the candidates before which less than `limit` lies to the front, and counts them; the first is always
+// Leaves the candidates before which less than `limit` lies, in no order; the first is always
 // one. What lies before a candidate is the sum of `weigh` over those that precede it, and `before`.
 template <class Weigh>
 void keep_prefix(std::vector<Candidate>& candidates, int64_t before, double limit, const Weigh& weigh) {

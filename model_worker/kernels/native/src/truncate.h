@@ -31,7 +31,7 @@ struct Cut {
 // The first of a row's order, as many as `count` or a few more, in no order; all of them when it has fewer.
 void collect_largest(const LogitRow& row, int count, std::vector<Candidate>& out);
 
-// Puts the k first of the order before the others.
+// Leaves the first k of the order, in no order.
 void keep_first(std::vector<Candidate>& candidates, int k);
 
 // What top-k (0: all) and top-p (1: all) leave of a sound row; `memory` is the caller's.
