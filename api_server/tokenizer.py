@@ -7,8 +7,9 @@ the text of a prompt's tokens, and single tokens of logprobs. It is loaded when 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from client.request_builder import Prompt, RequestOptions
@@ -23,8 +24,12 @@ T = TypeVar("T")
 TokenText: TypeAlias = Callable[[int], str]
 
 NUM_THREADS = 2
-# Each may hold a body of megabytes; what waits behind so many is told to come again.
-MAX_WAITING = 64
+MAX_WAITING_CHARS = 1 << 24
+"""Characters, or ids, that wait for the threads together; who comes beyond them is told to come again. It is
+no limit to the number of prompts: a thousand short ones at once are a usual load and take no time.
+"""
+CHARS_PER_CALL = 1 << 10
+"""What each call counts besides: it waits, too."""
 
 
 class Vocabulary:
@@ -90,7 +95,7 @@ class ServerTokenizer:
         self._threads = ThreadPoolExecutor(NUM_THREADS, "tokenizer")
         self._lock = asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._num_waiting = 0
+        self._num_waiting_chars = 0
 
     @property
     def is_there(self) -> bool:
@@ -107,27 +112,37 @@ class ServerTokenizer:
         if self._vocabulary is None:
             async with self._lock:
                 if self._vocabulary is None:
-                    self._vocabulary = await self._run(self._load)
+                    self._vocabulary = await self._run(self._load, 0)
         return self._vocabulary
 
     async def encode(self, prompt: Prompt, options: RequestOptions) -> list[int]:
         """Raises InvalidRequest by the names of the client library, Overloaded."""
         vocabulary = await self.vocabulary()
-        return await self._run(lambda: vocabulary.encode(prompt, options))
+        return await self._run(lambda: vocabulary.encode(prompt, options), _num_chars(prompt))
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Raises Overloaded."""
         vocabulary = await self.vocabulary()
-        return await self._run(lambda: vocabulary.decode(ids, skip_special_tokens=skip_special_tokens))
+        decode = partial(vocabulary.decode, ids, skip_special_tokens=skip_special_tokens)
+        return await self._run(decode, len(ids))
 
-    async def _run(self, work: Callable[[], T]) -> T:
-        if self._num_waiting >= MAX_WAITING:
+    async def _run(self, work: Callable[[], T], num_chars: int) -> T:
+        """Whoever finds nobody waiting is let in, however much it has."""
+        cost = num_chars + CHARS_PER_CALL
+        if self._num_waiting_chars and self._num_waiting_chars + cost > MAX_WAITING_CHARS:
             raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
-        self._num_waiting += 1
+        self._num_waiting_chars += cost
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, work)
         finally:
-            self._num_waiting -= 1
+            self._num_waiting_chars -= cost
 
     def _load(self) -> Vocabulary:
         return Vocabulary(open_tokenizer(self._tokenizer_dir, self._chat_template))
+
+
+def _num_chars(prompt: Any) -> int:
+    """Of a text or a conversation; of ids their number."""
+    if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
+        return sum(len(message.get("content") or "") for message in prompt)
+    return len(prompt)
