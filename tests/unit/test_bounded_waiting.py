@@ -55,10 +55,13 @@ def test_a_ping_that_goes_through_is_no_sign_that_output_is_read(demo: Tokenizer
     assert ring.loop.num_live == 0, "its sequence goes on although nobody reads it"
 
 
-def test_a_long_text_is_refused_when_too_much_waits_and_short_ones_go_on(demo: Tokenizer) -> None:
+def test_a_long_text_is_refused_when_too_much_waits_and_short_ones_go_on(
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room = 5
+    monkeypatch.setattr(tokenizer_loop, "MAX_LONG_CHARS", room * len(LONG_TEXT))
     gated = GatedTokenizer(demo)
     ring = TokenizerRing(gated)
-    room = tokenizer_loop.MAX_LONG_CHARS // len(LONG_TEXT)
     try:
         ring.send(*(request(number, text=LONG_TEXT) for number in range(room + 3)))
         ring.send(request(1000, text="short"))
