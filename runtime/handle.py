@@ -16,8 +16,6 @@ HANDLE_BYTES = 16
 KEY_BYTES = 15
 NO_HANDLE = bytes(HANDLE_BYTES)
 """No sequence has it: a client id is never 0."""
-SEQ_BITS = 40
-MAX_SEQ = (1 << SEQ_BITS) - 1
 MAX_ATTEMPT = (1 << 8) - 1
 MAX_ABORT_HANDLES = 4096
 """That one message aborts."""

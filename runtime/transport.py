@@ -239,7 +239,7 @@ class ZmqOutbox:
 
 
 class MemoryChannel:
-    """Both ends in one process, through the same codec as the sockets: for tests and for offline use."""
+    """Both ends in one process, through the same codec as the sockets: for tests."""
 
     def __init__(self, name: str, epoch: int = 0, capacity: int = HIGH_WATER_MARK) -> None:
         self._codec = Codec(UNIONS[name], epoch)

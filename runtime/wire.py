@@ -89,10 +89,6 @@ def header(schema: bytes, epoch: int) -> bytes:
     return MAGIC + struct.pack("<H", PROTOCOL_VERSION) + schema + struct.pack("<I", epoch)
 
 
-def epoch_of(head: bytes) -> int:
-    return int.from_bytes(head[PREFIX_BYTES:HEADER_BYTES], "little")
-
-
 def describe_header(head: bytes) -> str:
     """Version and schema of a header, for the error that names both sides."""
     if head[:4] != MAGIC or len(head) < HEADER_BYTES:

@@ -27,11 +27,6 @@ class PageCounts:
     """Pages that the cache gave up because it was told to."""
 
     @property
-    def num_allocated(self) -> int:
-        """Pages that came into a row, new and reused (allocTotalBlocks)."""
-        return self.num_new + self.num_reused
-
-    @property
     def hit_rate(self) -> float:
         """Of the pages that requests came to their rows with, the share that was found (cacheHitRate)."""
         num_asked = self.num_reused + self.num_missed
