@@ -154,10 +154,12 @@ class Generation(Response):
         job = self._job
         # The names are free again when the answer goes out: its reader may use them at once.
         with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
+            # As many as the queue takes of one caller: more prompts than that could never be served.
+            room = asyncio.Semaphore(max(1, self._client.max_in_flight // job.num_sequences))
             try:
                 async with asyncio.TaskGroup() as group:
                     calls = [
-                        group.create_task(self._generate(prompt, label))
+                        group.create_task(self._generate(prompt, label, room))
                         for prompt, label in zip(job.prompts, labels, strict=True)
                     ]
             except ExceptionGroup as errors:
@@ -172,15 +174,16 @@ class Generation(Response):
     def _body(self, completions: Sequence[Completion]) -> bytes:
         return msgspec.json.encode(self._answer.response(completions))
 
-    async def _generate(self, prompt: Prompt, label: str) -> Completion:
+    async def _generate(self, prompt: Prompt, label: str, room: asyncio.Semaphore) -> Completion:
         job = self._job
-        with RequestTimer(self._server.metrics, job.num_sequences) as timer:
-            options = RequestOptions(**job.options, label=label)
-            completion = await self._client.generate(prompt, job.sampling, **options)
-            if any(output.finish_reason == "abort" for output in completion.outputs):
-                raise _aborted()
-            timer.note_finished(completion.usage)
-            return completion
+        async with room:
+            with RequestTimer(self._server.metrics, job.num_sequences) as timer:
+                options = RequestOptions(**job.options, label=label)
+                completion = await self._client.generate(prompt, job.sampling, **options)
+                if any(output.finish_reason == "abort" for output in completion.outputs):
+                    raise _aborted()
+                timer.note_finished(completion.usage)
+                return completion
 
     async def _stream(self, writer: EventWriter) -> None:
         job = self._job

@@ -194,6 +194,13 @@ class AsyncClient:
         """Sequences of this client that have not ended."""
         return 0 if self._session is None else self._session.num_in_flight
 
+    @property
+    def max_in_flight(self) -> int:
+        """How many sequences the server lets one caller have waiting without refusing any; 1 before it is
+        connected.
+        """
+        return 1 if self._session is None else self._session.max_in_flight()
+
     async def generate(
         self,
         prompt: Prompt,

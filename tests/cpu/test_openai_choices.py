@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from runtime.errors import InvalidRequest
 from runtime.messages import GenerateRequest, SequenceOutput
 from runtime.sampling_params import SamplingParams
 from runtime.wire import unpack_ids
-from tests.fake_ring import finish, output
+from tests.fake_ring import WAIT_S, finish, output
 from tests.http_front import Front, events, http_front
 
 TIMEOUT = "ran out of time"
@@ -364,3 +366,18 @@ def test_a_conversation_is_continued_and_its_template_gets_variables(front: Fron
     assert b"enable_thinking" in front.ring.requests[-1].template_kwargs
     refused = front.chat(messages=messages, continue_final_message=True, add_generation_prompt=True)
     assert refused.json()["error"]["param"] == "continue_final_message"
+
+
+def test_more_prompts_than_may_wait_are_served_one_after_the_other(tmp_path: Path) -> None:
+    """All at once they would be refused, however often they are sent."""
+    with http_front(tmp_path, max_queued_requests=2) as front, ThreadPoolExecutor(1) as threads:
+        answer = threads.submit(front.complete, prompt=["x"] * 5)
+        ring = front.ring
+        for num_before in (0, 2, 4):
+            num_due = min(num_before + 2, 5)
+            ring.wait_for(lambda num_due=num_due: len(ring.requests) >= num_due)
+            assert front.http.get("/server_info").status_code == 200  # what was sent before has arrived
+            assert len(ring.requests) == num_due
+            ring.send(*(output(request, "a", finish=finish()) for request in ring.requests[num_before:]))
+        response = answer.result(WAIT_S)
+    assert [choice["text"] for choice in response.json()["choices"]] == ["a"] * 5
