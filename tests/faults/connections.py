@@ -119,11 +119,11 @@ async def run(launch: Launched, num_streams: int, num_idle: int) -> dict[str, An
         ("/v1/chat/completions", LONG_TALK),
     ]
     for path, data in requests:
+        await _reopen(long)
         statuses = await asyncio.gather(*(caller.ask(post(path, data)) for caller in long))
         report.setdefault("long_bodies", []).append(
             {str(each): statuses.count(each) for each in set(statuses)}
         )
-        await _reopen(long)
     report["live_ms"]["long bodies"] = probe.take_ms()
 
     refreshing.cancel()
@@ -141,7 +141,7 @@ async def _open(callers: list[Caller]) -> None:
 
 
 async def _reopen(callers: list[Caller]) -> None:
-    """A refusal may have ended the connection."""
+    """They may have idled too long, or a refusal has ended them."""
     for caller in callers:
         caller.close()
         await caller.open()
