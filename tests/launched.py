@@ -92,7 +92,10 @@ class Launched:
             is_ready = state.get("pid") == self.process.pid and state["state"] == "ready"
             return is_ready or self.process.poll() is not None
 
-        wait_until(ready_or_ended, START_S, "the launch gets ready")
+        try:
+            wait_until(ready_or_ended, START_S, "the launch gets ready")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; its log:\n{self.log()}") from None
         assert self.process.poll() is None, self.log()
         return self
 
@@ -111,8 +114,11 @@ class Launched:
         return self._log_path.read_text(errors="replace")
 
     def wait_exit(self, timeout_s: float) -> int:
-        """Its exit code. `timeout_s`: as for `wait_until`."""
-        return self.process.wait(SLACK * timeout_s)
+        """Its exit code. `timeout_s`: as for `wait_until`. Raises TimeoutError with its log."""
+        try:
+            return self.process.wait(SLACK * timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{error}; its log:\n{self.log()}") from None
 
     def stop(self) -> int:
         """Ctrl-C, as the launcher sees it."""
@@ -124,7 +130,7 @@ class Launched:
             self.process.terminate()
             try:
                 self.wait_exit(STOP_S)
-            except subprocess.TimeoutExpired:
+            except TimeoutError:
                 self.process.kill()
                 self.process.wait()
         self._log.close()
