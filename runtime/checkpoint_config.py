@@ -127,7 +127,8 @@ def _context_length(raw: dict[str, Any]) -> int:
                 raise ModelError(f"config.json cannot be read: {error} - at `$.{key}`") from error
     raise ModelError(
         "config.json cannot be read: it has no `max_position_embeddings`, and no "
-        f"{', '.join(CONTEXT_KEYS[1:])} either, so the longest sequence is not known."
+        f"{', '.join(CONTEXT_KEYS[1:])} either, so the longest sequence is not known. Models that need none "
+        "(state-space layers, ALiBi) are not served: docs/models.md."
     )
 
 
