@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from api_server.server_state import ServerState
 from runtime.config import RuntimeConfig
-from runtime.errors import CarouselError
+from runtime.errors import CarouselError, Overloaded
 from runtime.process import process_name
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import StatusPage
@@ -22,7 +22,7 @@ STALLED_S = 2.5
 PROBE_TIMEOUT_S = 20.0
 """Of /health_generate: SGLang's."""
 PROBE_PRIORITY = 1000
-"""The highest, so that a full queue, which is no illness, is not waited through."""
+"""The highest, so that it does not wait behind what others have asked for."""
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
 
 
@@ -51,6 +51,8 @@ async def health_generate(request: Request) -> Response:
     if not role:
         try:
             await _go_round(server)
+        except Overloaded:
+            pass  # a full queue is no illness, and what `ready` looks at is well
         except TimeoutError:
             role, problem = "scheduler", f"no answer within {PROBE_TIMEOUT_S:g} s"
         except CarouselError as error:

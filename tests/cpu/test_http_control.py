@@ -167,6 +167,8 @@ def test_the_deep_check_generates(front: Front) -> None:
     assert front.http.get("/health_generate").json() == {"status": "ready"}
     (request,) = front.ring.requests
     assert (request.input_ids, request.sampling.max_tokens) == (pack_ids([0]), 1)
+    front.ring.answer = lambda request: [failure(request, "overloaded", 503, retry_after_s=1.0)]
+    assert front.http.get("/health_generate").status_code == 200, "a full queue is no illness"
     front.ring.answer = lambda request: [failure(request, "internal", 500)]
     response = front.http.get("/health_generate")
     assert (response.status_code, response.json()["status"]) == (503, "not ready")
