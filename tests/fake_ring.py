@@ -153,6 +153,9 @@ class FakeRing:
         self.info: dict[str, Any] = {}
         """What it adds to the name of the operation when it is asked about itself."""
         self.shakes_hands = True
+        self.lets_in = threading.Event()
+        """While it is cleared nothing is read after a Hello, which is answered when it is set."""
+        self.lets_in.set()
         self.answers_questions = True
         self.foreign_header = b""
         """Sent instead of HelloAck, as a detokenizer of another build does."""
@@ -282,6 +285,7 @@ class FakeRing:
             if self.foreign_header:
                 router.send_multipart([peer, self.foreign_header])
             elif self.shakes_hands:
+                self.lets_in.wait(WAIT_S)
                 self._send(lane, self._ack(lane))
 
     def _ack(self, lane: int) -> HelloAck:

@@ -195,11 +195,13 @@ def test_a_stream_that_is_closed_while_its_client_connects_asks_for_nothing(tmp_
     async def main(ring: FakeRing) -> None:
         async with asyncio.timeout(WAIT_S):
             client = AsyncClient(tmp_path, connect_timeout=WAIT_S)
+            ring.lets_in.clear()
             stream = client.stream("closed")
             reader = asyncio.ensure_future(anext(stream))
             await asyncio.sleep(0)
             assert not client.is_connected
             await stream.aclose()
+            ring.lets_in.set()
             with pytest.raises(RequestAborted):
                 await reader
             await client.generate("x")
