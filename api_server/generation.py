@@ -133,11 +133,13 @@ class Generation(Response):
         self._client = server.client
         self._job = job
         self._answer = answer
+        self._received_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
         self._server.check_room(len(self._job.prompts) * self._job.num_sequences)
         state = scope["state"]
+        self._received_s = state["received_s"]
         if "tenant" in state:
             options = self._job.options
             options["cache_salt"] = salt_of_tenant(state["tenant"], options.get("cache_salt", ""))
@@ -177,7 +179,7 @@ class Generation(Response):
     async def _generate(self, prompt: Prompt, label: str, room: asyncio.Semaphore) -> Completion:
         job = self._job
         async with room:
-            with RequestTimer(self._server.metrics, job.num_sequences) as timer:
+            with RequestTimer(self._server.metrics, self._received_s, job.num_sequences) as timer:
                 options = RequestOptions(**job.options, label=label)
                 completion = await self._client.generate(prompt, job.sampling, **options)
                 if any(output.finish_reason == "abort" for output in completion.outputs):
@@ -202,7 +204,10 @@ class Generation(Response):
         job, metrics = self._job, self._server.metrics
         events_of = self._answer.events
         with ExitStack() as stack:
-            timers = [stack.enter_context(RequestTimer(metrics, job.num_sequences)) for _ in labels]
+            timers = [
+                stack.enter_context(RequestTimer(metrics, self._received_s, job.num_sequences))
+                for _ in labels
+            ]
             streams = [
                 self._client.stream(prompt, job.sampling, **RequestOptions(**job.options, label=label))
                 for prompt, label in zip(job.prompts, labels, strict=True)

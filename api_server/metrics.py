@@ -90,15 +90,15 @@ class Metrics:
 
 
 class RequestTimer:
-    """One prompt from its submission to the end of its sequences; those that have not finished when it is
-    left count as aborted.
+    """One prompt from `received_s`, by time.perf_counter(), when its request had been read, to the end of its
+    sequences; those that have not finished when it is left count as aborted.
     """
 
-    __slots__ = ("_began_s", "_last_s", "_metrics", "_num_sequences", "_num_unfinished")
+    __slots__ = ("_last_s", "_metrics", "_num_sequences", "_num_unfinished", "_received_s")
 
-    def __init__(self, metrics: Metrics, num_sequences: int = 1) -> None:
+    def __init__(self, metrics: Metrics, received_s: float, num_sequences: int = 1) -> None:
         self._metrics = metrics
-        self._began_s = time.perf_counter()
+        self._received_s = received_s
         self._num_sequences = num_sequences
         self._num_unfinished = num_sequences
         self._last_s = [0.0] * num_sequences
@@ -123,7 +123,7 @@ class RequestTimer:
             if last:
                 self._metrics.inter_token_latency.observe((now - last) / num_new, num_new)
             else:
-                self._metrics.time_to_first_token.observe(now - self._began_s)
+                self._metrics.time_to_first_token.observe(now - self._received_s)
             self._last_s[delta.index] = now
         if delta.usage is not None and delta.finish_reason != "abort":
             # The sequences of a request share its prompt.
@@ -137,7 +137,7 @@ class RequestTimer:
     def _note_ended(self, usage: Usage, num_sequences: int) -> None:
         metrics = self._metrics
         self._num_unfinished -= num_sequences
-        metrics.e2e_latency.observe(time.perf_counter() - self._began_s, num_sequences)
+        metrics.e2e_latency.observe(time.perf_counter() - self._received_s, num_sequences)
         metrics.prompt_tokens.inc(usage.prompt_tokens)
         metrics.cached_tokens.inc(usage.cached_tokens)
         metrics.generation_tokens.inc(usage.completion_tokens)

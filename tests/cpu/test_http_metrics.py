@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
@@ -19,6 +20,7 @@ from tests.launched import launched
 
 OTHER_PROCESS = """
 import sys
+import time
 from pathlib import Path
 from api_server.metrics import Metrics
 metrics = Metrics("m", Path(sys.argv[1]), 1)
@@ -75,7 +77,7 @@ def test_a_value_on_a_bound_is_below_it(tmp_path: Path) -> None:
 
 def test_a_request_of_several_sequences_counts_its_prompt_once(tmp_path: Path) -> None:
     metrics = Metrics("m", tmp_path)
-    with RequestTimer(metrics, 3) as timer:
+    with RequestTimer(metrics, time.perf_counter() - 60.0, 3) as timer:
         timer.note_delta(Delta("a", [1], [], index=0))
         timer.note_delta(Delta("b", [1, 2], [], index=1))
         timer.note_delta(Delta("c", [3], [], "stop", None, Usage(10, 2, 4), index=0))
@@ -85,6 +87,8 @@ def test_a_request_of_several_sequences_counts_its_prompt_once(tmp_path: Path) -
     assert total["num_aborted_requests_total"] == 1
     assert total["e2e_request_latency_seconds_count"] == 2
     assert total["time_to_first_token_seconds_count"] == 2
+    assert total["time_to_first_token_seconds_sum"] >= 120.0, "its waits before it was submitted count"
+    assert total["e2e_request_latency_seconds_sum"] >= 120.0
     assert total["inter_token_latency_seconds_count"] == 1
     assert (total["prompt_tokens_total"], total["cached_tokens_total"]) == (10, 4)
     assert total["generation_tokens_total"] == 4
