@@ -235,6 +235,7 @@ class Connection:
         ProtocolMismatch.
         """
         deadline = time.monotonic() + self._connect_timeout_s
+        self._look_at_ring()  # so that who is replaced from now on is known to have been
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
@@ -254,13 +255,17 @@ class Connection:
     def _open_lane(self, context: zmq.Context[Any], index: int, deadline: float) -> HelloAck:
         lane = Lane(context, self._target, index, self._bad_frames)
         self._lanes.append(lane)
-        while time.monotonic() < deadline:
+        greet_at = time.monotonic() + PING_S
+        while (now := time.monotonic()) < deadline:
             if self._stop:
                 raise RingClosed("the client was closed while it was connecting")
             if lane.socket.poll(int(TICK_S * 1000)):
                 ack = lane.read_ack()
                 if ack is not None:
                     return ack
+            if now >= greet_at:  # the first one may have died with the process that had received it
+                greet_at = now + PING_S
+                lane.greet()
             self._check_ring()
         raise RingClosed(
             f"the runtime at {self._target.name} has not answered within {self._connect_timeout_s:g} s; "

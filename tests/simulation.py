@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from runtime.handle import attempt_of, make_handle, sequence_key
+from runtime.handle import attempt_of, client_of, make_handle, sequence_key
 from runtime.messages import (
     AbortRequest,
     ControlRequest,
@@ -208,6 +208,7 @@ class Simulation:
         if self.setting.capacity == "max_utilization" and lifecycle.kv.try_fork(parent, child):
             lifecycle.open(handle, message.stream_open)
             lifecycle.requests[child.key] = child
+            lifecycle.num_live_of[client_of(handle)] += 1
             child.status = Status.RUNNING
             system.watch.note_fork(child)
             self.counts["forked"] += 1

@@ -80,6 +80,19 @@ def test_a_server_that_does_not_answer_is_an_error_after_the_timeout(tmp_path: P
             Client(tmp_path, connect_timeout=0.05)
 
 
+def test_a_greeting_that_dies_with_its_detokenizer_is_said_again(tmp_path: Path) -> None:
+    clients: list[Client] = []
+    with fake_ring(tmp_path, spell("abc")) as ring:
+        ring.shakes_hands = False
+        opening = threading.Thread(target=lambda: clients.append(Client(tmp_path, connect_timeout=WAIT_S)))
+        opening.start()
+        ring.wait_for(lambda: ring.hellos)
+        ring.shakes_hands = True
+        opening.join()
+        with clients[0] as client:
+            assert client.generate("x").text == "abc"
+
+
 def test_no_runtime_is_an_error_at_once(tmp_path: Path) -> None:
     with pytest.raises(RingClosed, match="there is no runtime of this version"):
         Client(tmp_path)
