@@ -14,6 +14,7 @@ from collections import deque
 import torch
 
 from model_worker.device import make_device
+from model_worker.device.cpu import keep_freed_memory
 from model_worker.distributed.selection import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.errors import ExecutorError
@@ -99,6 +100,8 @@ def main(context: ProcessContext) -> None:
     if config.device == "cpu":
         pin_to_share(rank, config.tp_size)  # the group counts all cores
     worker = load_worker(config, device, context.beat, group)
+    if config.device == "cpu":
+        keep_freed_memory()  # what loading gave back has gone by now
     limits = worker.limits
     if rank == 0:
         outbox.send(limits)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import queue
 import threading
 from collections.abc import Callable
@@ -17,6 +18,20 @@ T = TypeVar("T")
 
 CGROUP = Path("/sys/fs/cgroup")
 NO_LIMIT = 1 << 62
+# Of malloc.h; and the most that glibc takes for them.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+MAX_TRIM_THRESHOLD, MAX_MMAP_THRESHOLD = (1 << 31) - 1, 32 << 20
+
+
+def keep_freed_memory() -> None:
+    """From now on what tensors give back stays with the process. Otherwise activations of a few megabytes are
+    pages that the kernel fills with zeros for each step anew, a quarter of the time of 2,048 tokens of a
+    small model. Nothing where the C library is another than glibc.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        mallopt(M_TRIM_THRESHOLD, MAX_TRIM_THRESHOLD)
 
 
 class CpuTicket(Generic[T]):

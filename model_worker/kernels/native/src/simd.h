@@ -50,13 +50,18 @@ inline vfloat load(const bf16* p) {
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
 
-// Rounds to nearest, ties to even; NaN stays NaN.
+// Rounds to nearest, ties to even; NaN stays NaN. The instruction takes what is below 2^-126 for 0.
 inline void store(bf16* p, vfloat x) {
+#if defined(__AVX512BF16__)
+  const __m256bh half = _mm512_cvtneps_pbh((__m512)x);
+  std::memcpy(p, &half, sizeof half);
+#else
   const vuint bits = (vuint)x;
   const vuint rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const vuint narrow = x == x ? rounded : (bits >> 16) | 0x40;
   const vhalf half = __builtin_convertvector(narrow, vhalf);
   std::memcpy(p, &half, sizeof half);
+#endif
 }
 
 inline float to_float(float x) { return x; }
