@@ -5,31 +5,29 @@ from __future__ import annotations
 import subprocess
 import sys
 
-PAGES_OF_8_MIB = 2048
-
-# Pages that the kernel has filled for ten tensors of 8 MiB, one after the other.
+# How many pages the kernel has filled for ten times sixteen tensors of 8 MiB at once.
 SCRIPT = """
-import resource, sys
+import resource
 import torch
 from model_worker.device.cpu import keep_freed_memory
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
-if sys.argv[1] == "keep":
-    keep_freed_memory()
-torch.ones(1 << 21)
+def use_memory():
+    for _ in range(10):
+        kept = [torch.ones(1 << 21) for _ in range(16)]
+        del kept
+
+keep_freed_memory()
+use_memory()
 before = faults()
-for _ in range(10):
-    torch.ones(1 << 21)
+use_memory()
 print(faults() - before)
 """
 
 
-def num_faults(how: str) -> int:
-    done = subprocess.run([sys.executable, "-c", SCRIPT, how], capture_output=True, text=True, check=True)
-    return int(done.stdout)
-
-
 def test_memory_that_is_given_back_is_not_filled_anew() -> None:
-    assert num_faults("keep") < 2 * PAGES_OF_8_MIB < num_faults("leave")
+    done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
+    # 327,680 where all of it is; what the interpreter itself may need is some dozens.
+    assert int(done.stdout) < 1000
