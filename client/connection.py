@@ -255,6 +255,7 @@ class Connection:
     def _open_lane(self, context: zmq.Context[Any], index: int, deadline: float) -> HelloAck:
         lane = Lane(context, self._target, index, self._bad_frames)
         self._lanes.append(lane)
+        self._poller.register(lane.socket, zmq.POLLIN)
         greet_at = time.monotonic() + PING_S
         while (now := time.monotonic()) < deadline:
             if self._stop:
@@ -275,8 +276,6 @@ class Connection:
     def _serve(self) -> None:
         poller = self._poller
         poller.register(self._wake_fd, zmq.POLLIN)
-        for lane in self._lanes:
-            poller.register(lane.socket, zmq.POLLIN)
         while not self._stop:
             ready = dict(poller.poll(int(TICK_S * 1000)))
             if self._wake_fd in ready:

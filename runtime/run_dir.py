@@ -30,7 +30,7 @@ OURS = re.compile(
 )
 # A client that looks which launches are alive holds a lock for a moment; the guardian of a launch that was
 # killed as long as it takes to clean up.
-NUM_TRIES = 70
+NUM_TRIES = 200
 RETRY_S = 0.01
 
 

@@ -22,8 +22,10 @@ from carousel import (
 from client import connection as connection_module
 from client import ring_watch
 from runtime.messages import OutputBatch, SequenceOutput
+from runtime.status_page import Status
 from tests.fake_ring import (
     CLIENT_ID,
+    EPOCH,
     WAIT_S,
     FakeRing,
     fake_ring,
@@ -90,6 +92,21 @@ def test_a_greeting_that_dies_with_its_detokenizer_is_said_again(tmp_path: Path)
         ring.shakes_hands = True
         opening.join()
         with clients[0] as client:
+            assert client.generate("x").text == "abc"
+
+
+def test_a_detokenizer_that_is_replaced_while_its_client_connects_costs_nothing(tmp_path: Path) -> None:
+    clients: list[Client] = []
+    with fake_ring(tmp_path, spell("abc")) as ring:
+        ring.lets_in.clear()
+        opening = threading.Thread(target=lambda: clients.append(Client(tmp_path, connect_timeout=WAIT_S)))
+        opening.start()
+        wait_until(lambda: bool(ring.hellos), WAIT_S, "the greeting has come")
+        ring.status.write("detokenizer", Status(EPOCH + 1, os.getpid(), "ready", time.monotonic_ns()))
+        ring.lets_in.set()
+        opening.join()
+        with clients[0] as client:
+            ring.wait_for(lambda: any(hello.client == CLIENT_ID for hello in ring.hellos))
             assert client.generate("x").text == "abc"
 
 
