@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import AddressInUse, ConfigError
-from runtime.run_dir import RunDir, live_run_dirs
+from runtime.run_dir import NUM_TRIES, RunDir, live_run_dirs
 
 
 @pytest.fixture
@@ -93,8 +93,11 @@ def test_a_directory_that_is_gone_already_is_removed_without_a_word(tmp_path: Pa
     run_dir.remove()
 
 
-def test_clients_that_look_who_is_alive_disturb_neither_each_other_nor_a_launch(root: Path) -> None:
+def test_clients_that_look_who_is_alive_disturb_neither_each_other_nor_a_launch(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Random by its threads: without care about one round in a hundred fails, so a false pass is below 1%."""
+    monkeypatch.setattr("runtime.run_dir.NUM_TRIES", NUM_TRIES)
     stop = threading.Event()
     seen: list[int] = []
 
