@@ -10,7 +10,7 @@ On CPU the copy stream is the forward stream itself.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy.typing as npt
 import torch
@@ -32,6 +32,21 @@ class Ticket(Protocol[T_co]):
     @property
     def value(self) -> T_co:
         """What the work returned, for work behind it in stream order: its tensors may be unfinished."""
+
+
+class Outcome(Generic[T]):
+    """What work returned or raised, for tickets to be made of."""
+
+    __slots__ = ("_error", "_value")
+
+    _value: T
+    _error: BaseException | None
+
+    @property
+    def value(self) -> T:
+        if self._error is not None:
+            raise self._error
+        return self._value
 
 
 class Stream(Protocol):

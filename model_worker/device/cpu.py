@@ -7,12 +7,14 @@ import queue
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from model_worker.device.base import Outcome
 
 T = TypeVar("T")
 
@@ -34,8 +36,8 @@ def keep_freed_memory() -> None:
         mallopt(M_TRIM_THRESHOLD, MAX_TRIM_THRESHOLD)
 
 
-class CpuTicket(Generic[T]):
-    __slots__ = ("_error", "_finished", "_fn", "_value")
+class CpuTicket(Outcome[T]):
+    __slots__ = ("_finished", "_fn")
 
     def __init__(self, fn: Callable[[], T]) -> None:
         self._fn: Callable[[], T] | None = fn
@@ -59,20 +61,14 @@ class CpuTicket(Generic[T]):
         self._finished.wait()
         return self.value
 
-    @property
-    def value(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value
-
 
 _Launch = tuple[CpuTicket[Any], CpuTicket[Any] | None]
 
 
-class DoneTicket(Generic[T]):
+class DoneTicket(Outcome[T]):
     """Of work that was done when it was launched."""
 
-    __slots__ = ("_error", "_value")
+    __slots__ = ()
 
     def __init__(self, fn: Callable[[], T]) -> None:
         self._error: BaseException | None = None
@@ -86,12 +82,6 @@ class DoneTicket(Generic[T]):
 
     def wait(self) -> T:
         return self.value
-
-    @property
-    def value(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value
 
 
 class InlineStream:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from model_worker.device.base import Outcome
 from runtime.errors import ConfigError
 
 T = TypeVar("T")
@@ -24,8 +25,8 @@ def has_fp8() -> bool:
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
-class CudaTicket(Generic[T]):
-    __slots__ = ("_error", "_value", "event")
+class CudaTicket(Outcome[T]):
+    __slots__ = ("event",)
 
     def __init__(self) -> None:
         self.event = torch.cuda.Event()
@@ -43,12 +44,6 @@ class CudaTicket(Generic[T]):
     def wait(self) -> T:
         self.event.synchronize()
         return self.value
-
-    @property
-    def value(self) -> T:
-        if self._error is not None:
-            raise self._error
-        return self._value
 
 
 class CudaStream:

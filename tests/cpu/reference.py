@@ -38,15 +38,21 @@ def make_checkpoint(case: Case, path: Path) -> PreTrainedModel:
     """Save a model with random weights, biases and norms in `path`; the reference in eager attention."""
     torch.manual_seed(7)
     hf = AutoModelForCausalLM.from_config(case.config, attn_implementation="eager").float().eval()
+    vary_norms_and_biases(hf)
     with torch.no_grad():
-        for name, weight in hf.named_parameters():
-            if "norm" in name and name.endswith("weight"):
-                weight.add_(0.3 * torch.randn_like(weight))
-            elif name.endswith("bias"):
-                weight.copy_(0.5 * torch.randn_like(weight))
         _spread_logits(hf)
     hf.save_pretrained(path)
     return hf
+
+
+@torch.no_grad()
+def vary_norms_and_biases(hf: PreTrainedModel) -> None:
+    """As they are made, all ones and zeros, a model that forgets them computes the same."""
+    for name, weight in hf.named_parameters():
+        if "norm" in name and name.endswith("weight"):
+            weight.add_(0.3 * torch.randn_like(weight))
+        elif name.endswith("bias"):
+            weight.copy_(0.5 * torch.randn_like(weight))
 
 
 def _spread_logits(hf: PreTrainedModel) -> None:

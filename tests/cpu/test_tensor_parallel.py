@@ -21,6 +21,7 @@ from runtime.model_config import ModelConfig
 from tests.cpu.native import native_kernels, needs_compiler
 from tests.cpu.paged_forward import PagedForward
 from tests.cpu.rank_threads import on_ranks
+from tests.cpu.reference import vary_norms_and_biases
 from tests.model_registry import CASES, RANK_COUNTS, VOCAB_SIZE
 
 # Of a logit, float32: what is summed in parts rounds differently. The logits' own spread is about 3.
@@ -49,12 +50,7 @@ def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     torch.manual_seed(11)
     path: Path = tmp_path_factory.mktemp(request.param)
     hf = AutoModelForCausalLM.from_config(CASES[request.param].config).float()
-    with torch.no_grad():
-        for name, weight in hf.named_parameters():
-            if "norm" in name and name.endswith("weight"):
-                weight.add_(0.3 * torch.randn_like(weight))
-            elif name.endswith("bias"):
-                weight.copy_(0.5 * torch.randn_like(weight))
+    vary_norms_and_biases(hf)
     hf.save_pretrained(path)
     return path
 
