@@ -1,7 +1,8 @@
-"""ForwardProgram: a step of a small batch, from plan to tokens, as one call. Knows plans and batches.
+"""ForwardProgram: a step, from plan to tokens, as one call. Knows plans and batches.
 
 A decode step of a small model is some fifty kernels of a few microseconds: calling each from Python would
-take as long again. The recording runs the model's own modules, so there is one description of a model; one
+take as long again, and costs a prompt some milliseconds, because kernels leave nothing of Python in the
+caches. The recording runs the model's own modules, so there is one description of a model; one
 that also uses torch operations is not recorded and stays as it is.
 """
 
@@ -31,9 +32,12 @@ from runtime.wire import TOKEN_BYTES
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a batch, at most. Above, a kernel takes so long that calling it costs nothing; memory for
-# activations grows with it.
-MAX_TOKENS = 256
+# Of a batch, at most. Memory for that many activations and rows of logits is reserved, but taken only when a
+# batch needs it. Arbitrary, but that larger batches than these are rare.
+MAX_TOKENS = 8192
+MAX_SEQS = 256
+# Of the recording.
+NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
 
 Forward = Callable[[ForwardBatch], Tensor]
 """Of a prepared batch, the final hidden states [W, hidden_size]."""
@@ -51,20 +55,21 @@ class ForwardProgram:
         future: FutureMap,
         sampling: NativeSampling,
     ) -> None:
-        """Record a forward of up to MAX_TOKENS tokens. A head that is no kernel, because its vocabulary fills
-        no panel, is called behind the program. Raises NotRecordable.
+        """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, because
+        its vocabulary fills no panel, is called behind the program. Raises NotRecordable.
         """
-        # One more than what it is for, because fewer outputs than tokens are recorded.
-        capacity = min(table.max_rows, MAX_TOKENS) + 1
-        self._inputs = inputs = NativeInputs(table, future, capacity)
+        max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
+        self._inputs = inputs = NativeInputs(table, future, max_tokens=MAX_TOKENS, max_seqs=max_seqs)
         batch = _batch_of(inputs, table, backend)
         record = partial(
             Program,
             backend.kernels,
             inputs=[inputs],
-            num_tokens=capacity,
-            num_outputs=capacity - 1,
-            num_seqs=capacity,
+            num_tokens=NUM_TOKENS,
+            num_outputs=NUM_OUTPUTS,
+            num_seqs=NUM_SEQS,
+            max_tokens=MAX_TOKENS,
+            max_outputs=max_seqs,
         )
         self._head: Head | None = None
         try:
@@ -72,11 +77,11 @@ class ForwardProgram:
         except NotRecordable:
             self._program = record(lambda: forward(batch))
             self._head = head
-        drawn = torch.empty(capacity, dtype=torch.int64)
+        drawn = torch.empty(max_seqs, dtype=torch.int64)
         draw = sampling.call_for(
-            self._program.result(capacity - 1), inputs.sample_rows, inputs.sample_positions, drawn
+            self._program.result(max_seqs), inputs.sample_rows, inputs.sample_positions, drawn
         )
-        self._tokens = (ctypes.c_int32 * capacity)()
+        self._tokens = (ctypes.c_int32 * max_seqs)()
         self._kept = (drawn, draw, future, sampling)
         self._call = StepCall(
             stage=ctypes.addressof(inputs.call),
@@ -113,18 +118,18 @@ class ForwardProgram:
 
 
 def _batch_of(inputs: NativeInputs, table: ReqToTokenPool, backend: CpuNativeAttention) -> ForwardBatch:
-    """As many decodes as the inputs hold, read from where those are at any time."""
+    """A few decodes, read from where the inputs are at any time."""
     batch = ForwardBatch(
-        input_ids=inputs.input_ids,
-        positions=inputs.positions,
-        out_slots=inputs.out_slots,
-        rows=inputs.rows,
-        output_indices=inputs.output_indices,
-        query_start=inputs.query_start.tolist(),
-        kv_lens=inputs.kv_lens.tolist(),
+        input_ids=inputs.input_ids[:NUM_TOKENS],
+        positions=inputs.positions[:NUM_TOKENS],
+        out_slots=inputs.out_slots[:NUM_TOKENS],
+        rows=inputs.rows[:NUM_SEQS],
+        output_indices=inputs.output_indices[:NUM_OUTPUTS],
+        query_start=inputs.query_start[: NUM_SEQS + 1].tolist(),
+        kv_lens=inputs.kv_lens[:NUM_SEQS].tolist(),
         page_table=table.page_table,
         page_size=table.page_size,
-        num_decodes=inputs.capacity,
+        num_decodes=NUM_SEQS,
     )
     backend.prepare(batch)
     step = batch.attn_metadata

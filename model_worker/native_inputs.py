@@ -1,4 +1,4 @@
-"""NativeInputs: a small plan as a kernel lays it out, straight into the memory that a recorded forward reads.
+"""NativeInputs: a plan as a kernel lays it out, straight into the memory that a recorded forward reads.
 
 The same as ReqToTokenPool.write, InputBuffers, ReqToTokenPool.slots and FutureMap.resolve give, in a part of
 one call instead of some forty operations of a few microseconds. Knows plans; knows no model.
@@ -17,22 +17,23 @@ from runtime.wire import TOKEN_BYTES
 
 
 class NativeInputs:
-    """Of up to `capacity` tokens, and fewer outputs. Tensors are int64; the next step overwrites them."""
+    """Of up to max_tokens tokens and max_seqs sequences. Tensors are int64; the next step overwrites them."""
 
-    def __init__(self, table: ReqToTokenPool, future: FutureMap, capacity: int) -> None:
+    def __init__(self, table: ReqToTokenPool, future: FutureMap, *, max_tokens: int, max_seqs: int) -> None:
         def integers(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int64)
 
-        self.capacity = capacity
-        self.input_ids = integers(capacity)
-        self.positions = integers(capacity)
-        self.out_slots = integers(capacity)
-        self.rows = integers(capacity)
-        self.kv_lens = torch.ones(capacity, dtype=torch.int64)
-        self.query_start = torch.arange(capacity + 1)
-        self.output_indices = integers(capacity - 1)
-        self.sample_rows = integers(capacity)
-        self.sample_positions = integers(capacity)
+        self.max_tokens = max_tokens
+        self.max_seqs = max_seqs
+        self.input_ids = integers(max_tokens)
+        self.positions = integers(max_tokens)
+        self.out_slots = integers(max_tokens)
+        self.rows = integers(max_seqs)
+        self.kv_lens = torch.ones(max_seqs, dtype=torch.int64)
+        self.query_start = torch.arange(max_seqs + 1)
+        self.output_indices = integers(max_seqs)
+        self.sample_rows = integers(max_seqs)
+        self.sample_positions = integers(max_seqs)
         self._who: dict[int, SampleRows] = {}  # by how many they are
         self._tables = (table.page_table, future.last_token)  # the call points into them
         self.call = StageCall(
@@ -53,10 +54,10 @@ class NativeInputs:
         )
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Whether it lays a plan out: one that is small, and whose only outputs are what is sampled from."""
+        """Whether it lays a plan out: one that is not too large, whose only outputs are what is sampled from."""
         return (
-            len(plan.input_ids) // TOKEN_BYTES <= self.capacity
-            and len(plan.rows) // TOKEN_BYTES < self.capacity
+            len(plan.input_ids) // TOKEN_BYTES <= self.max_tokens
+            and len(plan.rows) // TOKEN_BYTES <= self.max_seqs
             and not plan.prompt_positions
         )
 

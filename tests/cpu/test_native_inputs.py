@@ -24,7 +24,8 @@ pytestmark = needs_compiler
 
 MAX_ROWS = 9
 MAX_LEN = 50
-CAPACITY = 64
+MAX_TOKENS = 64
+MAX_SEQS = 20
 
 
 class Tables:
@@ -35,7 +36,7 @@ class Tables:
         self.future = FutureMap(MAX_ROWS, device.torch_device)
         self.future.last_token.copy_(torch.arange(MAX_ROWS + 1) + 5000)
         self.reference = InputBuffers(self.pool, device)
-        self.native = NativeInputs(self.pool, self.future, CAPACITY)
+        self.native = NativeInputs(self.pool, self.future, max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS)
 
     def run(self, plan: BatchPlan) -> SampleRows:
         """Lay a plan out, as the beginning of a step without kernels."""
@@ -129,15 +130,15 @@ def test_what_would_leave_the_tables_is_refused() -> None:
             tables.run(msgspec.structs.replace(good, **{field: value}))
 
 
-def test_only_small_plans_without_prompt_positions_fit() -> None:
+def test_only_plans_within_limits_and_without_prompt_positions_fit() -> None:
     native = Tables(16).native
     plan = _plan(np.random.default_rng(0), 0, 1)
 
     def sized(num_tokens: int, num_rows: int) -> BatchPlan:
         return msgspec.structs.replace(plan, input_ids=bytes(4 * num_tokens), rows=bytes(4 * num_rows))
 
-    assert native.fits(sized(CAPACITY, CAPACITY - 1))
-    assert not native.fits(sized(CAPACITY, CAPACITY))
-    assert not native.fits(sized(CAPACITY + 1, 1))
+    assert native.fits(sized(MAX_TOKENS, MAX_SEQS))
+    assert not native.fits(sized(MAX_TOKENS, MAX_SEQS + 1))
+    assert not native.fits(sized(MAX_TOKENS + 1, 1))
     wanted = (PromptPositions(0, 0, bytes(4), num_logprobs=0),)
     assert not native.fits(msgspec.structs.replace(plan, prompt_positions=wanted))

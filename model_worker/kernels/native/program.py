@@ -1,6 +1,6 @@
 """Recording: what a function of tensors calls, kept as one list that C++ runs by itself. Knows no model.
 
-    recorded once   the function runs on tensors of `capacity` rows; kernels are noted instead of called
+    recorded once   the function runs on tensors of a few rows; kernels are noted instead of called
     run each step   the same calls with the step's own numbers of rows, in one call from Python
 
 Only kernels can be noted. Any other operation that makes or changes a tensor ends the recording with
@@ -22,6 +22,8 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep
 
 ALIGNMENT = 64  # bytes
+# Between buffers: else those for 2^n rows lie so that their rows compete for the same lines of a cache.
+GAP = 17 * ALIGNMENT
 ALLOCATIONS = (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default)
 
 
@@ -57,9 +59,12 @@ class _Tape(TorchDispatchMode):
 
 @dataclass(slots=True)
 class _Buffer:
-    """One allocation of the recording: where it was, from which call to which it is needed, where it goes."""
+    """One allocation of the recording: where it was, from which call to which it is needed, how large it is
+    to be, where it goes.
+    """
 
     address: int
+    recorded_size: int
     size: int
     first: int = -1
     last: int = -1
@@ -96,12 +101,15 @@ class Program:
         num_tokens: int,
         num_outputs: int,
         num_seqs: int,
+        max_tokens: int = 0,
+        max_outputs: int = 0,
         arena: Arena | None = None,
     ) -> None:
         """Record `function`, which reads its inputs, int64 tensors of those numbers of tokens, outputs and
         sequences, through kernels alone; `inputs` is what keeps their memory, for they are read there in
-        every run. The three limit what `run` takes; num_outputs must differ from num_tokens, to tell which
-        rows a kernel works on. arena: where it works; its own when not given.
+        every run, as many as that has. num_outputs must differ from num_tokens, to tell which rows a kernel
+        works on. max_tokens, max_outputs: what `run` takes at most; 0: as many as were recorded. arena:
+        where it works; its own when not given.
 
         Raises: NotRecordable.
         """
@@ -115,7 +123,8 @@ class Program:
         finally:
             kernels.tape = None
         self._structs = [call for _, call in tape.calls]
-        self._arena, self._result = _arrange(self._structs, tape.buffers, result, arena or Arena())
+        rows = {num_tokens: max_tokens or num_tokens, num_outputs: max_outputs or num_outputs}
+        self._arena, self._result = _arrange(self._structs, tape.buffers, rows, result, arena or Arena())
         self._calls = (ProgramCall * len(tape.calls))()
         for entry, (address, call) in zip(self._calls, tape.calls, strict=True):
             entry.run = address
@@ -153,13 +162,21 @@ class Program:
 
 
 def _arrange(
-    calls: Sequence[ctypes.Structure], tensors: Sequence[Tensor], result: Tensor, shared: Arena
+    calls: Sequence[ctypes.Structure],
+    tensors: Sequence[Tensor],
+    rows: dict[int, int],
+    result: Tensor,
+    shared: Arena,
 ) -> tuple[Tensor, Tensor]:
-    """Give what is never needed at the same time the same memory, and point the calls there.
+    """Give what is never needed at the same time the same memory, and point the calls there. rows: how many
+    a tensor gets, by how many it had.
 
     Returns that memory and the result in it.
     """
-    buffers = [_Buffer(tensor.data_ptr(), tensor.nbytes) for tensor in tensors]
+    buffers = [
+        _Buffer(tensor.data_ptr(), tensor.nbytes, tensor[:1].nbytes * rows.get(len(tensor), len(tensor)))
+        for tensor in tensors
+    ]
     for number, call in enumerate(calls):
         for _, buffer, _ in _uses(call, buffers):
             buffer.first = number if buffer.first < 0 else buffer.first
@@ -171,14 +188,14 @@ def _arrange(
         for other in sorted((b for b in placed if b.overlaps(buffer)), key=lambda b: b.offset):
             if buffer.offset + buffer.size <= other.offset:
                 break
-            buffer.offset = max(buffer.offset, _aligned(other.offset + other.size))
+            buffer.offset = max(buffer.offset, _aligned(other.offset + other.size + GAP))
         placed.append(buffer)
     arena = shared.take(max(b.offset + b.size for b in placed))
     for call in calls:
         for name, buffer, inside in list(_uses(call, buffers)):
             setattr(call, name, arena.data_ptr() + buffer.offset + inside)
-    memory = arena[kept.offset : kept.offset + result.nbytes]
-    return arena, memory.view(result.dtype).view(result.shape)
+    memory = arena[kept.offset : kept.offset + kept.size]
+    return arena, memory.view(result.dtype).view(-1, *result.shape[1:])
 
 
 def _uses(call: ctypes.Structure, buffers: Sequence[_Buffer]) -> Iterator[tuple[str, _Buffer, int]]:
@@ -187,7 +204,7 @@ def _uses(call: ctypes.Structure, buffers: Sequence[_Buffer]) -> Iterator[tuple[
         if kind is not ctypes.c_void_p or (address := getattr(call, name)) is None:
             continue
         for buffer in buffers:
-            if 0 <= address - buffer.address < buffer.size:
+            if 0 <= address - buffer.address < buffer.recorded_size:
                 yield name, buffer, address - buffer.address
 
 
