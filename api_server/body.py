@@ -10,6 +10,7 @@ from typing import TypeVar
 import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from api_server.server_state import ServerState
 from runtime.errors import InvalidRequest, RequestAborted, RequestError
 from runtime.transport import DECODE_ERRORS
 
@@ -25,10 +26,15 @@ _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field 
 async def read_body(request: Request, kind: type[T]) -> T:
     """When it was there is `request.state.received_s`, by time.perf_counter().
 
-    Raises RequestError with the status of what is wrong: 400, 408, 413 or 415.
+    Raises RequestError with the status of what is wrong: 400, 408, 413 or 415; RequestAborted where nobody
+    waits for an answer any more.
     """
     data = await _read_bytes(request)
     request.state.received_s = time.perf_counter()
+    server: ServerState = request.app.state.server
+    await server.entrance.enter(len(data))
+    if request.state.has_left():
+        raise RequestAborted("the client has left")
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

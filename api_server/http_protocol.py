@@ -25,7 +25,7 @@ UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection. The scope's state gets two ways past what stands in front of the endpoints, which looks
-    at heads only: `send_body`, the innermost `send`, and `write_chunk`, which does not wait.
+    at heads only: `send_body`, the innermost `send`, and `write_chunk`, which does not wait; and `has_left`.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -46,6 +46,15 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_head_timer()
         super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client has left, which ends the connection. Who works for it hears of it now: until the
+        connection is lost a few turns of the loop pass, in which a request that came with it would begin.
+        """
+        cycle = self.cycle
+        if cycle is not None and not cycle.response_complete:
+            cycle.disconnected = True
+            cycle.message_event.set()
 
     def data_received(self, data: bytes) -> None:
         if self._awaits_head and self._head_timer is None:
@@ -74,6 +83,7 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_headers_complete()
         self.scope["state"]["send_body"] = self.cycle.send
         self.scope["state"]["write_chunk"] = partial(_write_chunk, self.cycle)
+        self.scope["state"]["has_left"] = partial(_has_left, self.cycle)
 
     def on_message_complete(self) -> None:
         self._awaits_head = True
@@ -121,6 +131,11 @@ def _write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
         return False
     cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
     return True
+
+
+def _has_left(cycle: RequestResponseCycle) -> bool:
+    """The client has closed the connection, as far as the event loop has seen."""
+    return cycle.disconnected
 
 
 def _head_too_large() -> RequestError:

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from api_server.entrance import Entrance
 from api_server.labels import LabelBook
 from api_server.metrics import Metrics
 from api_server.tokenizer import ServerTokenizer
@@ -30,6 +31,7 @@ class ServerState:
     metrics: Metrics
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
+    entrance: Entrance = field(default_factory=Entrance)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

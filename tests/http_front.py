@@ -82,21 +82,19 @@ class Front:
         """Another HTTP client."""
         return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=WAIT_S)
 
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
+
     def open_raw(self, path: str, *, headers: str = "", **body: Any) -> socket.socket:
         """A socket on which the request has been sent; `headers` are whole lines."""
-        data = json.dumps(body).encode()
-        connection = socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)
-        head = (
-            f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-            f"Content-Length: {len(data)}\r\n{headers}"
-        )
-        connection.sendall(head.encode() + b"\r\n" + data)
+        connection = self.connect()
+        connection.sendall(raw_request(path, headers=headers, **body))
         return connection
 
     def exchange(self, data: bytes | Iterator[bytes]) -> httpx.Response:
         """What the server answers to these bytes, to its end. It may answer before it has them all."""
         received = b""
-        with socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S) as connection:
+        with self.connect() as connection:
             with suppress(ConnectionError):
                 for piece in [data] if isinstance(data, bytes) else data:
                     connection.sendall(piece)
@@ -115,6 +113,16 @@ class Front:
         self.http.close()
         self.join()
         self.status.close()
+
+
+def raw_request(path: str, *, headers: str = "", **body: Any) -> bytes:
+    """`headers` are whole lines."""
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n{headers}"
+    )
+    return head.encode() + b"\r\n" + data
 
 
 def events(response: httpx.Response) -> list[Any]:
