@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -245,21 +246,22 @@ class Supervisor:
         config, unit = self.config, child.place.unit
         limit = config.max_engine_restarts if unit == ENGINE else config.max_restarts
         now = time.monotonic()
-        delay_s = self._budget.spend(unit, limit, now)
+        others = [other for other in self._children if other.place.unit == unit]
+        died_by_itself = self._may_be_a_request((child, *others), code)
+        delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself)
         if delay_s is None:
             self._events.write("budget_spent", unit=unit, restarts=limit)
             spent = f"{failure.message}; restarted {limit} times in {config.restart_window:g} s before"
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
             return
         if unit == ENGINE:
-            self._blame(child, code)
-        others = [child for child in self._children if child.place.unit == unit]
-        for child in others:
-            self._children.kill(child)
-        for child in others:
-            while not self._children.has_ended(child, POLL_S):
+            self._blame((child, *others), died_by_itself)
+        for other in others:
+            self._children.kill(other)
+        for other in others:
+            while not self._children.has_ended(other, POLL_S):
                 self._beat()  # a large process takes longer than others wait for a sign of life
-            self._reap(child)
+            self._reap(other)
         self._epoch += 1
         logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
         self._events.write(
@@ -268,17 +270,20 @@ class Supervisor:
         self._due.update({place: now + delay_s for place in places(config) if place.unit == unit})
         self._write_state()
 
-    def _blame(self, child: Child, code: int) -> None:
+    def _may_be_a_request(self, unit: Sequence[Child], code: int) -> bool:
+        """Whether the processes of a unit have ended by themselves, perhaps because of a request, and not by
+        somebody outside. `code`: how the first one did.
+        """
+        pids = {child.pid for child in unit}
+        hung = not self._hung.isdisjoint(pids)
+        self._hung -= pids
+        codes = [code, *(child.process.poll() for child in unit[1:])]
+        return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
+
+    def _blame(self, engine: Sequence[Child], may_be_a_request: bool) -> None:
         """Show whether a request may have ended the engine. One that was still loading had none."""
-        others = [other for other in self._children if other.place.unit == ENGINE]
-        hung = not self._hung.isdisjoint(each.pid for each in (child, *others))
-        codes = [code, *(other.process.poll() for other in others)]
-        ended = [each for each in codes if each is not None]
-        may_be_a_request = self._causes.may_be_a_request(ended, hung=hung)
-        was_ready = child.is_ready and all(map(self._was_ready, others))
-        self._hung.clear()
         self._solitary = NO_HANDLE
-        if may_be_a_request and was_ready:
+        if may_be_a_request and all(map(self._was_ready, engine)):
             self._num_engine_faults += 1
             self._solitary = self._page.read("scheduler").solitary
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -142,3 +143,19 @@ def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_hea
     assert scheduler.process.poll() == -signal.SIGKILL
     supervisor._beat()
     assert supervisor.names.page.read("launcher").num_engine_faults == num_faults
+
+
+@pytest.mark.parametrize(("command", "delays"), [("kill -KILL $$", [0, 0, 0]), ("exit 1", [0, 0.1, 0.4])])
+def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_killed(
+    supervisor: Supervisor, command: str, delays: list[float]
+) -> None:
+    supervisor._set_state("ready")
+    for _ in delays:
+        process = subprocess.Popen(["sh", "-c", command])
+        child = Child(Place("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        supervisor._poller.register(child.pidfd, zmq.POLLIN)
+        supervisor._children._running[child.place] = child
+        process.wait()
+        supervisor._on_exit(child)
+    events = map(json.loads, supervisor.names.endpoints.events_file.read_text().splitlines())
+    assert [event["delay"] for event in events if event["event"] == "restart"] == delays
