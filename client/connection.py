@@ -298,6 +298,12 @@ class Connection:
             lane.is_open and not self._is_silent(lane) for lane in self._lanes
         )
 
+    def _has_gone(self, lane: Lane) -> bool:
+        """As far as the connection shows it; in a run directory the launcher tells. A detokenizer that hangs
+        will be replaced, and one behind a network that was gone has forgotten us: both are to be greeted.
+        """
+        return lane.is_lost or (self._target.wants_status and self._is_silent(lane))
+
     def _is_silent(self, lane: Lane) -> bool:
         return time.monotonic() - lane.heard_at > SILENCE_S
 
@@ -322,17 +328,9 @@ class Connection:
         self._check_ring()
         self._look_at_ring()
         for lane in list(self._lanes):
-            if lane.is_open and lane.is_lost:
+            if lane.is_open and self._has_gone(lane):
                 self._replace_lane(lane.index)
                 self._check_ring()
-            elif (
-                lane.is_open
-                and self._is_silent(lane)
-                and self._restarts.is_whole
-                and self._target.wants_status
-            ):
-                # The machine or the network may be gone; of a run directory the launcher would tell.
-                raise RingClosed(f"the runtime has been silent for {SILENCE_S:.0f} s")
         if self._links and not any(lane.is_open for lane in self._lanes) and self._all_links_lost:
             raise RingClosed(f"the connection to the runtime at {self._target.name} was lost")
         if self._is_whole:

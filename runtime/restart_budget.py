@@ -1,7 +1,7 @@
 """RestartBudget: whether what has died is started again, and how soon. Pure counting; knows no process.
 
-All deaths count, so that nothing is started again for ever. A pause has a use only before what dies by itself:
-the cause may be over by then. What was ended from outside is well, and callers wait for it.
+All deaths count, so that nothing is started again for ever. A pause is of use only before what dies by
+itself: the cause may be over by then. What was ended from outside is well, and callers wait for it.
 """
 
 from __future__ import annotations
