@@ -16,6 +16,7 @@
 
 #include "attention_block.h"
 #include "attention_call.h"
+#include "attention_few_rows.h"
 #include "attention_tiles.h"
 #include "team.h"
 
@@ -58,12 +59,6 @@ void store_kv(const AttentionCall& call, int token) {
   }
 }
 
-// Whether keys are multiplied as they lie in the pool: 16 neighbours at a time, so pages must hold such.
-template <class Math>
-bool goes_across(const AttentionCall& call, const Tile& tile) {
-  return Math::kHasTiles && tile.num_rows <= kMaxRowsAcross && call.page_size % kMaxRowGroup == 0;
-}
-
 template <class Math>
 void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& work) {
   typename Math::Unit* units = work.queries;
@@ -81,10 +76,6 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
       const vfloat x = call.cos_sin ? rounded_to<T>(load(turned + c)) : load(q + c);
       Math::store_units(to + c / Math::kPerUnit, x);
     }
-  }
-  if (!goes_across<Math>(call, tile)) return;
-  for (int u = 0; u < head_units; ++u) {
-    for (int r = 0; r < tile.num_rows; ++r) work.queries_across[u * tile.num_rows + r] = units[r * head_units + u];
   }
 }
 
@@ -125,16 +116,25 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
   const int64_t end_known =
       tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
   find_slots(call, tile.seq, begin, end_known, work.slots);
+#if defined(CAROUSEL_HAS_TILES)
+  if constexpr (Math::kHasTiles) {
+    if (FewRows::fit(tile.num_rows)) {
+      static thread_local std::unique_ptr<FewRowsWorkspace> few(new FewRowsWorkspace);
+      FewRows(call, tile, *few, work.slots, out).attend(work.queries, begin, end, work.lane_sums);
+      for (int r = 0; r < tile.num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
+      return;
+    }
+  }
+#endif
   typename Math::Shapes shapes;
-  const bool across = goes_across<Math>(call, tile);
   for (int64_t block = begin; block < end; block += kBlock) {
     const int num_keys = (int)std::min<int64_t>(kBlock, end - block);
     const int num_padded = std::min(kBlock, (num_keys + kStep - 1) / kStep * kStep);
     const int num_next = (int)std::min<int64_t>(kBlock, std::max<int64_t>(0, end_known - block - kBlock));
     const int64_t* slots = work.slots + (block - begin);
-    if (!across) pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys);
+    pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys);
     pack_values<Math>(v_pool, width, head_dim, slots, num_keys, num_next, work.values);
-    BlockStep<Math>{call, tile, work, shapes, out, across ? k_pool : nullptr, slots, block, num_keys, num_padded}.add_to_tile();
+    BlockStep<Math>{call, tile, work, shapes, out, block, num_keys, num_padded}.add_to_tile();
   }
   for (int r = 0; r < tile.num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
 }

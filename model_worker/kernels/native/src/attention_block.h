@@ -12,7 +12,6 @@ struct Workspace {
   alignas(64) Unit keys[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kLanes][units of a head][kLanes]
   alignas(64) Unit values[kBlock * kMaxHeadDim / Math::kPerUnit];  // [kBlock / kPerUnit][head_dim]
   alignas(64) Unit queries[kTileFloats / Math::kPerUnit];          // [rows][units of a head]
-  alignas(64) Unit queries_across[kMaxRowsAcross * kMaxHeadDim / Math::kPerUnit];  // [units of a head][rows]
   alignas(64) Unit weights[kMaxRowGroup][kBlock / Math::kPerUnit];
   alignas(64) float scores[kMaxRowGroup][kBlock];
   alignas(64) float lane_sums[kMaxTileRows][kLanes];
@@ -50,18 +49,27 @@ void pack_keys(const typename Math::Stored* pool, int width, int head_dim, const
   }
 }
 
+// Units of packed values that hold a block's first num_keys keys.
+template <class Math>
+int units_of_keys(int num_keys) {
+  constexpr int kApart = Math::kKeysApart;
+  if (kApart == 0) return num_keys;
+  return num_keys / (2 * kApart) * kApart + std::min(kApart, num_keys % (2 * kApart));
+}
+
 template <class Math>
 void pack_values(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots,
                  int num_keys, int num_next, typename Math::Unit* values) {
-  for (int t = 0; t < num_keys; t += Math::kPerUnit) {
-    for (int i = t; i < std::min(t + Math::kPerUnit, num_next); ++i)
+  const int num_units = units_of_keys<Math>(num_keys);
+  constexpr int kApart = Math::kKeysApart;
+  for (int u = 0; u < num_units; ++u) {
+    const int t = kApart ? u / kApart * 2 * kApart + u % kApart : u;
+    for (int i = u * Math::kPerUnit; i < std::min((u + 1) * Math::kPerUnit, num_next); ++i)
       prefetch(pool, slots[kBlock + i], width, head_dim);
     // The weight of a key that is not there is 0: any finite row will do.
-    const int next = std::min(t + Math::kPerUnit - 1, num_keys - 1);
-    Math::pack_values(values + t / Math::kPerUnit * head_dim, pool + slots[t] * width,
-                      pool + slots[next] * width, head_dim);
+    const int next = t + kApart < num_keys ? t + kApart : t;
+    Math::pack_values(values + u * head_dim, pool + slots[t] * width, pool + slots[next] * width, head_dim);
   }
-  const int num_units = (num_keys + Math::kPerUnit - 1) / Math::kPerUnit;
   const int num_padded = (num_units + Math::kUnitStep - 1) / Math::kUnitStep * Math::kUnitStep;
   std::memset(values + num_units * head_dim, 0, (num_padded - num_units) * head_dim * sizeof *values);
 }
@@ -113,9 +121,10 @@ void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit],
 }
 
 // Turns a row's raw scores into weights, of keys [first, end) of the block, and rescales what it has so far.
-template <class Math>
+// store_weights(t, low, high) takes those of keys [t, t + 2 * kLanes).
+template <class Store>
 void weigh(const float* scores, int first, int end, int num_padded, float scale, float softcap, int head_dim,
-           float* max_so_far, float* lane_sums, float* row, typename Math::Unit* weights) {
+           float* max_so_far, float* lane_sums, float* row, const Store& store_weights) {
   vfloat x[kBlock / kLanes];
   vfloat highest = splat(kNone);
   vint lane = {};
@@ -135,10 +144,12 @@ void weigh(const float* scores, int first, int end, int num_padded, float scale,
     for (int c = 0; c < head_dim; c += kLanes) store(row + c, load(row + c) * shrink);
     *max_so_far = new_max;
   }
-  for (int t = 0; t < num_padded; t += kLanes) {
-    const vfloat weight = exp(x[t / kLanes] - new_max);
-    sum += weight;
-    Math::store_units(weights + t / Math::kPerUnit, weight);
+  for (int t = 0; t < num_padded; t += 2 * kLanes) {
+    const vfloat low = exp(x[t / kLanes] - new_max);
+    const vfloat high = exp(x[t / kLanes + 1] - new_max);
+    sum += low;
+    sum += high;
+    store_weights(t, low, high);
   }
   store(lane_sums, sum);
 }
@@ -150,15 +161,13 @@ struct BlockStep {
   Workspace<Math>& work;
   typename Math::Shapes& shapes;
   Partial out;
-  const typename Math::Stored* across;  // the head's keys in the pool if they are not packed, or null
-  const int64_t* slots;                 // of the block's keys
-  int64_t begin;                        // position of the block's first key
+  int64_t begin;  // position of the block's first key
   int num_keys;
   int num_padded;
 
   int group() const { return call.num_heads / call.num_kv_heads; }
   int head_units() const { return call.head_dim / Math::kPerUnit; }
-  int num_units() const { return (num_keys + Math::kPerUnit - 1) / Math::kPerUnit; }
+  int num_units() const { return units_of_keys<Math>(num_keys); }
 
   // Whether any of rows [r, r + rows) sees any of the block's keys.
   bool is_seen(int r, int rows) const {
@@ -173,8 +182,10 @@ struct BlockStep {
       const int first = (int)std::max<int64_t>(0, tile.first_key(row, group(), call.window) - begin);
       const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group()) - begin);
       if (first < end) {
-        weigh<Math>(work.scores[g], first, end, num_padded, call.scale, call.softcap, call.head_dim,
-                    out.max + row, work.lane_sums[row], out.rows + row * call.head_dim, work.weights[g]);
+        weigh(work.scores[g], first, end, num_padded, call.scale, call.softcap, call.head_dim, out.max + row,
+              work.lane_sums[row], out.rows + row * call.head_dim, [&](int t, vfloat low, vfloat high) {
+                Math::store_weights(work.weights[g] + t / Math::kPerUnit, low, high);
+              });
       } else {
         std::memset(work.weights[g], 0, sizeof work.weights[g]);
       }
@@ -203,14 +214,8 @@ struct BlockStep {
   // The same for up to kMaxRowGroup rows.
   void add_to_rows_by_tiles(int r, int rows) {
     if (!is_seen(r, rows)) return;
-    if (across) {
-      shapes.set_across(rows);
-      Math::compute_scores_across(work.queries_across, rows, across, call.num_kv_heads * call.head_dim, slots, num_keys,
-                                  head_units(), work.scores);
-    } else {
-      shapes.set(rows);
-      Math::compute_scores(work.queries + r * head_units(), work.keys, head_units(), work.scores);
-    }
+    shapes.set(rows);
+    Math::compute_scores(work.queries + r * head_units(), work.keys, head_units(), work.scores);
     weigh_rows(r, rows);
     for (int c = 0; c < call.head_dim; c += 2 * kLanes) {
       Math::add_columns(work.weights, work.values, num_units(), call.head_dim, c, out.rows + r * call.head_dim);

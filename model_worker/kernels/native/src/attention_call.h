@@ -16,8 +16,6 @@ constexpr int kTileFloats = 8192;  // accumulators of a tile: 32 KiB, so that th
 constexpr int kMaxTileRows = 128;
 constexpr int kRowGroup = kLanes == 16 ? 8 : 4;  // rows whose sums are in registers together
 constexpr int kMaxRowGroup = 16;                 // as many as a tile has
-// Rows of a tile, at most, that AMX multiplies with keys as they lie in the pool, for which packing them is more work.
-constexpr int kMaxRowsAcross = 8;
 constexpr int kPrefetchLine = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 

@@ -16,6 +16,7 @@ struct FloatMath {
   using Vector = vfloat;
   using Shapes = NoShapes;
   static constexpr int kPerUnit = 1;
+  static constexpr int kKeysApart = 0;
   static constexpr bool kHasTiles = false;
   static constexpr int kUnitStep = 1;  // units of values beyond the last are zero up to a multiple of it
 
@@ -27,6 +28,12 @@ struct FloatMath {
   static vfloat units_of(const T* p) { return load(p); }
   static void store_units(Unit* to, vfloat values) { store(to, values); }
 
+  // Weights of 2 * kLanes neighbouring keys, as the values they multiply are packed.
+  static void store_weights(Unit* to, vfloat low, vfloat high) {
+    store(to, low);
+    store(to + kLanes, high);
+  }
+
   // One row of values [head_dim]; a unit holds one key's.
   static void pack_values(Unit* to, const T* row, const T*, int head_dim) {
     for (int c = 0; c < head_dim; c += kLanes) store(to + c, load(row + c));
@@ -37,10 +44,11 @@ struct FloatMath {
 
 struct Bf16PairMath {
   using Stored = bf16;
-  using Unit = uint32_t;  // two neighbours: dimensions of q and k, keys of weights and v
+  using Unit = uint32_t;  // two: neighbouring dimensions of q and k; keys of weights and v, kKeysApart from each other
   using Vector = __m512bh;
   using Shapes = NoShapes;
   static constexpr int kPerUnit = 2;
+  static constexpr int kKeysApart = 16;
   static constexpr bool kHasTiles = false;
   static constexpr int kUnitStep = 1;  // units of values beyond the last are zero up to a multiple of it
 
@@ -57,10 +65,16 @@ struct Bf16PairMath {
     _mm256_storeu_si256((__m256i*)to, (__m256i)_mm512_cvtneps_pbh((__m512)values));
   }
 
+  // Weights of 2 * kLanes neighbouring keys, as the values they multiply are packed.
+  static void store_weights(Unit* to, vfloat low, vfloat high) {
+    const __m512i words = (__m512i)_mm512_cvtne2ps_pbh((__m512)high, (__m512)low);
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16(interleaving(0, 16), words));
+  }
+
   // Two rows of values [head_dim], interleaved; a unit holds two keys'.
   static void pack_values(Unit* to, const bf16* row, const bf16* next, int head_dim) {
-    const __m512i low = interleaving(0);
-    const __m512i high = interleaving(16);
+    const __m512i low = interleaving(0, 32);
+    const __m512i high = interleaving(16, 32);
     for (int c = 0; c < head_dim; c += 32) {
       const __m512i a = _mm512_loadu_si512(row + c);
       const __m512i b = _mm512_loadu_si512(next + c);
@@ -70,10 +84,10 @@ struct Bf16PairMath {
   }
 
  private:
-  // first, 32 + first, first + 1, 32 + first + 1 ...: element i of one row, then of the other.
-  static __m512i interleaving(int first) {
+  // first, other + first, first + 1, other + first + 1 ...: element i of one row, then of the other.
+  static __m512i interleaving(int first, int other) {
     uint16_t index[32];
-    for (int i = 0; i < 32; ++i) index[i] = (uint16_t)(first + i / 2 + i % 2 * 32);
+    for (int i = 0; i < 32; ++i) index[i] = (uint16_t)(first + i / 2 + i % 2 * other);
     return _mm512_loadu_si512(index);
   }
 };

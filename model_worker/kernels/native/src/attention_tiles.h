@@ -39,36 +39,6 @@ struct Bf16TileMath : Bf16PairMath {
     _tile_stored(3, scores[0] + 48, sizeof scores[0]);
   }
 
-  // The same for `rows` queries and the keys as they lie in the pool, 16 in a row: keys by queries instead of
-  // queries by keys, whose products are the same. The queries come across: [units of a head][rows].
-  static void compute_scores_across(const Unit* queries, int rows, const bf16* pool, int width, const int64_t* slots,
-                                    int num_keys, int head_units, float (*scores)[kBlock]) {
-    alignas(64) float across[2][kTileRows * kMaxRowsAcross];
-    const int64_t stride = width * sizeof(bf16), across_stride = rows * sizeof(float);
-    see_memory();
-    for (int t = 0; t < num_keys; t += 2 * kTileRows) {
-      const bf16* key = pool + slots[t] * width;
-      const bf16* more = t + kTileRows < num_keys ? pool + slots[t + kTileRows] * width : key;
-      _tile_zero(2);
-      _tile_zero(3);
-      for (int u = 0; u < head_units; u += kTileRows) {
-        _tile_loadd(7, queries + u * rows, across_stride);
-        _tile_loadd(5, key + u * kPerUnit, stride);
-        _tile_dpbf16ps(2, 5, 7);
-        _tile_loadd(6, more + u * kPerUnit, stride);
-        _tile_dpbf16ps(3, 6, 7);
-      }
-      _tile_stored(2, across[0], across_stride);
-      _tile_stored(3, across[1], across_stride);
-      __m512i index = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-      index = _mm512_mullo_epi32(index, _mm512_set1_epi32(rows));
-      for (int g = 0; g < rows; ++g) {
-        _mm512_store_ps(scores[g] + t, _mm512_i32gather_ps(index, across[0] + g, 4));
-        _mm512_store_ps(scores[g] + t + kTileRows, _mm512_i32gather_ps(index, across[1] + g, 4));
-      }
-    }
-  }
-
   // rows[g][c ..] += weights[g] . values[.., c ..] for two vectors of columns.
   static void add_columns(const Unit (*weights)[kBlock / kPerUnit], const Unit* values, int num_units, int head_dim,
                           int c, float* rows) {

@@ -30,13 +30,16 @@ inline void see_memory() { asm volatile("" : : : "memory"); }
 class TileShapes {
  public:
   // Sums and tile 4 have `rows` rows, 5 to 7 sixteen.
-  void set(int rows) { set(rows, rows, kTileRows, 16); }
+  void set(int rows) { set(rows, rows, kTileRows); }
 
   // Sums 0 and 1 and tile 4 have 16 rows; sums 2 and 3 and tile 5 have more_rows; 6 and 7 sixteen.
-  void set_two(int more_rows) { set(kTileRows, more_rows, more_rows, 16); }
+  void set_two(int more_rows) { set(kTileRows, more_rows, more_rows); }
 
-  // Sums 0 and 1 and tile 4 have `rows` rows; 5 and 6 sixteen; sums 2 and 3 and tile 7 sixteen of `rows` columns.
-  void set_across(int rows) { set(rows, kTileRows, kTileRows, rows); }
+  // 0, 1 and 2 have twice `rows` rows; 3 and 4 sixteen; 5 to 7 sixteen of `columns` floats.
+  void set_few(int rows, int columns) {
+    const int two = 2 * rows, narrow = 4 * columns;
+    load(rows << 8 | columns, {two, two, two, 16, 16, 16, 16, 16}, {64, 64, 64, 64, 64, narrow, narrow, narrow});
+  }
 
   TileShapes() = default;
   TileShapes(const TileShapes&) = delete;
@@ -54,14 +57,24 @@ class TileShapes {
     uint8_t rows[16] = {};
   };
 
-  void set(int rows, int more_rows, int rows_of_5, int columns) {
-    const int wanted = rows << 24 | more_rows << 16 | rows_of_5 << 8 | columns;
+  struct Sizes {
+    int of[8];
+  };
+
+  void set(int rows, int more_rows, int rows_of_5) {
+    load(rows << 24 | more_rows << 16 | rows_of_5,
+         {rows, rows, more_rows, more_rows, rows, rows_of_5, kTileRows, kTileRows}, {64, 64, 64, 64, 64, 64, 64, 64});
+  }
+
+  // wanted: what tells these sizes from others.
+  void load(int wanted, const Sizes& rows, const Sizes& row_bytes) {
     if (wanted == current_) return;
     current_ = wanted;
     Config config;
-    const int heights[8] = {rows, rows, more_rows, more_rows, rows, rows_of_5, kTileRows, kTileRows};
-    for (int i = 0; i < 8; ++i) config.rows[i] = (uint8_t)heights[i];
-    for (int i : {2, 3, 7}) config.row_bytes[i] = (uint16_t)(4 * columns);
+    for (int i = 0; i < 8; ++i) {
+      config.rows[i] = (uint8_t)rows.of[i];
+      config.row_bytes[i] = (uint16_t)row_bytes.of[i];
+    }
     see_memory();
     _tile_loadconfig(&config);
   }
