@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 from starlette.responses import Response
@@ -113,6 +113,7 @@ class Format(Protocol):
         """The body of an answer that is not streamed."""
 
 
+@runtime_checkable
 class StreamFormat(Format, Protocol):
     """Of an endpoint that can stream."""
 
@@ -126,7 +127,7 @@ class StreamFormat(Format, Protocol):
 class Generation(Response):
     """The ASGI response of a generating endpoint."""
 
-    def __init__(self, server: ServerState, job: Job, answer: Format | StreamFormat) -> None:
+    def __init__(self, server: ServerState, job: Job, answer: Format) -> None:
         """`answer`: a StreamFormat, if the job streams."""
         super().__init__()
         self._server = server
@@ -144,7 +145,9 @@ class Generation(Response):
             options = self._job.options
             options["cache_salt"] = salt_of_tenant(state["tenant"], options.get("cache_salt", ""))
         if self._job.stream:
-            work = self._stream(EventWriter(send, state["send_body"], state["write_chunk"]))
+            assert isinstance(self._answer, StreamFormat)
+            writer = EventWriter(send, state["send_body"], state["write_chunk"])
+            work = self._stream(writer, self._answer)
         else:
             work = self._complete(scope, receive, send)
         try:
@@ -187,22 +190,21 @@ class Generation(Response):
                 timer.note_finished(completion.usage)
                 return completion
 
-    async def _stream(self, writer: EventWriter) -> None:
+    async def _stream(self, writer: EventWriter, answer: StreamFormat) -> None:
         job = self._job
         try:
             with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
-                await self._write_events(writer, labels)
-            last = self._answer.last_events() + DONE
+                await self._write_events(writer, answer, labels)
+            last = answer.last_events() + DONE
         except Exception as error:
             if not writer.has_begun:
                 raise
             last = b"data: %b\n\n" % error_body(as_request_error(error))
         await writer.end(last)
 
-    async def _write_events(self, writer: EventWriter, labels: Sequence[str]) -> None:
+    async def _write_events(self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str]) -> None:
         """What one step has brought goes out in one write."""
         job, metrics = self._job, self._server.metrics
-        events_of = self._answer.events
         with ExitStack() as stack:
             timers = [
                 stack.enter_context(RequestTimer(metrics, self._received_s, job.num_sequences))
@@ -219,7 +221,7 @@ class Generation(Response):
                         timers[prompt].note_delta(delta)
                         if delta.finish_reason == "abort":
                             raise _aborted()
-                        data += events_of(prompt, delta)
+                        data += answer.events(prompt, delta)
                     if data and not writer.try_write(data):
                         await writer.write(data)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import uvloop
-from tqdm import tqdm  # type: ignore[import-untyped]
+from tqdm import tqdm
 
 from bench_serving.arguments import BenchConfig, parse_args
 from bench_serving.datasets.base import Conversation

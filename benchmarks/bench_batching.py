@@ -35,7 +35,7 @@ from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
 from runtime.sampling_params import SamplingParams
 from runtime.transport import MemoryChannel
 from runtime.wire import pack_ids, unpack_ids
-from scheduler_proc.executor import Executor
+from scheduler_proc.executor import AnyExecutor
 from scheduler_proc.main import build_scheduler
 
 NUM_REQUESTS = 160
@@ -120,7 +120,7 @@ def config(mode: str) -> RuntimeConfig:
     )
 
 
-def measure(mode: str, executor: Executor, limits: WorkerReady, clock: Callable[[], float]) -> Figures:
+def measure(mode: str, executor: AnyExecutor, limits: WorkerReady, clock: Callable[[], float]) -> Figures:
     output = MemoryChannel("detokenizer_in")
     scheduler = build_scheduler(config(mode), frozenset(), executor, limits, [output])
     last: dict[bytes, float] = {}

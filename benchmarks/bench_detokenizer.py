@@ -70,11 +70,12 @@ class Bench:
         ids = self._connect(num_clients)
         encode = msgspec.msgpack.Encoder().encode
         handles = [make_handle(ids[row % num_clients], row) for row in range(num_rows)]
-        fields = {"stream": True, "stop": stops, "stop_words": stop_words}
-        opened = tuple(
-            msgspec.Raw(encode(StreamOpen(handle, 5, pack_ids([5, 6, 7]), **fields))) for handle in handles
-        )
-        self.inbox.send(TokenBatch(0, opened=opened))
+        prompt = pack_ids([5, 6, 7])
+        streams = [
+            StreamOpen(handle, 5, prompt, stream=True, stop=stops, stop_words=stop_words)
+            for handle in handles
+        ]
+        self.inbox.send(TokenBatch(0, opened=tuple(msgspec.Raw(encode(stream)) for stream in streams)))
         self.loop.turn(0.0)
         assert self.loop.num_live == num_rows
         self.handles = b"".join(handles)

@@ -34,6 +34,8 @@ BAR = 0.03
 
 
 class SleepingHandle:
+    frames = ()
+
     def __init__(self) -> None:
         self._result: StepResult | None = None
         self._finished = threading.Event()

@@ -44,7 +44,7 @@ from scheduler_proc.cache.radix_cache import RadixCache
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.composition import BatchingSettings, make_batch_builder
 from scheduler_proc.controls import Controls
-from scheduler_proc.executor import Executor
+from scheduler_proc.executor import AnyExecutor
 from scheduler_proc.intake import Intake
 from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.limits import Limits
@@ -179,7 +179,7 @@ class Case(NamedTuple):
 class Bench:
     """One scheduler, its rows full, ready to be stepped."""
 
-    def __init__(self, case: Case, executor: Executor | None = None) -> None:
+    def __init__(self, case: Case, executor: AnyExecutor | None = None) -> None:
         self.case = case
         max_len = case.num_prompt + case.num_output
         num_pages = case.num_pages or (

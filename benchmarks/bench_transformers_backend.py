@@ -43,8 +43,15 @@ def make_runner(model: str, model_impl: ModelImpl, max_rows: int, max_len: int) 
         device = make_device("cpu", threaded=False)
         served = load_served_model(config, device, lambda loaded, total: None)
     pool = filled_pool(served.model.kv_layout, max_rows, max_len, torch.bfloat16, "cpu")
-    sizes = {"max_rows": max_rows, "max_len": max_len, "vocab_size": served.config.vocab_size}
-    return ModelRunner(served.model, pool, served.backend, device, **sizes)
+    return ModelRunner(
+        served.model,
+        pool,
+        served.backend,
+        device,
+        max_rows=max_rows,
+        max_len=max_len,
+        vocab_size=served.config.vocab_size,
+    )
 
 
 def main() -> None:

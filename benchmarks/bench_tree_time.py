@@ -64,7 +64,7 @@ def main() -> None:
     args = parser.parse_args()
     ring = Ring(DEMO_MODEL, Setting())
     timed = TimedCache(ring.scheduler.kv.cache)
-    ring.scheduler.kv.cache = timed  # type: ignore[assignment]
+    ring.scheduler.kv.cache = timed
     prompts = generated_shared_prefix(args.groups, args.prompts)
     sampling = [SamplingParams(max_tokens=NUM_OUTPUT, seed=0, ignore_eos=True)] * len(prompts)
     start = time.perf_counter_ns()

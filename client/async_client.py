@@ -17,8 +17,8 @@ from client.client import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
 from client.connection import RING_TIMEOUT_S
 from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
-from client.embedding import NO_OUTPUT, Embedding, EmbedOptions, as_request_options, embedding_of
-from client.request_builder import Prompt, RequestOptions, TokenIds
+from client.embedding import NO_OUTPUT, Embedding, embedding_of
+from client.request_builder import EmbedOptions, Prompt, RequestOptions, TokenIds
 from client.request_state import RequestState
 from client.result import Completion, Delta
 from client.session import Item, Session, control_result, deadline_after
@@ -227,8 +227,8 @@ class AsyncClient:
 
         `timeout` is in seconds. Raises: as `generate`.
         """
-        wanted = as_request_options(options)
-        return embedding_of(await self.generate(prompt, NO_OUTPUT, timeout=timeout, **wanted))
+        completion = await self.generate(prompt, NO_OUTPUT, timeout=timeout, task="embed", **options)
+        return embedding_of(completion)
 
     def stream(
         self,

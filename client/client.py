@@ -15,8 +15,15 @@ from client.batch import Batch
 from client.connection import RING_TIMEOUT_S
 from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
-from client.embedding import NO_OUTPUT, Embedding, EmbedOptions, as_request_options, embedding_of
-from client.request_builder import Prompt, RequestOptions, TokenIds, is_single_prompt, one_per_prompt
+from client.embedding import NO_OUTPUT, Embedding, embedding_of
+from client.request_builder import (
+    EmbedOptions,
+    Prompt,
+    RequestOptions,
+    TokenIds,
+    is_single_prompt,
+    one_per_prompt,
+)
 from client.request_state import RequestState
 from client.result import Completion, Delta
 from client.session import Item, Session, control_result, deadline_after
@@ -186,15 +193,15 @@ class Client:
 
         Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed, TimeoutError.
         """
-        return self._generate(prompt, sampling_params, timeout, options, _ignore)
+        return self._generate(prompt, sampling_params, timeout, _ignore, **options)
 
     def _generate(
         self,
         prompt: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
         timeout: float | None,
-        options: RequestOptions,
         on_completion: Callable[[Completion], None],
+        **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
         """`on_completion` is called with each as it ends."""
         deadline = deadline_after(timeout, time.monotonic())
@@ -238,8 +245,7 @@ class Client:
 
         A text may be given as token ids. `timeout` and errors as for `generate`.
         """
-        wanted = as_request_options(options)
-        done = self._generate(prompt, NO_OUTPUT, timeout, wanted, _ignore)
+        done = self._generate(prompt, NO_OUTPUT, timeout, _ignore, task="embed", **options)
         return [embedding_of(each) for each in done] if isinstance(done, list) else embedding_of(done)
 
     def stream(

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TypedDict
 
-from client.request_builder import RequestOptions
 from client.result import Completion
 from runtime.errors import RequestError
 from runtime.messages import Usage
@@ -16,27 +14,12 @@ NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
 """Of a request that ends with its prompt: nothing is sampled."""
 
 
-class EmbedOptions(TypedDict, total=False):
-    """Keyword arguments of every embedding call; the same as those of generating calls."""
-
-    priority: int
-    cache_salt: str
-    label: str
-    add_special_tokens: bool
-    time_limit: float | None
-    arrival_time: float | None
-
-
 @dataclass(frozen=True, slots=True)
 class Embedding:
     vector: FloatArray = field(compare=False)
     """[hidden_size] float32."""
     usage: Usage
     label: str = ""
-
-
-def as_request_options(options: EmbedOptions) -> RequestOptions:
-    return RequestOptions(**options, task="embed")
 
 
 def embedding_of(completion: Completion) -> Embedding:

@@ -82,7 +82,7 @@ class LLM(Client):
         if not use_tqdm or is_single_prompt(prompt):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)
         with progress_bar(len(prompt)) as on_completion:
-            return self._generate(prompt, sampling_params, timeout, options, on_completion)
+            return self._generate(prompt, sampling_params, timeout, on_completion, **options)
 
     def close(self) -> None:
         """Stop the runtime: afterwards none of its processes and files is left. Idempotent."""

@@ -36,8 +36,8 @@ MAX_ARRIVAL_TIME = 100_000_000_000
 MESSAGE_KEYS = frozenset(ChatMessage.__struct_fields__)
 
 
-class RequestOptions(TypedDict, total=False):
-    """Keyword arguments of every generating call."""
+class EmbedOptions(TypedDict, total=False):
+    """Keyword arguments of every embedding call."""
 
     priority: int
     """Higher is served first; -1000 to 1000."""
@@ -47,6 +47,15 @@ class RequestOptions(TypedDict, total=False):
     """The caller's own id, echoed in the completion. Refused while another request of this client has it."""
     add_special_tokens: bool
     """Of a text prompt: let the tokenizer add its begin-of-text token."""
+    time_limit: float | None
+    """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
+    arrival_time: float | None
+    """Seconds since 1970 when it was asked, for the server's statistics; the default is now."""
+
+
+class RequestOptions(EmbedOptions, total=False):
+    """Keyword arguments of every generating call."""
+
     add_generation_prompt: bool | None
     """Of a conversation: end with the header of the assistant's turn; the default unless its last message is
     to be continued.
@@ -55,10 +64,6 @@ class RequestOptions(TypedDict, total=False):
     """Of a conversation: its last message is the beginning of the answer."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Of a conversation: further variables of the chat template, JSON-like."""
-    time_limit: float | None
-    """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
-    arrival_time: float | None
-    """Seconds since 1970 when it was asked, for the server's statistics; the default is now."""
     task: Task
     """Set by the calls that embed."""
     kv_cache_retention_config: KvCacheRetentionConfig | None

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 from runtime.handle import NO_HANDLE
 from runtime.messages import ProcessState, RingStatus
@@ -10,7 +11,8 @@ from runtime.messages import ProcessState, RingStatus
 RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]
 
 
-class Restart(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Restart:
     """A process, or the engine as a whole, has been replaced by one that is ready."""
 
     role: RestartedRole

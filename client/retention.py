@@ -5,25 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, ClassVar
+from typing import Any
 
 from runtime.errors import InvalidRequest
 from runtime.retention import DEFAULT_PRIORITY, MAX_PRIORITY, MAX_RANGES, RetainedRange, Retention
 
 PARAM = "kv_cache_retention_config"
 MAX_COUNT = (1 << 31) - 1
-
-
-@dataclass(frozen=True, slots=True)
-class TokenRangeRetentionConfig:
-    """Prompt tokens token_start .. token_end - 1 (None: to its end) are kept at `priority`, 0 to 100; for
-    duration_ms after their last use (an integer or a timedelta; None: for ever), then at the default of 35.
-    """
-
-    token_start: int
-    token_end: int | None = None
-    priority: int = DEFAULT_PRIORITY
-    duration_ms: int | timedelta | None = None
 
 
 @dataclass(frozen=True)
@@ -39,12 +27,24 @@ class KvCacheRetentionConfig:
     A wrong value raises InvalidRequest when the request is submitted.
     """
 
-    TokenRangeRetentionConfig: ClassVar[type] = TokenRangeRetentionConfig
+    @dataclass(frozen=True, slots=True)
+    class TokenRangeRetentionConfig:
+        """Prompt tokens token_start .. token_end - 1 (None: to its end) are kept at `priority`, 0 to 100; for
+        duration_ms after their last use (an integer or a timedelta; None: for ever), then at the default, 35.
+        """
+
+        token_start: int
+        token_end: int | None = None
+        priority: int = DEFAULT_PRIORITY
+        duration_ms: int | timedelta | None = None
 
     token_range_retention_configs: Sequence[TokenRangeRetentionConfig] = field(default_factory=tuple)
     decode_retention_priority: int = DEFAULT_PRIORITY
     decode_duration_ms: int | timedelta | None = None
     max_tokens: int | None = None
+
+
+TokenRangeRetentionConfig = KvCacheRetentionConfig.TokenRangeRetentionConfig
 
 
 def retention_for_wire(config: Any) -> Retention | None:

@@ -174,7 +174,8 @@ class TextStream:
             self._flush_text()
         usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens)
         cumulative = self._cumulative_logprob()
-        reason, matched, error = closed.reason, self.matched, None
+        reason, error = closed.reason, None
+        matched: str | int | None = self.matched
         if matched is not None or reason == "stop_string":
             reason = "stop"
         elif reason == "stop" and closed.stop_token >= 0 and closed.stop_token not in eos_token_ids:

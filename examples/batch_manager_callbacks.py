@@ -36,7 +36,7 @@ class Server:
         self.waiting.put(InferenceRequest(request_id, inputs))
 
     def get_inference_requests(self, max_num_requests: int) -> list[InferenceRequest]:
-        requests = []
+        requests: list[InferenceRequest] = []
         while not self.waiting.empty() and len(requests) != max_num_requests:
             requests.append(self.waiting.get())
         return requests

@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from model_worker.model_runner import ModelRunner
 from model_worker.pooler import Pooler
-from model_worker.sampling.columns import SampleRows
 from model_worker.step_output import StepOutput, sampled_positions
 from runtime.plan import BatchPlan
 from runtime.pooling import Pooling
-
-
-@dataclass(slots=True)
-class PooledForward:
-    vectors: Tensor  # [S, hidden_size] float32
-    who: SampleRows
 
 
 class EmbeddingRunner(ModelRunner):
@@ -31,20 +23,16 @@ class EmbeddingRunner(ModelRunner):
         self._pooler = Pooler(pooling, max_rows=self.max_rows, device=self._device)
 
     @torch.inference_mode()
-    def forward(self, plan: BatchPlan) -> PooledForward:
+    def forward(self, plan: BatchPlan) -> StepOutput:
         """Apply the plan and compute its tokens."""
-        batch, who = self.apply(plan)
+        batch, _ = self.apply(plan)
         if self._pooler.needs_every_token:
             every = torch.arange(len(batch.positions), device=batch.positions.device)
             batch = replace(batch, output_indices=every)
         self._backend.prepare(batch)
         hidden = self._model(batch, self.kv_pool, self._backend)
         complete, _ = sampled_positions(plan)
-        return PooledForward(self._pooler.pool(hidden, batch, complete), who)
-
-    @torch.inference_mode()
-    def sample(self, forward: PooledForward, masks: Mapping[int, bytes]) -> StepOutput:
-        vectors = forward.vectors
+        vectors = self._pooler.pool(hidden, batch, complete)
         tokens = torch.zeros(len(vectors), dtype=torch.int32, device=vectors.device)
         return StepOutput(tokens, embeddings=vectors)
 

@@ -212,7 +212,7 @@ def _as_wanted(
             yield name, tensor
         elif not quantized.is_companion(name):
             pieces = targets.get(name)
-            as_stored = bool(pieces) and pieces[0].memory.dtype is quantized.dtype(name)
+            as_stored = bool(pieces and pieces[0].memory.dtype is quantized.dtype(name))
             yield from quantized.expanded(name, tensor, as_stored=as_stored)
 
 

@@ -132,8 +132,8 @@ class ModelRunner:
             src, dst = np.array(plan.page_copies, np.int64).T
             self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
 
-    def forward(self, plan: BatchPlan) -> ForwardOutput:
-        """Apply the plan and compute its tokens."""
+    def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
+        """Apply the plan and compute its tokens. A StepOutput where nothing is to be sampled."""
         assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
             "BatchPlan.drafts: verification is not built"
         )
@@ -162,8 +162,10 @@ class ModelRunner:
         )
         return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
 
-    def sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
+    def sample(self, forward: ForwardOutput | StepOutput, masks: Mapping[int, bytes]) -> StepOutput:
         """Sample the step's tokens, and remember them for plans that say -1."""
+        if isinstance(forward, StepOutput):
+            return forward
         if forward.tokens is not None:
             assert not masks, "masks for a step whose sampling was not deferred"
             return StepOutput(forward.tokens)

@@ -49,7 +49,7 @@ class WorkerStep:
         self.frames: tuple[Frame, ...] = ()
         """Raw logits, one frame for each of the result's `tensors`; there once `result` has returned."""
         self._plan = plan
-        self._forward: Ticket[ForwardOutput] | None = None
+        self._forward: Ticket[ForwardOutput | StepOutput] | None = None
         self._copied: Ticket[StepOutput] | None = None
         self._spans: list[StepSpan] = []
 
@@ -135,7 +135,7 @@ class ModelWorker:
         self._sample(step, lambda: forward.value, by_row)
 
     def _sample(
-        self, step: WorkerStep, forward: Callable[[], ForwardOutput], masks: Mapping[int, bytes]
+        self, step: WorkerStep, forward: Callable[[], ForwardOutput | StepOutput], masks: Mapping[int, bytes]
     ) -> None:
         runner = self._runner
 

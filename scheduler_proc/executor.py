@@ -4,7 +4,7 @@ Implementations live in the model worker; this imports none.
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from runtime.plan import BatchPlan, SampleMasks, StepResult
 from runtime.transport import Frame
@@ -26,7 +26,10 @@ class StepHandle(Protocol):
         """
 
 
-class Executor(Protocol):
+Handle = TypeVar("Handle", bound=StepHandle)
+
+
+class Executor(Protocol[Handle]):
     """Runs plans strictly in the order of their launch."""
 
     max_in_flight: int
@@ -37,11 +40,15 @@ class Executor(Protocol):
     its row on the device (FutureMap), so a plan may say -1.
     """
 
-    def launch(self, plan: BatchPlan) -> StepHandle:
+    def launch(self, plan: BatchPlan) -> Handle:
         """Start a step; does not wait. Raises ExecutorError when the worker is gone."""
 
-    def sample(self, handle: StepHandle, masks: SampleMasks) -> None:
+    def sample(self, handle: Handle, masks: SampleMasks) -> None:
         """Give a step whose plan says `defer_sampling` what it waits for; exactly once for each such step."""
 
     def close(self) -> None:
         """Stop the worker; steps in flight may be lost."""
+
+
+AnyExecutor: TypeAlias = Executor[Any]
+"""For who hands an executor none but its own handles."""

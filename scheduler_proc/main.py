@@ -24,7 +24,7 @@ from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.composition import BatchingSettings, make_batch_builder, make_prefix_cache
 from scheduler_proc.controls import Controls
-from scheduler_proc.executor import Executor
+from scheduler_proc.executor import AnyExecutor
 from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.logprobs import attach_logprobs
@@ -55,7 +55,7 @@ NUM_ADAPTER_SLOTS = 0
 """Nothing that is served occupies a slot of the device."""
 
 
-class ServingExecutor(Executor, Protocol):
+class ServingExecutor(AnyExecutor, Protocol):
     """An executor whose worker has said what it can hold."""
 
     limits: WorkerReady
@@ -64,7 +64,7 @@ class ServingExecutor(Executor, Protocol):
 def build_scheduler(
     config: RuntimeConfig,
     eos_ids: frozenset[int],
-    executor: Executor,
+    executor: AnyExecutor,
     limits: WorkerReady,
     outboxes: Sequence[Outbox],
     epoch: int = FIRST_EPOCH,
@@ -121,7 +121,7 @@ def build_scheduler(
 
 
 def _settings_in_force(
-    config: RuntimeConfig, executor: Executor, limits: WorkerReady
+    config: RuntimeConfig, executor: AnyExecutor, limits: WorkerReady
 ) -> dict[str, int | float | str]:
     """For /server_info."""
     return {

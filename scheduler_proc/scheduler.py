@@ -18,7 +18,7 @@ from scheduler_proc.batch import ScheduleBatch, ScheduledRow
 from scheduler_proc.batch_builder import BatchBuilder
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.controls import Controls
-from scheduler_proc.executor import Executor, StepHandle
+from scheduler_proc.executor import AnyExecutor, StepHandle
 from scheduler_proc.intake import Intake
 from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.prefill_adder import PrefillTotals
@@ -36,7 +36,7 @@ class Scheduler:
         lifecycle: Lifecycle,
         intake: Intake,
         builder: BatchBuilder,
-        executor: Executor,
+        executor: AnyExecutor,
         step_log: StepLog,
         controls: Controls,
     ) -> None:

@@ -81,9 +81,10 @@ class Launched:
     def state(self) -> dict[str, Any]:
         """state.json, or {} while there is none."""
         try:
-            return json.loads((self.run_dir / "state.json").read_bytes())
+            state: dict[str, Any] = json.loads((self.run_dir / "state.json").read_bytes())
         except FileNotFoundError:
             return {}
+        return state
 
     def wait_ready(self) -> Launched:
         def ready_or_ended() -> bool:
@@ -105,7 +106,10 @@ class Launched:
 
     def pid_of(self, role: str, index: int = 0) -> int:
         children = self.state()["children"]
-        return next(child["pid"] for child in children if (child["role"], child["index"]) == (role, index))
+        pids: dict[tuple[str, int], int] = {
+            (child["role"], child["index"]): child["pid"] for child in children
+        }
+        return pids[role, index]
 
     def pids(self) -> list[int]:
         return [self.process.pid, *(child["pid"] for child in self.state().get("children", []))]

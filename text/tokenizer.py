@@ -161,7 +161,9 @@ def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
     if not (path / "tokenizer.json").is_file():
         raise ModelError(f"{path} has no tokenizer.json. Convert the model's tokenizer to that format first.")
     try:
-        wrapper = PreTrainedTokenizerFast.from_pretrained(str(path), local_files_only=True)
+        wrapper: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            str(path), local_files_only=True
+        )
     except Exception as error:  # the library raises plain Exception for a file that it cannot parse
         raise ModelError(f"The tokenizer in {path} cannot be read: {error}") from error
     if chat_template is not None:

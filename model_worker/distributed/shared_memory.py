@@ -112,7 +112,9 @@ class SharedMemoryGroup:
             for left in range(0, width, columns):
                 part = x[start : start + at_a_time, left : left + columns].contiguous()
                 slots = self._exchange(part.data_ptr(), part.numel() * part.element_size())
-                for rank in range(self.size if out is not None else 0):
+                if out is None:
+                    continue
+                for rank in range(self.size):
                     place = out[start : start + at_a_time, rank, left : left + columns]
                     place.copy_(self._slot(slots, rank, part))
         return None if out is None else out.view(rows, self.size * width)
@@ -151,7 +153,8 @@ class SharedMemoryGroup:
         self._kernels.exchange(call)
         if call.missing >= 0:
             self._wait_on(call)
-        return self.size * (COUNTER_BYTES + (call.round & 1) * SLOT_BYTES)
+        parity: int = call.round & 1
+        return self.size * (COUNTER_BYTES + parity * SLOT_BYTES)
 
     def _wait_on(self, call: ExchangeCall) -> None:
         for _ in range(max(1, round(self._patience_s / SLICE_S))):

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 from model_worker.distributed.group import LATE_S, GroupError
 
@@ -33,7 +34,7 @@ class TorchGroup:
         self.size = size
         self._device = device
         self._join_timeout = timedelta(seconds=join_timeout_s)
-        store = dist.FileStore(str(folder / STORE_FILE), size)
+        store = dist.FileStore(str(folder / STORE_FILE), size)  # type: ignore[attr-defined]
         store.set_timeout(self._join_timeout)
         self._group = self._call(lambda: _process_group(store, rank, size, device))
 
@@ -73,13 +74,13 @@ class TorchGroup:
             raise GroupError(f"tensor-parallel rank {self.rank} has lost the others: {error}") from error
 
 
-def _process_group(store: dist.Store, rank: int, size: int, device: torch.device) -> Any:
+def _process_group(store: Store, rank: int, size: int, device: torch.device) -> Any:
     if device.type == "cuda":
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = LATE
         return dist.ProcessGroupNCCL(store, rank, size, options)
     gloo = dist.ProcessGroupGloo
-    options = gloo._Options()
+    options = gloo._Options()  # type: ignore[attr-defined]
     options._timeout = LATE
     options._devices = [gloo.create_device(hostname="127.0.0.1")]  # ranks are on one machine
     return gloo(store, rank, size, options)

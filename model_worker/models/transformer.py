@@ -148,6 +148,7 @@ class CausalLM(nn.Module):
 
         The C++ linear layers add in one order for any number of rows; torch's do not.
         """
+        name: str
         for name, module in self.named_modules():
             is_torch = isinstance(module, Linear | LMHead) and not module.is_packed
             if is_torch or (isinstance(module, SparseMLP) and not module.is_native):

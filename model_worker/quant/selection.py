@@ -32,8 +32,8 @@ def select_quant_method(
     if requested == "auto":
         method = as_stored or UNQUANTIZED
     else:
-        method = as_stored if checkpoint is not None and checkpoint.dtype == requested else None
-        method = method or AT_LOAD[requested]
+        is_stored = checkpoint is not None and checkpoint.dtype == requested
+        method = (as_stored if is_stored else None) or AT_LOAD[requested]
     if checkpoint is not None and method.stored is None:
         logger.info(
             "the checkpoint's %s weights are dequantised as they are loaded: on this device (%s) nothing "

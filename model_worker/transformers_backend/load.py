@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -52,20 +52,24 @@ def load_transformers_model(
         if hasattr(hf_config, wish):
             setattr(hf_config, wish, False)  # for training; nobody would read them
     if load_format == "dummy":
-        hf = AutoModelForCausalLM.from_config(hf_config, dtype=dtype).to(device)
+        hf: PreTrainedModel = AutoModelForCausalLM.from_config(hf_config, dtype=dtype).to(device)
         _fill_dummy(hf)
     else:
         hf = _from_files(kind, model_path, hf_config, dtype, device, progress)
-    return hf.eval().requires_grad_(False)
+    hf.eval().requires_grad_(False)
+    return hf
 
 
 def _hf_config(model_path: Path) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(model_path, local_files_only=True, trust_remote_code=False)
+        hf_config: PreTrainedConfig = AutoConfig.from_pretrained(
+            model_path, local_files_only=True, trust_remote_code=False
+        )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
             f"transformers {transformers.__version__} cannot read {model_path}/config.json: {error}"
         ) from error
+    return hf_config
 
 
 def _refuse_config(hf_config: PreTrainedConfig, config: CheckpointConfig) -> type[PreTrainedModel]:
@@ -114,9 +118,11 @@ def _from_files(
     weight_files(model_path)  # refuses what is no safetensors checkpoint, in our words
     if (model_path / "adapter_config.json").is_file():
         raise ModelError(f"{model_path} holds an adapter (adapter_config.json); pass the model itself.")
+    hf: PreTrainedModel
+    info: LoadStateDictInfo | dict[str, Any]
     try:
         with _shown_by(progress):
-            hf, info = kind.from_pretrained(
+            hf, info = kind.from_pretrained(  # type: ignore[misc]
                 model_path,
                 config=hf_config,
                 dtype=dtype,
@@ -161,7 +167,7 @@ def _shown_by(progress: Progress | None) -> Iterator[None]:
 
 
 def _counted(items: Iterable[T], progress: Progress | None) -> Iterator[T]:
-    total = len(items) if hasattr(items, "__len__") else 0
+    total = len(items) if isinstance(items, Sized) else 0
     for number, item in enumerate(items, 1):
         yield item
         if progress is not None and total:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.forward_batch import ForwardBatch
@@ -72,7 +72,8 @@ class TransformersModel:
                 position_ids=batch.positions.unsqueeze(0),
                 use_cache=False,
             )
-        return output.last_hidden_state[0].index_select(0, batch.output_indices)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden.index_select(0, batch.output_indices)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See CausalLM.compute_logits."""

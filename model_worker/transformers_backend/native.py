@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from torch import Tensor, nn
 
 from model_worker.kernels.native.library import NativeKernels
@@ -36,32 +38,42 @@ class _Embedding(nn.Module):
         return self._take(self.weight, ids.flatten(), packed=True).view(*ids.shape, -1)
 
 
+class _Use(NamedTuple):
+    """A module that has a weight, and where it hangs."""
+
+    parent: nn.Module
+    name: str
+    module: nn.Module
+    weight: Tensor
+
+
 def use_native(decoder: nn.Module, head: nn.Module, kernels: NativeKernels) -> None:
     """Replace the linear layers of both, and pack their weights in place.
 
     Only modules of exactly torch's classes: what a subclass does with its weight is not known. A weight that
     such a module, or any other, shares with a linear layer stays as it is, and so does that layer.
     """
-    users: dict[int, list[tuple[nn.Module, str, nn.Module]]] = {}
+    users: dict[int, list[_Use]] = {}
     for root in (decoder, head):
         for parent in root.modules():
             for name, module in parent.named_children():
                 weight = getattr(module, "weight", None)
                 if isinstance(weight, Tensor):
-                    users.setdefault(weight.data_ptr(), []).append((parent, name, module))
-    for shared in users.values():
-        modules = [module for _, _, module in shared]
-        weight = modules[0].weight
-        replaceable = all(_is_plain(module) for module in modules)
-        if (
-            any(type(module) is nn.Linear for module in modules)
-            and replaceable
-            and _can_pack(kernels, weight)
-        ):
+                    users.setdefault(weight.data_ptr(), []).append(_Use(parent, name, module, weight))
+    for uses in users.values():
+        weight = uses[0].weight
+        has_linear = any(type(use.module) is nn.Linear for use in uses)
+        if has_linear and all(_is_plain(use.module) for use in uses) and _can_pack(kernels, weight):
             pack(kernels, weight)
-            for parent, name, module in shared:
-                kind = _Linear if type(module) is nn.Linear else _Embedding
-                setattr(parent, name, kind(kernels, module))
+            for use in uses:
+                setattr(use.parent, use.name, _replacement(kernels, use.module))
+
+
+def _replacement(kernels: NativeKernels, module: nn.Module) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        return _Linear(kernels, module)
+    assert isinstance(module, nn.Embedding)
+    return _Embedding(kernels, module)
 
 
 def _is_plain(module: nn.Module) -> bool:

@@ -54,7 +54,7 @@ class NativeExperts:
             for expert in range(num_experts)
         ]
         self._table = (ExpertProgram * num_experts)(
-            *((program.step_at, program.result(CHUNK).data_ptr()) for program in self._programs)
+            *(ExpertProgram(program.step_at, program.result(CHUNK).data_ptr()) for program in self._programs)
         )
         self._run = kernels.experts
         self._num_per_token = num_per_token

@@ -35,7 +35,7 @@ class _Tape(TorchDispatchMode):
     """Notes kernels and the memory they were given; refuses everything else."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[int, ctypes.Structure]] = []
         self.buffers: list[Tensor] = []
 
@@ -129,7 +129,7 @@ class Program:
         for entry, (address, call) in zip(self._calls, tape.calls, strict=True):
             entry.run = address
             entry.call = ctypes.addressof(call)
-            row_field: str = call.row_field  # type: ignore[attr-defined]
+            row_field: str = call.row_field
             num_rows = getattr(call, row_field)
             if num_rows not in (num_tokens, num_outputs):
                 raise NotRecordable(f"a kernel on {num_rows} rows, which are neither tokens nor outputs")
