@@ -29,6 +29,8 @@ from client.request_builder import RequestOptions
 from runtime.errors import InvalidRequest
 from runtime.sampling_params import SamplingParams
 
+DEFAULT_MAX_TOKENS = 16
+
 
 async def create_completion(request: Request) -> Response:
     server: ServerState = request.app.state.server
@@ -89,10 +91,10 @@ async def _look_at_tokens(server: ServerState, body: CompletionBody, job: Job, v
 
 
 def _max_tokens(body: CompletionBody) -> int:
-    """OpenAI's default is SamplingParams' own. Raises InvalidRequest."""
+    """Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens must be at least 1, except with echo: true", param="max_tokens")
-    return SamplingParams().max_tokens if body.max_tokens is None else body.max_tokens
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def _num_logprobs(body: CompletionBody) -> int | None:

@@ -81,7 +81,8 @@ class Job:
                 f"{MAX_SEQUENCES}",
                 param="n",
             )
-        num_tokens = min(self.sampling.max_tokens, context_length) * num_sequences
+        max_tokens = self.sampling.max_tokens
+        num_tokens = min(max_tokens or context_length, context_length) * num_sequences
         if (
             self.sampling.logprobs is not None
             and num_tokens * (self.sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES

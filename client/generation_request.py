@@ -12,7 +12,7 @@ import msgspec
 from client.request_builder import MAX_PRIORITY, MAX_TIME_LIMIT_S, RequestOptions, TokenIds, build_request
 from client.retention import KvCacheRetentionConfig
 from runtime.errors import InvalidRequest
-from runtime.sampling_params import MAX_TOKENS_LIMIT, SamplingParams
+from runtime.sampling_params import SamplingParams
 
 NOT_BUILT = frozenset(
     {
@@ -36,8 +36,8 @@ MAX_UINT64 = (1 << 64) - 1
 class GenerationRequest:
     """How many sequences, and how to choose among them, is said by `n` and `best_of` of `sampling_params`.
 
-    max_tokens: goes before the one of `sampling_params`. Where neither is given, nor sampling parameters at
-        all, the output may go on to the end of the context.
+    max_tokens: goes before the one of `sampling_params`. Without it and sampling parameters, the output may
+        go on to the end of the context.
     query_token_ids: follow the prompt; apart from it only in that a prompt shared by many queries is written
         once.
     priority: an integer, higher first, as everywhere in the client library; or TensorRT-LLM's float from 0.0
@@ -159,7 +159,7 @@ class GenerationRequest:
 def _sampling(given: SamplingParams | None, max_tokens: int | None) -> SamplingParams:
     """With `max_tokens`, or without a limit of its own when nothing at all was said about it."""
     if given is None:
-        return SamplingParams(max_tokens=MAX_TOKENS_LIMIT if max_tokens is None else max_tokens)
+        return SamplingParams(max_tokens=max_tokens)
     if not isinstance(given, SamplingParams):
         raise InvalidRequest(
             f"sampling_params must be SamplingParams, got {type(given).__name__}", param="sampling_params"

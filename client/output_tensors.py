@@ -26,7 +26,8 @@ class OutputTensors:
         num_input = len(request.input_token_ids)
         self._num_tokens = num_input
         # A wish beyond the context is cut to it; so is the room for its output.
-        wanted = num_input + request.sampling_params.max_tokens
+        max_tokens = request.sampling_params.max_tokens
+        wanted = max_len if max_tokens is None else num_input + max_tokens
         self._max_len = max(num_input, min(wanted, max_len))
         self._cum_log_prob = 0.0
 

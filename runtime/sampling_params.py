@@ -46,7 +46,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     error in one place.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)] = 16
+    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)] | None = 16
+    """Of output, at most; None, and what is beyond the context: as many as the context has room for."""
     min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)] = 0
     temperature: float = 1.0
     top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] = -1
@@ -161,9 +162,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         )
 
     def _check_counts(self) -> None:
-        _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
+        if self.max_tokens is not None:
+            _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
         _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
-        if self.min_tokens > self.max_tokens:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
                 param="min_tokens",

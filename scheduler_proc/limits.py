@@ -86,9 +86,9 @@ class Limits:
             if count > limit:
                 raise InvalidRequest(f"resume: {count} {what}, there are at most {limit}", param="resume")
 
-    def last_len(self, num_prompt: int, max_tokens: int) -> int:
+    def last_len(self, num_prompt: int, max_tokens: int | None) -> int:
         """Number of tokens, prompt and output, at which a sequence ends."""
-        return min(num_prompt + max_tokens, self.max_len)
+        return self.max_len if max_tokens is None else min(num_prompt + max_tokens, self.max_len)
 
     def _check_logits(self, message: TokenizedRequest, num_prompt: int) -> None:
         sampling, num_positions = message.sampling, 0

@@ -211,7 +211,7 @@ def test_thousands_of_prompts_keep_their_order_within_bounded_memory(
             nonlocal most
             most = max(most, len(session._sequences))
 
-        completions = session_client._generate(texts, None, WAIT_S * 4, {}, watch)
+        completions = session_client._generate(texts, None, WAIT_S * 4, watch)
         assert [each.text for each in completions] == [f"{text}.0" for text in texts]
         assert most <= 50
         assert len(ring.requests) == 2000

@@ -20,7 +20,6 @@ from carousel import (
 from client.generation_request import NOT_BUILT
 from runtime.config import RuntimeConfig
 from runtime.messages import GenerateRequest, SequenceOutput
-from runtime.sampling_params import MAX_TOKENS_LIMIT
 from runtime.wire import pack_ids, unpack_ids
 from tests.executor_back_ends import BACK_ENDS, Make, echo, executors
 from tests.fake_ring import WAIT_S, failure, finish, output, spell
@@ -123,7 +122,7 @@ def test_the_limit_of_tokens_is_the_requests_else_the_parameters_else_the_contex
     executor.generate_async([1]).result(WAIT_S)
     executor.generate([1], timeout=WAIT_S)
     executor.generate([[1], [2]], timeout=WAIT_S)
-    assert [request.sampling.max_tokens for request in ring.requests] == [4, 9, 5, *[MAX_TOKENS_LIMIT] * 4]
+    assert [request.sampling.max_tokens for request in ring.requests] == [4, 9, 5, *[None] * 4]
     with pytest.raises(InvalidRequest, match="max_tokens"):
         executor.generate_async([1], max_tokens=0)
 

@@ -126,11 +126,10 @@ def test_without_a_limit_of_tokens_the_output_goes_to_the_end_of_the_context(
 ) -> None:
     prompt = [5 + number % 300 for number in range(executor.config.context_length - 9)]
     no_end = SamplingParams(ignore_eos=True)
-    request = GenerationRequest(prompt)
-    assert request.sampling_params.max_tokens > executor.config.context_length
-    longest = SamplingParams(max_tokens=request.sampling_params.max_tokens, ignore_eos=True)
+    assert GenerationRequest(prompt).sampling_params.max_tokens is None
+    no_limit = SamplingParams(max_tokens=None, min_tokens=9, ignore_eos=True)
     assert len(executor.generate_async(prompt, no_end, max_tokens=3).result(60).token_ids) == 3
-    output = executor.generate_async(prompt, longest).result(60)
+    output = executor.generate_async(prompt, no_limit).result(60)
     assert (len(output.token_ids), output.finish_reason) == (9, "length")
 
 

@@ -38,7 +38,7 @@ SETTING = Setting(
 )
 
 
-def message(number: int, tokens: list[int], max_tokens: int = 4, **fields: Any) -> TokenizedRequest:
+def message(number: int, tokens: list[int], max_tokens: int | None = 4, **fields: Any) -> TokenizedRequest:
     """Request `number` of client 1. `fields` beside those of TokenizedRequest: attempt, sampling."""
     handle = make_handle(fields.pop("client", 1), number, 0, fields.pop("attempt", 0))
     sampling = SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True, **fields.pop("sampling", {}))
@@ -72,7 +72,7 @@ def manager(num_pages: int = 16, page_size: int = 4, max_rows: int = 4, max_len:
 
 
 def request(
-    kv: KVCacheManager, number: int, tokens: list[int], max_tokens: int = 4, **fields: Any
+    kv: KVCacheManager, number: int, tokens: list[int], max_tokens: int | None = 4, **fields: Any
 ) -> Request:
     return Request(
         make_handle(1, number),

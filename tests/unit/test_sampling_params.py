@@ -70,6 +70,7 @@ def test_bad_value_is_refused_by_name(field: str, value: Any) -> None:
         {"top_k": -1},
         {"top_p": 1},
         {"min_tokens": 16},
+        {"max_tokens": None, "min_tokens": 99},
         {"seed": 0},
         {"logprobs": 0},
         {"logprobs": 20},

@@ -79,6 +79,14 @@ def test_the_longest_prompt_that_fits_gives_one_token() -> None:
         assert len(system.detokenizer.tokens[request.handle]) == 1
 
 
+def test_without_a_limit_the_output_goes_to_the_end_of_the_context() -> None:
+    with running() as system:
+        request = message(1, PROMPT, max_tokens=None)
+        run_until_idle(system, request)
+        assert closed_of(system, request).reason == "length"
+        assert len(system.detokenizer.tokens[request.handle]) == SETTING.max_len - len(PROMPT)
+
+
 def test_a_feature_that_needs_more_rows_than_there_are_is_refused() -> None:
     class TooWide(RequestFeature):
         def cost(self) -> Cost:
