@@ -1,13 +1,18 @@
 """TensorRT-LLM's executor examples, on Carousel: one prompt, a stream, a batch, and a time limit.
 
-python examples/executor_generate.py --engine-dir DIR --tokenizer-dir DIR   # a Llama of 32,000 tokens
+python examples/executor_generate.py                     # the demo model
+python examples/executor_generate.py --engine-dir DIR    # another one
 """
 
 from __future__ import annotations
 
 import argparse
 
+from transformers import AutoTokenizer
+
 from carousel import GenerationExecutor, SamplingParams
+
+PROMPTS = ["def fibonacci(n):\n", "class Stack:\n", "import os\n", "for line in"]
 
 
 def generate_one(
@@ -35,12 +40,7 @@ def stream_one(
     print()
 
 
-def generate_batch(executor: GenerationExecutor) -> None:
-    prompt_token_ids_list = [
-        [1, 15043, 29892],
-        [1, 3532, 825],
-        [1, 1724, 437],
-    ]
+def generate_batch(executor: GenerationExecutor, prompt_token_ids_list: list[list[int]]) -> None:
     sampling_params_list = [
         SamplingParams(max_tokens=50, temperature=0.7),
         SamplingParams(max_tokens=100, temperature=0.9),
@@ -74,7 +74,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--engine-dir", required=True, help="directory of a model in Hugging Face format")
+    parser.add_argument("--engine-dir", help="directory of a model in Hugging Face format; default: the demo")
     parser.add_argument("--tokenizer-dir", help="default: the model's")
     parser.add_argument("--timeout", type=float, default=30.0, help="seconds for the last example")
     args = parser.parse_args()
@@ -83,7 +83,8 @@ def main() -> None:
         engine_dir=args.engine_dir,
         tokenizer_dir=args.tokenizer_dir,
     )
-    prompt_token_ids = [1, 15043, 29892, 920, 526, 366]
+    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_dir or executor.config.model)
+    prompt_token_ids, *others = (tokenizer.encode(prompt) for prompt in PROMPTS)
     sampling_params = SamplingParams(
         max_tokens=100,
         temperature=0.8,
@@ -91,7 +92,7 @@ def main() -> None:
     )
     generate_one(executor, prompt_token_ids, sampling_params)
     stream_one(executor, prompt_token_ids, sampling_params)
-    generate_batch(executor)
+    generate_batch(executor, others)
     generate_within(executor, prompt_token_ids, args.timeout)
     executor.shutdown()
 
