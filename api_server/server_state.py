@@ -50,11 +50,15 @@ class ServerState:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
 
     def check_room(self, num_new: int) -> None:
-        """Raises Overloaded when so many more sequences are beyond this process's share of the queue: the
-        ring would say so at more cost. More than there can ever be are left to it.
+        """Raises Overloaded when so many more sequences are beyond this process's share of the queue, all of
+        it while no other client is connected: the ring would say so at more cost. More than there can ever be
+        are left to it.
         """
-        num_in_flight = self.client.num_in_flight
-        limit = self.config.max_running_requests + self.config.max_waiting_of_client
+        config, num_in_flight = self.config, self.client.num_in_flight
+        is_shared = self.status.read("detokenizer").num_clients > 1
+        limit = config.max_running_requests + (
+            config.max_waiting_of_client if is_shared else config.max_waiting
+        )
         if num_in_flight and num_in_flight + num_new > limit:
             raise Overloaded(
                 f"{num_in_flight} sequences of this server are running or waiting, at most {limit} may be; "

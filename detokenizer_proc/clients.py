@@ -97,6 +97,9 @@ class Clients:
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")
 
+    def __len__(self) -> int:
+        return len(self._by_id)
+
     def get(self, client_id: int) -> Client | None:
         return self._by_id.get(client_id)
 

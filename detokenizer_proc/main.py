@@ -51,7 +51,8 @@ def main(context: ProcessContext) -> None:
     while not context.stop.is_set():
         loop.turn(time.monotonic())
         # That nothing is left is shown at once.
-        context.beat(force=num_live > 0 and not loop.num_live, num_running=loop.num_live)
+        is_news = num_live > 0 and not loop.num_live
+        context.beat(force=is_news, num_running=loop.num_live, num_clients=len(clients))
         num_live = loop.num_live
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
     if context.is_launch_ending:

@@ -69,6 +69,7 @@ def build_scheduler(
     outboxes: Sequence[Outbox],
     epoch: int = FIRST_EPOCH,
     profile_dir: Path | None = None,
+    has_several_clients: Callable[[], bool] = lambda: True,
 ) -> Scheduler:
     """Compose the parts. `outboxes`: one for each detokenizer; `profile_dir`: as StepProfile's.
 
@@ -101,7 +102,7 @@ def build_scheduler(
             config.gather_context_logits,
             config.gather_generation_logits,
             config.max_logits_bytes,
-            ClientShare(limits.max_rows + config.max_waiting_of_client, max_live),
+            ClientShare(limits.max_rows + config.max_waiting_of_client, max_live, has_several_clients),
         ),
         embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
         controls=controls,
@@ -218,7 +219,14 @@ def main(context: ProcessContext) -> None:
     ]
     profile_dir = Path(config.profile_dir or context.endpoints.run_dir).absolute()
     scheduler = build_scheduler(
-        config, eos_ids, executor, executor.limits, outboxes, context.epoch, profile_dir
+        config,
+        eos_ids,
+        executor,
+        executor.limits,
+        outboxes,
+        context.epoch,
+        profile_dir,
+        has_several_clients=lambda: context.status.read("detokenizer").num_clients > 1,
     )
     scheduler.controls.is_paused = context.was_paused
     loop = SchedulerLoop(scheduler, inbox)

@@ -184,9 +184,10 @@ class FakeRing:
 
     # -- the test's thread -----------------------------------------------------------------------------------
 
-    def set_state(self, role: str, state: str, *, pid: int | None = None) -> None:
+    def set_state(self, role: str, state: str, *, pid: int | None = None, **fields: Any) -> None:
+        """`fields`: of Status."""
         pid = os.getpid() if pid is None else pid
-        self.status.write(role, Status(EPOCH, pid, state, time.monotonic_ns()))
+        self.status.write(role, Status(EPOCH, pid, state, time.monotonic_ns(), **fields))
 
     def set_all(self, state: str) -> None:
         for role in ROLES:

@@ -15,7 +15,7 @@ import pytest
 from carousel import Client, SamplingParams
 from runtime.endpoints import Endpoints
 from runtime.status_page import StatusPage
-from tests.launched import Launched, launched
+from tests.launched import Launched, launched, wait_until
 from tests.resources import memory_mb
 
 MAX_LIFE_S = 1.5
@@ -115,6 +115,7 @@ def test_everything_comes_back_within_a_second(launch: Launched, rounds: int, nu
     held: list[dict[int, int]] = []
     with Client(launch.run_dir) as client:
         accepted = client.server_info()["num_accepted"]
+        wait_until(lambda: page.read("detokenizer").num_clients == 2, 1.0, "the HTTP server and this client")
         for round_number in range(rounds):
             asyncio.run(storm(launch.state()["port"], round_number, num_streams))
             began = time.monotonic()

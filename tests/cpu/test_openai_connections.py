@@ -277,22 +277,26 @@ def test_a_client_that_leaves_has_its_requests_aborted_at_once(
     assert time.monotonic() - began < 0.5 * SLACK
 
 
-def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("num_clients", "num_left"), [(1, 2), (2, 1)])
+def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(
+    tmp_path: Path, num_clients: int, num_left: int
+) -> None:
+    """Its share is three quarters, and all of it while no other client is connected."""
     with http_front(tmp_path, answer, max_running_requests=2, max_queued_requests=4) as front:
-        waiting = [front.open_raw("/v1/completions", prompt="silence", n=2) for _ in range(2)]
-        wait_requests(front, "silence", 2)
-        assert front.complete().status_code == 200, "the fifth is the last one"
-        refused = front.complete(n=2)
+        front.ring.set_state("detokenizer", "ready", num_clients=num_clients)
+        waiting = [front.open_raw("/v1/completions", prompt="silence", n=n) for n in (2, 2, num_left)]
+        wait_requests(front, "silence", 3)
+        refused = front.complete()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "client_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         num_asked = len(front.ring.requests)
         for connection in waiting:
             connection.close()
-        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4)
+        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4 + num_left)
         assert len(front.ring.requests) == num_asked
         # More than can ever be is the ring's to refuse, for good.
-        connection = front.open_raw("/v1/completions", prompt="silence", n=6)
-        wait_requests(front, "silence", 3)
+        connection = front.open_raw("/v1/completions", prompt="silence", n=7)
+        wait_requests(front, "silence", 4)
         connection.close()
 
 

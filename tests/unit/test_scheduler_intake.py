@@ -153,6 +153,18 @@ def test_a_client_may_be_allowed_the_whole_queue() -> None:
     assert not any(ClientShare(18, 18).is_used_up(number, number) for number in range(18))
 
 
+def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects() -> None:
+    connected = [1]
+    with running(max_live=100) as system:
+        intake = system.scheduler.intake
+        share = ClientShare(76, 100, has_several=lambda: len(connected) > 1)
+        intake._limits = dataclasses.replace(intake._limits, client_share=share)
+        assert num_taken_in(system, 1, range(90)) == 90
+        connected.append(2)
+        assert num_taken_in(system, 1, range(90, 100)) == 0
+        assert num_taken_in(system, 2, range(1)) == 1
+
+
 # -- resume and attempts -----------------------------------------------------------------------------------
 
 

@@ -13,7 +13,6 @@ from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError
 from runtime.messages import ControlRequest
 from runtime.plan import WorkerReady
-from scheduler_proc.limits import ClientShare
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.main import Heartbeat, build_scheduler
 from scheduler_proc.policy.longest_prefix import LongestPrefix
@@ -143,7 +142,8 @@ def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> N
     scheduler, _ = build(max_running_requests=3, max_queued_requests=5, gather_context_logits=True)
     limits = scheduler.intake._limits  # type: ignore[attr-defined]
     assert limits.max_live == LIMITS.max_rows + 5
-    assert limits.client_share == ClientShare(LIMITS.max_rows + 4, limits.max_live)
+    share = limits.client_share
+    assert (share.max_of_client, share.max_live) == (LIMITS.max_rows + 4, limits.max_live)
     assert (limits.gather_context_logits, limits.gather_generation_logits) == (True, False)
     assert limits.max_logits_bytes == RuntimeConfig().max_logits_bytes
 
