@@ -55,8 +55,8 @@ class ForwardProgram:
         future: FutureMap,
         sampling: NativeSampling,
     ) -> None:
-        """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, because
-        its vocabulary fills no panel, is called behind the program. Raises NotRecordable.
+        """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, as its
+        vocabulary fills no panel, is called behind the program. Raises NotRecordable.
         """
         max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
         self._inputs = inputs = NativeInputs(table, future, max_tokens=MAX_TOKENS, max_seqs=max_seqs)
