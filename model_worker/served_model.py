@@ -119,7 +119,11 @@ def _backend_of(
 ) -> AttentionBackend:
     """The attention backend; where it is the native one, the model computes with its kernels, too."""
     backend = make_attention_backend(
-        config.attention_backend, device=device.name, dtype=dtype, head_dim=model.kv_layout.head_dim
+        config.attention_backend,
+        device=device.name,
+        dtype=dtype,
+        head_dim=model.kv_layout.head_dim,
+        deterministic=config.deterministic,
     )
     if isinstance(backend, CpuNativeAttention):
         model.use_native(backend.kernels)

@@ -1,6 +1,7 @@
 """Attention by the C++ kernels, straight from the pages: one call a layer for the whole batch.
 
-A sequence's result is the same bits in any batch, in any chunks and with any number of threads.
+A sequence's result is the same bits in any batch and with any number of threads; if it is deterministic, also
+in any chunks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ class NativeStep:
 
     __slots__ = ("call", "kv_lens", "query_start")
 
-    def __init__(self, batch: ForwardBatch, num_threads: int, force_float_math: bool) -> None:
+    def __init__(self, batch: ForwardBatch, **settings: int) -> None:
+        """settings: fields of the call that are the same for every step."""
         self.kv_lens = torch.tensor(batch.kv_lens, dtype=torch.int64)
         self.query_start = torch.tensor(batch.query_start, dtype=torch.int64)
         assert batch.page_table.dtype is torch.int32
@@ -40,8 +42,8 @@ class NativeStep:
             num_tokens=batch.query_start[-1],
             num_seqs=batch.batch_size,
             page_size=batch.page_size,
-            num_threads=num_threads,
-            force_float_math=force_float_math,
+            num_threads=torch.get_num_threads(),
+            **settings,
         )
 
     def read_from(self, kv_lens: Tensor, query_start: Tensor) -> None:
@@ -53,16 +55,23 @@ class NativeStep:
 class CpuNativeAttention:
     """AttentionBackend for float32 and bfloat16; head_dim as `attention_supports` says."""
 
-    def __init__(self, kernels: NativeKernels | None = None, *, force_float_math: bool = False) -> None:
+    def __init__(
+        self,
+        kernels: NativeKernels | None = None,
+        *,
+        deterministic: bool = False,
+        force_float_math: bool = False,
+    ) -> None:
         """kernels: those of the user's own cache when not given; then BuildError is raised where it has none
-        and none can be built. force_float_math: multiply in float32 even where the CPU multiplies bfloat16.
+        and none can be built. deterministic: a token's result is the same bits in a decode, in a chunk and in
+        a whole prompt. force_float_math: multiply in float32 even where the CPU multiplies bfloat16.
         """
         self.kernels = load_kernels(kernel_cache_dir()) if kernels is None else kernels
-        self._force_float_math = force_float_math
+        self._settings = {"deterministic": deterministic, "force_float_math": force_float_math}
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Lay out what the kernel reads of the batch, once for all layers."""
-        batch.attn_metadata = NativeStep(batch, torch.get_num_threads(), self._force_float_math)
+        batch.attn_metadata = NativeStep(batch, **self._settings)
 
     def forward(
         self,

@@ -17,9 +17,11 @@ from runtime.registry import resolve
 logger = logging.getLogger(__name__)
 
 
-def make_attention_backend(name: str, *, device: str, dtype: torch.dtype, head_dim: int) -> AttentionBackend:
+def make_attention_backend(
+    name: str, *, device: str, dtype: torch.dtype, head_dim: int, deterministic: bool = False
+) -> AttentionBackend:
     """The backend of that name; for "auto", the fastest one that works here, with a line if that is not the
-    native one on a CPU.
+    native one on a CPU. deterministic: as CpuNativeAttention has it; others promise nothing.
 
     Raises: ConfigError for an unknown name, for a backend that cannot work here, and for CUDA without triton.
     """
@@ -33,7 +35,7 @@ def make_attention_backend(name: str, *, device: str, dtype: torch.dtype, head_d
         reason = f"it has no kernel for {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
     else:
         try:
-            return _make("cpu_native")
+            return _make("cpu_native", deterministic=deterministic)
         except BuildError as error:
             reason = str(error)
     if name == "cpu_native":
@@ -67,6 +69,6 @@ def _check_flashinfer(dtype: torch.dtype, head_dim: int) -> None:
         )
 
 
-def _make(name: str) -> AttentionBackend:
-    backend: AttentionBackend = resolve("attention backend", name, ATTENTION_BACKENDS)()
+def _make(name: str, **settings: bool) -> AttentionBackend:
+    backend: AttentionBackend = resolve("attention backend", name, ATTENTION_BACKENDS)(**settings)
     return backend

@@ -54,6 +54,7 @@ class AttentionCall(ctypes.Structure):
         ("force_float_math", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("softcap", ctypes.c_float),
+        ("deterministic", ctypes.c_int32),
     )
     row_field = "num_tokens"
 

@@ -4,7 +4,8 @@
 // The result of a query row is the same bits whatever else is in the batch, however its sequence was chunked
 // and however many threads work: keys are taken in blocks of kBlock and splits of kSplit, both counted from
 // position 0 of the sequence; a split is reduced block by block, and the splits of a row are folded in their
-// order. Only who computes which split, and when, depends on the batch.
+// order. Only who computes which split, and when, depends on the batch. Rows that go by lanes (attention_lanes.h)
+// have another order, so that how a sequence is chunked shows, unless the call is to be deterministic.
 //
 //   keys of a row   |0 ........ split 0 ........ 255|256 ...... split 1 ...... 511|512 . split 2 .|
 //                    block block block block         block block block block       block cut
@@ -17,6 +18,7 @@
 #include "attention_block.h"
 #include "attention_call.h"
 #include "attention_few_rows.h"
+#include "attention_lanes.h"
 #include "attention_tiles.h"
 #include "team.h"
 
@@ -26,19 +28,6 @@ namespace carousel {
 // threads share the splits of a tile. Not of one with many rows, whose partial results would take more memory
 // than the keys they are of.
 constexpr int kMaxSharedRows = 32;
-
-template <class T>
-void rotate(const T* x, const float* cos_sin, int head_dim, float* out) {
-  const int half = head_dim / 2;
-  const float* cos = cos_sin;
-  const float* sin = cos_sin + half;
-  for (int i = 0; i < half; ++i) {
-    const float left = to_float(x[i]);
-    const float right = to_float(x[half + i]);
-    out[i] = left * cos[i] - right * sin[i];
-    out[half + i] = right * cos[i] + left * sin[i];
-  }
-}
 
 template <class T>
 void store_kv(const AttentionCall& call, int token) {
@@ -76,20 +65,6 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
       const vfloat x = call.cos_sin ? rounded_to<T>(load(turned + c)) : load(q + c);
       Math::store_units(to + c / Math::kPerUnit, x);
     }
-  }
-}
-
-// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end).
-inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_t end, int64_t* slots) {
-  const int64_t size = call.page_size;
-  const int32_t* page = call.page_table + call.rows[seq] * call.page_table_stride + begin / size;
-  int64_t offset = begin % size;
-  for (int64_t left = end - begin; left > 0; ++page) {
-    const int64_t count = std::min(size - offset, left);
-    const int64_t first = *page * size + offset;
-    for (int64_t i = 0; i < count; ++i) *slots++ = first + i;
-    left -= count;
-    offset = 0;
   }
 }
 
@@ -183,19 +158,27 @@ inline int end_split(const AttentionCall& call, const Tile& tile) {
   return (int)((end + kSplit - 1) / kSplit);
 }
 
+// Whether so many rows of a sequence and KV head are computed in another order, by which they are faster.
+template <class Math>
+bool goes_by_lanes(const AttentionCall& call, int num_rows) {
+  return Math::kHasTiles && num_rows >= kMinLaneRows && !call.deterministic;
+}
+
 // Tiles of all sequences. Longest work first, roughly: chunks stand last in a batch, and their last rows see
 // most.
+template <class Math>
 std::vector<Tile> make_tiles(const AttentionCall& call) {
   std::vector<Tile> tiles;
   const int group = call.num_heads / call.num_kv_heads;
-  const int size = tile_rows(call.head_dim);
   for (int seq = call.num_seqs - 1; seq >= 0; --seq) {
     const int num_new = (int)(call.query_start[seq + 1] - call.query_start[seq]);
     const int num_rows = num_new * group;
+    const bool by_lanes = goes_by_lanes<Math>(call, num_rows);
+    const int size = by_lanes ? kLaneRows : tile_rows(call.head_dim);
     for (int first = (num_rows - 1) / size * size; first >= 0; first -= size) {
       for (int head = 0; head < call.num_kv_heads; ++head) {
         tiles.push_back(
-            {seq, head, first, std::min(size, num_rows - first), call.kv_lens[seq] - num_new, -1, -1});
+            {seq, head, first, std::min(size, num_rows - first), call.kv_lens[seq] - num_new, -1, -1, by_lanes});
       }
     }
   }
@@ -235,7 +218,7 @@ class Partials {
 template <class Math>
 class Attention {
  public:
-  explicit Attention(const AttentionCall& call) : call_(call), tiles_(make_tiles(call)) {}
+  explicit Attention(const AttentionCall& call) : call_(call), tiles_(make_tiles<Math>(call)) {}
 
   void run() {
     const int threads = num_threads();
@@ -288,6 +271,9 @@ class Attention {
   }
 
   void attend_all(const Tile& tile) {
+    if constexpr (Math::kHasTiles) {
+      if (tile.by_lanes) return attend_by_lanes(call_, tile);
+    }
     Workspace<Math>& work = workspace();
     const Partial part{work.split_max, work.split_sum, work.split_rows};
     const Partial total{work.total_max, work.total_sum, work.total_rows};

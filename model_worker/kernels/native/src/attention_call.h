@@ -51,6 +51,7 @@ struct AttentionCall {
   int32_t force_float_math;  // even where the CPU multiplies bf16 itself
   float scale;
   float softcap;  // a scaled score s counts as softcap * tanh(s / softcap); 0: as s
+  int32_t deterministic;  // each row is summed in one order, in whatever batch and chunk
 };
 
 // Rows [first_row, first_row + num_rows) of one sequence and KV head.
@@ -62,6 +63,7 @@ struct Tile {
   int64_t num_cached;
   int32_t split;    // the one split to compute, or -1: all of them
   int32_t partial;  // where a split's result goes
+  bool by_lanes;    // see attention_lanes.h
 
   // Keys [first_key, end_key) are those a row sees.
   int64_t end_key(int row, int group) const { return num_cached + (first_row + row) / group + 1; }
@@ -76,6 +78,33 @@ struct Partial {
   float* sum;   // [rows] of exp(score - max)
   float* rows;  // [rows, head_dim] of exp(score - max) * value
 };
+
+template <class T>
+void rotate(const T* x, const float* cos_sin, int head_dim, float* out) {
+  const int half = head_dim / 2;
+  const float* cos = cos_sin;
+  const float* sin = cos_sin + half;
+  for (int i = 0; i < half; ++i) {
+    const float left = to_float(x[i]);
+    const float right = to_float(x[half + i]);
+    out[i] = left * cos[i] - right * sin[i];
+    out[half + i] = right * cos[i] + left * sin[i];
+  }
+}
+
+// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end).
+inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_t end, int64_t* slots) {
+  const int64_t size = call.page_size;
+  const int32_t* page = call.page_table + call.rows[seq] * call.page_table_stride + begin / size;
+  int64_t offset = begin % size;
+  for (int64_t left = end - begin; left > 0; ++page) {
+    const int64_t count = std::min(size - offset, left);
+    const int64_t first = *page * size + offset;
+    for (int64_t i = 0; i < count; ++i) *slots++ = first + i;
+    left -= count;
+    offset = 0;
+  }
+}
 
 inline int tile_rows(int head_dim) { return std::min(kMaxTileRows, kTileFloats / head_dim); }
 
