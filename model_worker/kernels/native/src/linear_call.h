@@ -34,4 +34,38 @@ struct LinearCall {
 #endif
 };
 
+#if defined(__AVX512BF16__)
+
+// Output of rows that follow each other, of a panel and the next one.
+class PairWriter {
+ public:
+  PairWriter(const LinearCall& call, int row, int panel)
+      : bias_(call.bias ? call.bias + panel * kPanel : nullptr),
+        is_float_(call.out_is_float),
+        stride_((int64_t)call.n * (is_float_ ? sizeof(float) : sizeof(bf16))),
+        out_((char*)call.out + row * stride_ + panel * kPanel * (is_float_ ? sizeof(float) : sizeof(bf16))) {}
+
+  void write(vfloat left, vfloat right) {
+    if (bias_) {
+      left += load(bias_);
+      right += load(bias_ + kPanel);
+    }
+    if (is_float_) {
+      store((float*)out_, left);
+      store((float*)out_ + kPanel, right);
+    } else {
+      _mm512_storeu_si512(out_, (__m512i)_mm512_cvtne2ps_pbh((__m512)right, (__m512)left));
+    }
+    out_ += stride_;
+  }
+
+ private:
+  const bf16* bias_;
+  bool is_float_;
+  int64_t stride_;
+  char* out_;
+};
+
+#endif
+
 }  // namespace carousel

@@ -15,7 +15,6 @@
 namespace carousel {
 
 constexpr int kPanel = 16;  // rows of W
-constexpr int kRowsPerTask = 96;
 constexpr int64_t kMinParallelWork = 1 << 17;  // products; below, waking a team costs more than it saves
 
 // Rows of x [row, row + Rows) by `panels` panels. A Kernel has multiply<Rows, Panels>(row, panel), kMaxRows,
@@ -45,27 +44,35 @@ void multiply_task(const Kernel& kernel, int row, int end_row, int panel, int pa
                      std::make_integer_sequence<int, kMaxRows - 1>());
 }
 
-// body(row, end_row, panel, panels) for each task of x [num_rows, k] by W [n, k].
+struct TaskSize {
+  int panels;
+  int rows;
+};
+
+// body(row, end_row, panel, panels) for each task of x [num_rows, k] by W [n, k], none of which is larger than
+// `most`. Tasks that follow each other have the same panels, then the next ones.
 template <class Body>
-void for_each_task(int num_rows, int n, int k, int num_threads, const Body& body) {
+void for_each_task(int num_rows, int n, int k, int num_threads, TaskSize most, const Body& body) {
+  constexpr int kTasksPerThread = 4;  // at least, so that threads which are held up leave some to others
   const int num_panels = n / kPanel;
   const int64_t work = (int64_t)num_rows * n * k;
   const int threads = work < kMinParallelWork ? 1 : num_threads;
-  // Few panels go one by one, so that every thread has some.
-  const int wide = num_panels >= 16 * threads ? 4 : num_panels >= 4 * threads ? 2 : 1;
+  const int row_tasks = (num_rows + most.rows - 1) / most.rows;
+  int wide = most.panels;
+  while (threads > 1 && wide > 1 && num_panels * row_tasks < kTasksPerThread * threads * wide) wide /= 2;
   const int columns = (num_panels + wide - 1) / wide;
-  const int row_tasks = (num_rows + kRowsPerTask - 1) / kRowsPerTask;
   parallel_for(threads, columns * row_tasks, [&](int task) {
     const int panel = task / row_tasks * wide;
-    const int row = task % row_tasks * kRowsPerTask;
-    body(row, std::min(row + kRowsPerTask, num_rows), panel, std::min(wide, num_panels - panel));
+    const int row = task % row_tasks * most.rows;
+    body(row, std::min(row + most.rows, num_rows), panel, std::min(wide, num_panels - panel));
   });
 }
 
 // All of x by W with a kernel of registers.
 template <class Kernel>
 void multiply_all(const Kernel& kernel, int num_rows, int n, int k, int num_threads) {
-  for_each_task(num_rows, n, k, num_threads, [&](int row, int end_row, int panel, int panels) {
+  constexpr TaskSize kMost{4, 96};
+  for_each_task(num_rows, n, k, num_threads, kMost, [&](int row, int end_row, int panel, int panels) {
     multiply_task(kernel, row, end_row, panel, panels);
   });
 }
