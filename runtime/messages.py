@@ -37,8 +37,6 @@ class Resume(Record, frozen=True):
     """
     cumulative_logprob: float = 0.0
     num_prompt_logprobs: Count = 0
-    cached_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
-    """As first reported; -1 when it was not reported yet."""
 
 
 class ChatMessage(Record, frozen=True):
@@ -151,7 +149,6 @@ class TokenizedRequest(Message, frozen=True):
     """Keyed digest of tenant, salt and adapter; requests of different namespaces never share a page."""
     output_ids: PackedIds = b""
     """Output that an earlier attempt already delivered: counted as output, never as prompt."""
-    cached_tokens: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
     num_prompt_logprobs: Count = 0
     """So many of the prompt's were delivered by an earlier attempt."""
     arrived_s: float = 0.0

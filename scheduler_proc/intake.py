@@ -107,12 +107,11 @@ class Intake:
     def _take_in(self, message: TokenizedRequest) -> None:
         handle, lifecycle = message.handle, self._lifecycle
         key = sequence_key(handle)
-        earlier, cached_tokens = lifecycle.requests.get(key), message.cached_tokens
+        earlier, cached_tokens = lifecycle.requests.get(key), -1
         if earlier is not None:
             if attempt_of(earlier.handle) >= attempt_of(handle):
                 return
-            if cached_tokens < 0:
-                cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
+            cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
             lifecycle.replace(earlier)
         if self._tombstones.try_take(handle):
             lifecycle.refuse(handle, message.stream_open, "abort", None)

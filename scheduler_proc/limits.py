@@ -86,7 +86,6 @@ class Limits:
         for what, count, limit in (
             ("tokens of output", num_output, max_output),
             ("logprobs of the prompt", message.num_prompt_logprobs, num_prompt - 1),
-            ("cached tokens", message.cached_tokens, num_prompt),
         ):
             if count > limit:
                 raise InvalidRequest(f"resume: {count} {what}, there are at most {limit}", param="resume")

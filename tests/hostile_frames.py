@@ -39,7 +39,7 @@ SAMPLING = SamplingParams(
     seed=1, max_tokens=2, stop=("END",), stop_token_ids=(5,), logit_bias=((7, 1.5),), logprobs=2
 )
 STEP = 1 << 30
-RESUME = Resume(pack_ids([4, 5]), 3, -1.5, 0, 16)
+RESUME = Resume(pack_ids([4, 5]), 3, -1.5, 0)
 
 
 def _raw(record: object) -> msgspec.Raw:

@@ -64,7 +64,6 @@ class SequenceMaker:
                 priority=request.priority,
                 namespace=space,
                 output_ids=b"" if resume is None else resume.output_ids,
-                cached_tokens=-1 if resume is None else resume.cached_tokens,
                 num_prompt_logprobs=0 if resume is None else resume.num_prompt_logprobs,
                 arrived_s=job.arrived_s,
                 deadline_s=job.deadline_s,

@@ -176,7 +176,7 @@ def full_output(request: TokenizedRequest) -> list[int]:
 
 def test_a_resumed_request_goes_on_after_what_it_has() -> None:
     whole = full_output(message(1, PROMPT, max_tokens=8))
-    resumed = message(1, PROMPT, max_tokens=8, attempt=1, output_ids=pack_ids(whole[:5]), cached_tokens=0)
+    resumed = message(1, PROMPT, max_tokens=8, attempt=1, output_ids=pack_ids(whole[:5]))
     with running() as system:
         run_until_idle(system, resumed)
         assert system.detokenizer.tokens[resumed.handle] == whole[5:]
@@ -203,7 +203,6 @@ def test_a_resumed_request_that_lacks_only_its_end_is_closed_at_once() -> None:
     [
         ({"output_ids": pack_ids([1] * 5)}, "5 tokens of output, there are at most 4"),
         ({"num_prompt_logprobs": len(PROMPT)}, f"{len(PROMPT)} logprobs of the prompt"),
-        ({"cached_tokens": len(PROMPT) + 1}, f"{len(PROMPT) + 1} cached tokens"),
     ],
 )
 def test_who_claims_more_than_an_attempt_can_have_delivered_is_refused(
@@ -216,12 +215,16 @@ def test_who_claims_more_than_an_attempt_can_have_delivered_is_refused(
     assert reason in error.message
 
 
-def test_cached_tokens_of_a_resumed_request_are_as_first_reported() -> None:
+def test_cached_tokens_of_a_replaced_attempt_are_those_of_the_first() -> None:
+    """Its own prompt is in the cache when it comes again."""
+    prompt = [*PROMPT, 7, 8, 9, 10]
     with running() as system:
-        run_until_idle(system, message(1, [*PROMPT, 7, 8, 9, 10]))
-        request = message(2, [*PROMPT, 7, 8, 9, 10], attempt=1, cached_tokens=4)
-        run_until_idle(system, request)
-        assert closed_of(system, request).cached_tokens == 4
+        system.inbox.send(message(1, prompt))
+        system.step()
+        again = message(1, prompt, attempt=1)
+        run_until_idle(system, again, message(2, prompt))
+        assert closed_of(system, again).cached_tokens == 0
+        assert closed_of(system, message(2, prompt)).cached_tokens > 0
 
 
 def test_a_higher_attempt_replaces_the_live_one_without_a_terminal() -> None:

@@ -52,7 +52,7 @@ def test_the_detokenizer_is_told_all_it_needs_through_the_scheduler(demo: Tokeni
     sampling = SamplingParams(
         seed=1, stop=("END",), min_tokens=3, skip_special_tokens=False, include_stop_str_in_output=True
     )
-    resume = Resume(pack_ids([9, 8]), num_chars=4, cumulative_logprob=-1.5, cached_tokens=16)
+    resume = Resume(pack_ids([9, 8]), num_chars=4, cumulative_logprob=-1.5)
     ids = list(range(3, 23))
     ring.send(
         request(
@@ -69,7 +69,7 @@ def test_the_detokenizer_is_told_all_it_needs_through_the_scheduler(demo: Tokeni
     (message,) = ring.scheduler.drain()
     assert isinstance(message, TokenizedRequest)
     assert message.sampling == sampling
-    assert (message.priority, message.output_ids, message.cached_tokens) == (7, pack_ids([9, 8]), 16)
+    assert (message.priority, message.output_ids) == (7, pack_ids([9, 8]))
     assert msgspec.msgpack.decode(message.stream_open, type=StreamOpen) == StreamOpen(
         handle=handle(0),
         num_prompt_tokens=20,
