@@ -95,6 +95,7 @@ QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats",
 CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
+CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
 
 
 class ControlRequest(Message, frozen=True):
@@ -179,7 +180,7 @@ class Closed(Record, frozen=True):
     """The scheduler has let go of a sequence; nothing follows for this handle."""
 
     handle: Handle
-    reason: Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
+    reason: CloseReason
     stop_token: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
     """The id that stopped it, for reason `stop`."""
     cached_tokens: Count = 0

@@ -12,12 +12,11 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Literal, TypeAlias
 
 from msgspec import Raw
 
 from runtime.handle import client_of
-from runtime.messages import Closed, ErrorInfo
+from runtime.messages import Closed, CloseReason, ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.deadlines import Deadlines
@@ -26,8 +25,6 @@ from scheduler_proc.queue_times import QueueTimes
 from scheduler_proc.request import Request, Status
 from scheduler_proc.solitary import SolitaryRuns
 from scheduler_proc.waiting_queue import SortKey, WaitingQueue, no_key
-
-Reason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
 
 
 class Lifecycle:
@@ -72,7 +69,7 @@ class Lifecycle:
         if req.deadline_s:
             self.deadlines.add(req)
 
-    def refuse(self, handle: bytes, stream_open: Raw, reason: Reason, error: ErrorInfo | None) -> None:
+    def refuse(self, handle: bytes, stream_open: Raw, reason: CloseReason, error: ErrorInfo | None) -> None:
         """A sequence that ends where it arrives."""
         self.open(handle, stream_open)
         self.num_terminated += 1
@@ -95,7 +92,7 @@ class Lifecycle:
         self.waiting.remove_at(positions)
 
     def finish(
-        self, req: Request, reason: Reason, *, stop_token: int = -1, error: ErrorInfo | None = None
+        self, req: Request, reason: CloseReason, *, stop_token: int = -1, error: ErrorInfo | None = None
     ) -> None:
         """The end: everything it holds is given back, and its stream is closed."""
         if self.on_finish is not None:

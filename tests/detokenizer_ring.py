@@ -15,6 +15,7 @@ from runtime.handle import make_handle
 from runtime.messages import (
     UNIONS,
     Closed,
+    CloseReason,
     Hello,
     HelloAck,
     OutputBatch,
@@ -109,7 +110,8 @@ class Ring:
         return make_handle(self.client, seq, 0, attempt)
 
     def ids(self, text: str) -> list[int]:
-        return self.tokenizer.encode_batch([text])[0].tolist()
+        ids: list[int] = self.tokenizer.encode_batch([text])[0].tolist()
+        return ids
 
     def step(self, *tokens: tuple[bytes, int], opened: tuple[StreamOpen, ...] = (), **fields: Any) -> None:
         """One step of the scheduler and one turn of the loop."""
@@ -140,14 +142,16 @@ class Ring:
         for token in self.ids(text):
             self.step((handle, token))
 
-    def close(self, handle: bytes, reason: str = "length", **fields: Any) -> None:
+    def close(self, handle: bytes, reason: CloseReason = "length", **fields: Any) -> None:
         self.step(closed=(Closed(handle, reason, **fields),))
 
     def text(self, handle: bytes) -> str:
         return "".join(output.text for output in self.outputs if output.handle == handle)
 
     def token_ids(self, handle: bytes) -> list[int]:
-        return unpack_ids(b"".join(o.token_ids for o in self.outputs if o.handle == handle)).tolist()
+        packed = b"".join(output.token_ids for output in self.outputs if output.handle == handle)
+        ids: list[int] = unpack_ids(packed).tolist()
+        return ids
 
     def terminal(self, handle: bytes) -> Any:
         """The one terminal, which must be the sequence's last output."""

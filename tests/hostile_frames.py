@@ -48,7 +48,19 @@ def _raw(record: object) -> msgspec.Raw:
 
 def samples() -> dict[str, list[Message]]:
     """Good messages of each socket that a peer can reach, all of a client that nobody knows."""
-    opened = StreamOpen(HANDLE, 3, pack_ids([1, 2, 3]), "label", True, ("END",), True, False, 1, RESUME)
+    opened = StreamOpen(
+        HANDLE,
+        3,
+        pack_ids([1, 2, 3]),
+        "label",
+        stream=True,
+        stop=("END",),
+        stop_words=(pack_ids([9, 8]),),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        min_tokens=1,
+        resume=RESUME,
+    )
     packed = b"\0\0\x80\xbf"
     return {
         "tokenizer_in": [

@@ -26,7 +26,7 @@ from runtime.wire import PROTOCOL_VERSION, Message, pack_ids
 from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.scheduler import Scheduler
 from tests.detokenizer_ring import FakePeers
-from tests.fakes import VOCAB_SIZE
+from tests.fake_sampling import VOCAB_SIZE
 from tests.sim_system import Setting, System
 from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer

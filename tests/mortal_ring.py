@@ -31,7 +31,7 @@ from runtime.transport import SCHEMA, Codec, MemoryChannel, with_frames
 from runtime.wire import PROTOCOL_VERSION
 from scheduler_proc.loop import SchedulerLoop
 from tests.detokenizer_ring import FakePeers
-from tests.fakes import VOCAB_SIZE
+from tests.fake_sampling import VOCAB_SIZE
 from tests.memory_ring import MAX_LEN, SETTING
 from tests.sim_system import System
 from text.incremental import DecoderFactory

@@ -30,7 +30,7 @@ from runtime.messages import (
 from runtime.sampling_params import SamplingParams
 from runtime.transport import Codec
 from runtime.wire import pack_ids, unpack_floats, unpack_ids
-from tests.fakes import NUM_TOP, VOCAB_SIZE, fake_logprobs
+from tests.fake_sampling import NUM_TOP, VOCAB_SIZE, fake_logprobs
 from tests.memory_ring import EPOCH, MAX_LEN, Caller, MemoryRing
 from tests.sim_reference import EOS_IDS, Spec, reference
 from text.tokenizer import Tokenizer

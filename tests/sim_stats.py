@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 
 from runtime.plan import BatchPlan
@@ -51,9 +52,9 @@ class StatsWatch:
         self._add = lifecycle.add
         lifecycle.add = self._count_added  # type: ignore[method-assign]
 
-    def _count_added(self, *args: object) -> None:
+    def _count_added(self, req: Request, stream_open: msgspec.Raw) -> None:
         self._num_added += 1
-        self._add(*args)  # type: ignore[arg-type]
+        self._add(req, stream_open)
 
     def note_fork(self, child: Request) -> None:
         """It has got a row without having waited, and what its parent had computed."""

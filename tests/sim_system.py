@@ -32,7 +32,8 @@ from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.stats_questions import StatsQuestions
 from scheduler_proc.step_log import StepLog
 from scheduler_proc.step_stats import StatsSettings, StepStats
-from tests.fakes import VOCAB_SIZE, FakeExecutor, FakeHandle, RecordingOutbox
+from tests.fake_sampling import VOCAB_SIZE
+from tests.fakes import FakeExecutor, FakeHandle, RecordingOutbox
 from tests.sim_detokenizer import FakeDetokenizer
 from tests.sim_reference import EOS_IDS
 from tests.sim_stats import StatsWatch

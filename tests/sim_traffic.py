@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -23,7 +23,7 @@ TRAITS = (("grammar", 0.2), ("speculation", 0.2), ("adapter", 0.2), ("wide", 0.1
 class Traffic:
     """Draws requests of one to four sequences; `specs` are those that there are already."""
 
-    def __init__(self, rng: random.Random, setting: Setting, specs: Mapping[bytes, Spec]) -> None:
+    def __init__(self, rng: random.Random, setting: Setting, specs: dict[bytes, Spec]) -> None:
         self._rng = rng
         self._aside = aside(rng)
         self._setting = setting
@@ -57,6 +57,7 @@ class Traffic:
             first, handle=handle, sampling=sampling, stream_open=stream_open(handle, num_prompt)
         )
         setting = self._setting
+        assert sampling.max_tokens is not None
         max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
         return Spec(message, traits, max_len, window=setting.window)
 
@@ -100,7 +101,7 @@ class Traffic:
             **self._draw_top_p_decay(),
         )
 
-    def _draw_prohibitions(self) -> dict[str, tuple[int, ...] | tuple[tuple[int, ...], ...] | int]:
+    def _draw_prohibitions(self) -> dict[str, Any]:
         """Few ids to choose from, so that words and n-grams come up."""
         rng, kind = self._rng, self._rng.random()
         if kind < 0.8:
@@ -113,7 +114,7 @@ class Traffic:
             "no_repeat_ngram_size": rng.choice([2, 3]) if kind > 0.87 else 0,
         }
 
-    def _draw_top_p_decay(self) -> dict[str, float | tuple[int, ...]]:
+    def _draw_top_p_decay(self) -> dict[str, Any]:
         rng = self._rng
         if rng.random() < 0.85:
             return {}

@@ -134,7 +134,7 @@ class Simulation:
         elif draw < 0.14:
             never_retracts = self.system.setting.capacity != "max_utilization"
             mode: PauseMode = "in_place" if never_retracts or rng.random() < 0.5 else "retract"
-            self._send(ControlRequest(1, 1, "pause_generation", mode))
+            self._send(ControlRequest(1, 1, "pause_generation", mode=mode))
             self._send(ControlRequest(1, 2, "continue_generation"))
         elif draw < 0.17:
             self._fork()

@@ -20,7 +20,7 @@ from scheduler_proc.llm_request import KvCacheView, LlmRequestState, RequestList
 from scheduler_proc.request import Request
 from scheduler_proc.request_scheduler import RequestScheduler, SchedulerOutput
 from scheduler_proc.results import Sampled
-from tests.fakes import VOCAB_SIZE
+from tests.fake_sampling import VOCAB_SIZE
 
 
 class HookOrder(RequestFeature):

@@ -50,8 +50,9 @@ class Outcome(Generic[T]):
 
 
 class Stream(Protocol):
-    def launch(self, fn: Callable[[], T], after: Ticket[Any] | None = None) -> Ticket[T]:
-        """Run `fn` once everything launched before it on this stream, and `after`, is finished.
+    def launch(self, fn: Callable[[], T], after: Any = None) -> Ticket[T]:
+        """Run `fn` once everything launched before it on this stream, and `after`, a ticket of the same
+        device, is finished.
 
         Never raises what `fn` raises: the ticket does, and the stream goes on.
         """

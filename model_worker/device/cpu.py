@@ -14,7 +14,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from model_worker.device.base import Outcome
+from model_worker.device.base import Outcome, Stream
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class CpuDevice:
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:
         """`index`: there is one CPU, whatever it is."""
-        self.forward_stream = ThreadedStream("forward") if threaded else InlineStream()
+        self.forward_stream: Stream = ThreadedStream("forward") if threaded else InlineStream()
         # Results are in host memory already: a second thread would only add a switch.
         self.copy_stream = self.forward_stream
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ class PortableDevice(NativeDevice):
     target = "portable"
 
 
-def setup(row: int = 0, **fields: object) -> RowSetup:
+def setup(row: int = 0, **fields: Any) -> RowSetup:
     return RowSetup(**{"row": row, "num_prompt": 4, **fields})
 
 

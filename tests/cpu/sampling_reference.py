@@ -29,7 +29,8 @@ def kept_ids(logits: Sequence[float], top_k: int, top_p: float, min_p: float) ->
     if top_k > 0:
         order = order[:top_k]
     mass = [math.exp(logits[i] - logits[order[0]]) for i in order]
-    total, before, kept = sum(mass), 0.0, []
+    total, before = sum(mass), 0.0
+    kept: list[int] = []
     for token, m in zip(order, mass, strict=True):
         if kept and top_p < 1.0 and before >= top_p * total:
             break

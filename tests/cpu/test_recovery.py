@@ -21,7 +21,7 @@ from runtime.errors import CarouselError
 from runtime.handle import NO_HANDLE
 from runtime.sampling_params import SamplingParams
 from runtime.wire import unpack_ids
-from tests.fakes import NUM_TOP, VOCAB_SIZE
+from tests.fake_sampling import NUM_TOP, VOCAB_SIZE
 from tests.mortal_ring import PIECE_TOKENS, ROLES, ListMailbox, MortalRing
 from tests.sim_reference import EOS_IDS
 from text import tokenizer

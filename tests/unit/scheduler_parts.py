@@ -72,7 +72,7 @@ def manager(num_pages: int = 16, page_size: int = 4, max_rows: int = 4, max_len:
 
 
 def request(
-    kv: KVCacheManager, number: int, tokens: list[int], max_tokens: int | None = 4, **fields: Any
+    kv: KVCacheManager, number: int, tokens: list[int], max_tokens: int = 4, **fields: Any
 ) -> Request:
     return Request(
         make_handle(1, number),

@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -90,7 +91,7 @@ def test_llm_understands_the_spellings_of_other_engines() -> None:
 @pytest.mark.parametrize("name", ["no_such_setting", "port", "run_dir", "api_key"])
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        LLM(**{name: "x"})
+        LLM(**dict[str, Any]({name: "x"}))
 
 
 def test_llm_that_cannot_start_relays_why_and_leaves_no_directory(

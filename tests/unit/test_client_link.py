@@ -44,7 +44,7 @@ def test_a_connection_that_stands_again_before_anybody_looked_was_lost_all_the_s
     dealer.connect(f"tcp://127.0.0.1:{port}")
     link = Link(dealer)
     dealer.send(b"hello")
-    assert first.poll(WAIT_S * 1000)
+    assert first.poll(int(WAIT_S * 1000))
     assert not link.was_lost
     first.close(linger=0)
     second, _ = listen(context, port)

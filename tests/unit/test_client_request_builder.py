@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -177,7 +177,7 @@ def test_retention_has_a_short_form_and_takes_durations_either_way() -> None:
             KvCacheRetentionConfig([TokenRangeRetentionConfig(0), TokenRangeRetentionConfig(4, 8)]),
             "only the last range may have no end",
         ),
-        (KvCacheRetentionConfig([(0, 5)]), r"\[0\] must be TokenRangeRetentionConfig, got tuple"),
+        (KvCacheRetentionConfig([cast(Any, (0, 5))]), r"\[0\] must be TokenRangeRetentionConfig, got tuple"),
         (KvCacheRetentionConfig([TokenRangeRetentionConfig(0)] * 65), "a list of at most 64"),
         (KvCacheRetentionConfig(decode_retention_priority=-1), "decode_retention_priority must be"),
         (KvCacheRetentionConfig(decode_duration_ms=0), "decode_duration_ms must be an integer from 1"),

@@ -230,7 +230,9 @@ def test_rows_that_a_further_attempt_brings_again_are_passed_over() -> None:
     for start, stop in ((0, 2), (0, 1), (1, 3), (0, 4)):
         state.receive([rows(state, "context_logits", 0, start, values[start:stop])])
     state.receive([out(state, 0, "a", finish=end())])
-    assert np.array_equal(state.completion().context_logits, values)
+    logits = state.completion().context_logits
+    assert logits is not None
+    assert np.array_equal(logits, values)
 
 
 def test_rows_of_another_size_than_was_said_fail_the_request() -> None:

@@ -212,7 +212,7 @@ def test_keys_are_told_apart_only_where_there_are_some(tmp_path: Path) -> None:
 
 
 def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path) -> None:
-    places = {"context_length": 64, "dtype": "float32", "model_path": tmp_path}
+    places: dict[str, Any] = {"context_length": 64, "dtype": "float32", "model_path": tmp_path}
     assert resolve(RuntimeConfig(), **places, has_spec=True).model_impl == "native"
     assert resolve(RuntimeConfig(), **places, has_spec=False).model_impl == "transformers"
     with pytest.raises(ConfigError, match="tp_size: --model-impl transformers computes on one rank"):

@@ -135,7 +135,8 @@ class TimedHandle:
         return bool(self._handle.done())
 
     def result(self) -> StepResult:
-        return msgspec.structs.replace(self._handle.result(), spans=(StepSpan("forward", 1000, 3000),))
+        result: StepResult = self._handle.result()
+        return msgspec.structs.replace(result, spans=(StepSpan("forward", 1000, 3000),))
 
 
 def with_profile(system: System, directory: Path | None) -> None:

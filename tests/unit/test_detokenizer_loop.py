@@ -13,6 +13,7 @@ from runtime.config import DEMO_MODEL
 from runtime.messages import (
     AbortRequest,
     Closed,
+    CloseReason,
     ErrorInfo,
     RequestFailed,
     Resume,
@@ -117,7 +118,7 @@ def test_the_same_token_earlier_in_a_sequence_keeps_its_text(ring: Ring) -> None
 
 
 @pytest.mark.parametrize("reason", ["abort", "error", "length", "timeout"])
-def test_the_scheduler_s_reason_is_the_terminal_s(ring: Ring, reason: str) -> None:
+def test_the_scheduler_s_reason_is_the_terminal_s(ring: Ring, reason: CloseReason) -> None:
     handle = ring.open(ring.handle())
     error = ErrorInfo("broke", "worker_failed") if reason == "error" else None
     ring.close(handle, reason, error=error)
@@ -272,6 +273,9 @@ def test_what_breaks_in_one_sequence_ends_it_alone_and_is_logged_without_its_tex
 
     class Breaks:
         def push(self, token: int) -> str:
+            raise RuntimeError("secret text")
+
+        def flush(self) -> str:
             raise RuntimeError("secret text")
 
     ring.loop._live[bad].stream._decoder = Breaks()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,7 +39,9 @@ def test_the_largest_or_all_of_them_may_be_named() -> None:
         ({"cuda_graph_max_bs": 2, "device": "cpu"}, "cuda_graph_max_bs: the device is a CPU"),
     ],
 )
-def test_settings_that_record_nothing_are_refused(settings: dict, message: str, tmp_path: Path) -> None:
+def test_settings_that_record_nothing_are_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     config = RuntimeConfig(**{"device": "cuda", **settings})
     with pytest.raises(ConfigError, match=message):
         resolve(config, context_length=64, dtype="bfloat16", model_path=tmp_path)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 import pytest
 
@@ -12,6 +14,7 @@ from runtime.transport import SCHEMA, Codec
 from runtime.wire import PROTOCOL_VERSION, SILENCE_S
 from tests.detokenizer_ring import FakePeers
 
+T = TypeVar("T")
 EPOCH = 3
 ALONE = RingShape()
 READY = RingStatus("ready", 2, 1, 30)
@@ -40,7 +43,7 @@ class Lane:
         self.peers.incoming.append((peer, Codec(UNIONS["client_in"], EPOCH).encode(Ping(client))))
         self.clients.receive(self.now)
 
-    def received(self, peer: bytes, kind: type) -> list:
+    def received(self, peer: bytes, kind: type[T]) -> list[T]:
         messages = [_codec.decode(frame) for to, frame in self.peers.sent if to == peer]
         return [message for message in messages if isinstance(message, kind)]
 

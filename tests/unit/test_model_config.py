@@ -181,7 +181,7 @@ def test_layers_with_a_window_may_have_a_rotation_of_their_own(tmp_path: Path) -
 
 
 def test_multipliers_and_caps_are_read_where_the_architecture_has_them(tmp_path: Path) -> None:
-    keys = {
+    keys: dict[str, Any] = {
         "attention_multiplier": 0.25,
         "embedding_multiplier": 12.0,
         "residual_multiplier": 0.5,
@@ -212,7 +212,7 @@ def test_a_cap_of_null_is_no_cap_and_an_absent_one_the_families_own(tmp_path: Pa
 
 @pytest.mark.parametrize("spelling", ["num_experts", "num_local_experts"])
 def test_layers_have_experts_by_step_and_exception(tmp_path: Path, spelling: str) -> None:
-    keys = {
+    keys: dict[str, Any] = {
         spelling: 8,
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 32,

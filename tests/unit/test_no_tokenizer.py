@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def test_text_is_refused_by_the_name_of_its_field_and_of_the_flag(
 
 def test_what_is_no_use_without_a_tokenizer_refuses_by_name() -> None:
     none = NoTokenizer()
-    refusals = {
+    refusals: dict[str, Callable[[], object]] = {
         "prompt": lambda: none.encode_batch(["x"]),
         "messages": lambda: none.apply_chat_template([{"role": "user", "content": "x"}]),
         "tokens": lambda: none.decode([1]),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 
 from client.generation_request import GenerationRequest
@@ -12,7 +14,7 @@ from client.responses import response_of
 from client.result_mailbox import ResultMailbox
 from detokenizer_proc.text_stream import TextStream
 from runtime.handle import make_handle
-from runtime.messages import AbortRequest, Closed, Finish, SequenceOutput, StreamOpen, Usage
+from runtime.messages import AbortRequest, Closed, CloseReason, Finish, SequenceOutput, StreamOpen, Usage
 from runtime.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
 from runtime.sampling_params import SamplingParams
 from tests.sim_system import STEP_S, System
@@ -93,15 +95,15 @@ def test_a_retracted_request_keeps_the_times_of_its_first_stay() -> None:
     firsts = [each.timing_metrics.first_token_time for each in found]
     assert firsts == pytest.approx([1.0 + STEP_S] * 3)
     # Two went on while one waited: their last tokens came at different times.
-    lasts = [each.timing_metrics.last_token_time for each in found]
+    lasts = [each.timing_metrics.last_token_time or 0.0 for each in found]
     assert max(lasts) > min(lasts) >= 1.0 + 30 * STEP_S
 
 
 METRICS = RequestPerfMetrics(TimingMetrics(1.0, 2.0, 3.0, 4.0), KvCacheMetrics(3, 1, 2, 1), 5, 9)
 
 
-@pytest.mark.parametrize("reason", ["stop", "length", "abort", "timeout", "stop_string", "error"])
-def test_the_detokenizer_passes_them_on_with_every_end(reason: str) -> None:
+@pytest.mark.parametrize("reason", get_args(CloseReason))
+def test_the_detokenizer_passes_them_on_with_every_end(reason: CloseReason) -> None:
     class NoText:
         def push(self, token: int) -> str:
             return ""

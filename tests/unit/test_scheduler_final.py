@@ -26,19 +26,19 @@ class Watcher:
         self.closed: list[Closed] = []
         system.outbox.send = self.send  # type: ignore[method-assign]
 
-    def send(self, sent: Message, frames: Sequence[Frame] = ()) -> bool:
-        if isinstance(sent, TokenBatch) and sent.closed:
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        if isinstance(message, TokenBatch) and message.closed:
             system = self._system
-            for closed in sent.closed:
+            for closed in message.closed:
                 assert sequence_key(closed.handle) not in system.lifecycle.requests
                 assert closed.handle not in [req.handle for req in system.rows.running_requests()]
             system.kv.check()
-            self.closed += sent.closed
+            self.closed += message.closed
             if not system.lifecycle.requests:
                 assert system.rows.num_free == system.rows.max_rows
                 assert system.kv.num_available == system.kv.pages.num_pages
                 assert not system.slots.num_used
-        return self._send(sent, frames)
+        return self._send(message, frames)
 
 
 def run_to_the_ends(system: System, watcher: Watcher, count: int) -> None:

@@ -14,7 +14,7 @@ from runtime.wire import pack_ids
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.intake import TOMBSTONE_S, Tombstones
 from scheduler_proc.limits import ClientShare
-from tests.fakes import VOCAB_SIZE
+from tests.fake_sampling import VOCAB_SIZE
 from tests.sim_system import System
 from tests.unit.scheduler_parts import SETTING, message, run_until_idle, running
 

@@ -23,6 +23,7 @@ BOTH = {"prompt_logprobs": 2, "return_context_logits": True}
 
 def spec_of(sent: TokenizedRequest) -> Spec:
     num_prompt = len(sent.input_ids) // 4
+    assert sent.sampling.max_tokens is not None
     return Spec(sent, frozenset(), num_prompt + sent.sampling.max_tokens)
 
 
@@ -243,7 +244,8 @@ def refusal(sampling: dict[str, Any], prompt: list[int] = PROMPT, max_tokens: in
 
 @pytest.mark.parametrize("which", ["context", "generation"])
 def test_raw_logits_that_the_server_does_not_allow_are_refused_by_name(which: str) -> None:
-    error = refusal({f"return_{which}_logits": True}, **{f"gather_{which}_logits": False})
+    limits: dict[str, Any] = {f"gather_{which}_logits": False}
+    error = refusal({f"return_{which}_logits": True}, **limits)
     assert error.param == f"return_{which}_logits"
     assert f"--gather-{which}-logits" in error.message
 

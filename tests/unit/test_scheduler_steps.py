@@ -6,13 +6,14 @@ import pytest
 
 from runtime.errors import ExecutorError
 from runtime.messages import AbortRequest, ErrorInfo
+from runtime.wire import Message
 from tests.sim_system import System
 from tests.unit.scheduler_parts import message, run_until_idle, running
 
 LONG = [i % 90 for i in range(40)]
 
 
-def start(system: System, *messages: object) -> None:
+def start(system: System, *messages: Message) -> None:
     for item in messages:
         assert system.inbox.send(item)
     system.step()

@@ -147,6 +147,8 @@ def test_the_window_stays_short_whatever_the_tokens_are(byte_fallback: Tokenizer
     spy = Spy(byte_fallback._backend, byte_fallback._open_wrapper)
     continuation = spy._backend.token_to_id("<0xBF>")
     space = spy._backend.token_to_id("\u2581")
+    assert continuation is not None
+    assert space is not None
     for token in (continuation, space, 1, 99999):
         decoder = WindowDecoder(spy, [1, token], skip_special_tokens=True)
         for _ in range(100):

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 from tokenizers import Tokenizer as Backend
+from tokenizers.decoders import Decoder
+from tokenizers.normalizers import Normalizer
+from tokenizers.pre_tokenizers import PreTokenizer
 
 from runtime.config import DEMO_MODEL
 from text import tokenizer
@@ -23,12 +28,12 @@ def demo() -> Tokenizer:
     return tokenizer.load(DEMO_MODEL)
 
 
-def bpe(tokens: list[str], **options: object) -> Backend:
+def bpe(tokens: list[str], **options: Any) -> Backend:
     vocabulary = {token: n for n, token in enumerate(dict.fromkeys(tokens))}
     return Backend(models.BPE(vocabulary, [], **options))
 
 
-def byte_level(*, normalizer: object = None, longest: str = "") -> Backend:
+def byte_level(*, normalizer: Normalizer | None = None, longest: str = "") -> Backend:
     backend = bpe([*ByteLevelSpelling().byte_of, *filter(None, [longest])])
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     if normalizer is not None:
@@ -75,10 +80,13 @@ def test_without_byte_fallback_such_a_spelling_is_text() -> None:
 
 
 @pytest.mark.parametrize("decoder", [decoders.WordPiece(), decoders.BPEDecoder(), None])
-def test_a_vocabulary_whose_tokens_depend_on_their_neighbours_gives_no_bytes(decoder: object) -> None:
+def test_a_vocabulary_whose_tokens_depend_on_their_neighbours_gives_no_bytes(
+    decoder: Decoder | None,
+) -> None:
     spelling = spelling_of(decoder)
     assert isinstance(spelling, ContextualSpelling)
-    assert spelling.bytes_of("##ing") is None
+    bytes_of: Callable[[str], bytes | None] = spelling.bytes_of
+    assert bytes_of("##ing") is None
 
 
 # -- lengths -------------------------------------------------------------------------------------------------
@@ -119,7 +127,7 @@ def test_byte_fallback_has_a_bound() -> None:
         normalizers.Sequence([normalizers.NFC(), normalizers.Strip()]),
     ],
 )
-def test_a_normalizer_that_may_drop_text_leaves_no_bound(normalizer: object) -> None:
+def test_a_normalizer_that_may_drop_text_leaves_no_bound(normalizer: Normalizer) -> None:
     assert max_token_chars(byte_level(normalizer=normalizer)) is None
 
 
@@ -132,7 +140,7 @@ def test_a_normalizer_that_may_drop_text_leaves_no_bound(normalizer: object) -> 
         ),
     ],
 )
-def test_a_pre_tokenizer_that_drops_text_leaves_no_bound(pre_tokenizer: object) -> None:
+def test_a_pre_tokenizer_that_drops_text_leaves_no_bound(pre_tokenizer: PreTokenizer) -> None:
     backend = byte_level()
     backend.pre_tokenizer = pre_tokenizer
     assert max_token_chars(backend) is None

@@ -53,7 +53,7 @@ class Launch:
                 return found
         return {}
 
-    def scheduler_says(self, **fields: int) -> None:
+    def scheduler_says(self, **fields: Any) -> None:
         self.slots["scheduler"] = self.slots["scheduler"]._replace(**fields)
 
 
