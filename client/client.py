@@ -19,6 +19,7 @@ from client.embedding import NO_OUTPUT, Embedding, embedding_of
 from client.request_builder import (
     EmbedOptions,
     Prompt,
+    Prompts,
     RequestOptions,
     TokenIds,
     is_single_prompt,
@@ -150,7 +151,7 @@ class Client:
     @overload
     def generate(
         self,
-        prompt: str,
+        prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
         timeout: float | None = None,
@@ -160,7 +161,7 @@ class Client:
     @overload
     def generate(
         self,
-        prompt: list[str],
+        prompt: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         timeout: float | None = None,
@@ -217,12 +218,16 @@ class Client:
 
     @overload
     def embed(
-        self, prompt: str, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embedding: ...
 
     @overload
     def embed(
-        self, prompt: list[str], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompt: list[str] | list[list[int]],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> list[Embedding]: ...
 
     @overload

@@ -11,7 +11,7 @@ from client.client import Client
 from client.connection import RING_TIMEOUT_S
 from client.own_runtime import OwnRuntime
 from client.progress import progress_bar
-from client.request_builder import Prompt, RequestOptions, is_single_prompt
+from client.request_builder import Prompt, Prompts, RequestOptions, is_single_prompt
 from client.result import Completion
 from runtime.sampling_params import SamplingParams
 
@@ -39,7 +39,7 @@ class LLM(Client):
     @overload
     def generate(
         self,
-        prompt: str,
+        prompt: Prompt,
         sampling_params: SamplingParams | None = None,
         *,
         use_tqdm: bool = True,
@@ -50,7 +50,7 @@ class LLM(Client):
     @overload
     def generate(
         self,
-        prompt: list[str],
+        prompt: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,

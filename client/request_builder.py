@@ -26,6 +26,8 @@ TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Conversation: TypeAlias = Sequence[Mapping[str, str]]
 Prompt: TypeAlias = str | TokenIds | Conversation
 """Text, token ids, or chat messages as {"role": ..., "content": ...}."""
+Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, str]]]
+"""Several of one form: what a type checker can tell from one prompt."""
 
 MAX_PRIORITY = 1000
 MAX_ID = (1 << 31) - 1

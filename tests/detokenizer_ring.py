@@ -68,8 +68,10 @@ class FakePeers:
 class Ring:
     """A detokenizer loop between channels in memory, with one client connected."""
 
-    def __init__(self, loaded: Tokenizer, channel: PeerChannel | None = None) -> None:
-        """`channel` replaces the fake peers; no client is connected then."""
+    def __init__(self, loaded: Tokenizer, channel: PeerChannel | None = None, engine_epoch: int = 0) -> None:
+        """`channel` replaces the fake peers; no client is connected then. `engine_epoch`: that the ring shows
+        and steps have; 0: it shows none.
+        """
         self.tokenizer = loaded
         self.inbox = MemoryChannel("detokenizer_in")
         self.scheduler = MemoryChannel("scheduler_in")
@@ -81,12 +83,14 @@ class Ring:
             decoders=DecoderFactory(loaded),
             eos_token_ids=(EOS,),
             slow_reader_timeout_s=SLOW_S,
+            engine_epoch=lambda: engine_epoch,
         )
         self.now = 0.0
         self.client = 0 if channel else self.connect(b"peer")
         self.outputs: list[SequenceOutput] = []
         self.num_batches = 0
         self._step = 0
+        self._engine_epoch = engine_epoch
 
     def connect(self, peer: bytes) -> int:
         hello = Codec(UNIONS["client_in"], 0).encode(Hello(PROTOCOL_VERSION, SCHEMA.hex()))
@@ -122,6 +126,7 @@ class Ring:
                 b"".join(handle for handle, _ in tokens),
                 pack_ids([token for _, token in tokens]),
                 opened=tuple(msgspec.Raw(RAW(stream)) for stream in opened),
+                epoch=self._engine_epoch,
                 **fields,
             )
         )

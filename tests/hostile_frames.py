@@ -30,6 +30,7 @@ from runtime.messages import (
     TokenLogprobs,
 )
 from runtime.plan import BatchPlan, RowSetup, SampleMasks, StepResult, WorkerReady
+from runtime.process import FIRST_EPOCH
 from runtime.sampling_params import SamplingParams
 from runtime.transport import SCHEMA, Codec
 from runtime.wire import HEADER_BYTES, PROTOCOL_VERSION, Message, pack_ids
@@ -80,7 +81,7 @@ def samples() -> dict[str, list[Message]]:
             ControlRequest(12345, 1, "flush_cache"),
         ],
         "detokenizer_in": [
-            TokenBatch(1, HANDLE * 2, pack_ids([5, 6]), (_raw(opened),)),
+            TokenBatch(1, HANDLE * 2, pack_ids([5, 6]), (_raw(opened),), epoch=FIRST_EPOCH),
             TokenBatch(
                 2,
                 HANDLE,
@@ -88,6 +89,7 @@ def samples() -> dict[str, list[Message]]:
                 (_raw(opened),),
                 (TokenLogprobs(HANDLE, packed, pack_ids([1, 2]), packed * 2),),
                 (Closed(HANDLE, "stop", 5, 16, ErrorInfo("no")),),
+                epoch=FIRST_EPOCH,
             ),
             RequestFailed(HANDLE, ErrorInfo("no", "invalid_value", "top_p", 400)),
             ControlReply(12345, 1, _raw({"a": 1})),

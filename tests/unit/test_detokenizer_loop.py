@@ -22,6 +22,7 @@ from runtime.messages import (
     TensorBatch,
     TokenBatch,
 )
+from runtime.process import FIRST_EPOCH
 from runtime.wire import pack_ids, unpack_floats, unpack_ids
 from tests.detokenizer_ring import EOS, RAW, Ring, logprobs
 from tests.hostile_frames import hostile_frames
@@ -301,8 +302,9 @@ def test_a_batch_that_contradicts_itself_is_dropped(ring: Ring) -> None:
 
 
 def test_mutated_frames_raise_nothing_and_are_logged_once_a_second(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    demo: Tokenizer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    ring = Ring(demo, engine_epoch=FIRST_EPOCH)
     monkeypatch.setattr("tests.hostile_frames.HANDLE", ring.handle(0))
     # Far from it, so that no mutated frame means this sequence.
     good = ring.open(ring.handle(0x5A5A5A5A))
@@ -313,7 +315,7 @@ def test_mutated_frames_raise_nothing_and_are_logged_once_a_second(
                 ring.turn()
         for _ in range(100):
             ring.inbox.send(TensorBatch(()))
-            ring.inbox.send(TokenBatch(9, good, pack_ids([70, 71])))
+            ring.inbox.send(TokenBatch(9, good, pack_ids([70, 71]), epoch=FIRST_EPOCH))
         ring.turn()
     num_bad = sum("dropped a frame" in record.message for record in caplog.records)
     assert 0 < num_bad < 30
