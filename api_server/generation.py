@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
 from starlette.responses import Response
@@ -33,12 +33,10 @@ MAX_LOGPROB_ENTRIES = 1 << 18
 """Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
 is complete.
 """
-ENCODING_OPTIONS = (
-    "add_special_tokens",
-    "add_generation_prompt",
-    "continue_final_message",
-    "chat_template_kwargs",
-)
+EncodingOption: TypeAlias = Literal[
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
+]
+ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +67,7 @@ class Job:
         """The same for prompts that are encoded already: what says how is of no more use."""
         options = self.options.copy()
         for name in ENCODING_OPTIONS:
-            options.pop(name, None)  # type: ignore[misc]
+            options.pop(name, None)
         return replace(self, prompts=ids, options=options)
 
     def check_size(self, context_length: int) -> None:

@@ -60,25 +60,8 @@ async def serve(context: ProcessContext) -> None:
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
     metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
     sampling = CheckpointConfig.read(Path(config.model)).sampling
-    state = ServerState(client, config, sampling, context.status, metrics)
-    server = _Server(
-        uvicorn.Config(
-            make_app(state),
-            http=HttpProtocol,
-            ws="none",
-            lifespan="off",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            log_config=None,
-            access_log=config.log_level in ("debug", "info"),
-            server_header=False,
-        )
-    )
-    listener = socket.socket(fileno=context.http_fd)
-    listener.setblocking(False)
-    # Every connection inherits it. The kernel ends one whose client takes nothing for so long, whatever is
-    # being written, also when this process has already closed it.
-    timeout_ms = max(1, round(1000 * config.slow_reader_timeout))
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+    server = _http_server(ServerState(client, config, sampling, context.status, metrics))
+    listener = _listening_socket(context.http_fd, config.slow_reader_timeout)
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
     is_ready = False
@@ -101,6 +84,32 @@ async def serve(context: ProcessContext) -> None:
         await client.aclose(client.error or error)
         server.should_exit = True
         await asyncio.wait((serving,), timeout=SHUTDOWN_S)
+
+
+def _http_server(state: ServerState) -> _Server:
+    return _Server(
+        uvicorn.Config(
+            make_app(state),
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            timeout_keep_alive=KEEP_ALIVE_S,
+            log_config=None,
+            access_log=state.config.log_level in ("debug", "info"),
+            server_header=False,
+        )
+    )
+
+
+def _listening_socket(fd: int, slow_reader_timeout_s: float) -> socket.socket:
+    """The launcher's, which all HTTP processes share."""
+    listener = socket.socket(fileno=fd)
+    listener.setblocking(False)
+    # Every connection inherits it. The kernel ends one whose client takes nothing for so long, whatever is
+    # being written, also when this process has already closed it.
+    timeout_ms = max(1, round(1000 * slow_reader_timeout_s))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+    return listener
 
 
 if __name__ == "__main__":
