@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -278,7 +279,7 @@ class BatchManager:
         for stats in records:
             record = batch_manager_record(stats) | {"Max Request Count": self.max_num_requests}
             text = json.dumps(record)
-            self._guard("return_stats", lambda text=text: report(text))  # type: ignore[misc]
+            self._guard("return_stats", partial(report, text))
 
     def _guard(self, name: str, call: Callable[[], Any]) -> Any:
         """What a callback returns; None when it raises, which is its own affair and ends nothing."""
