@@ -307,7 +307,7 @@ def test_bfloat16_logits_are_the_same_bits_in_any_batch_chunk_and_page_size() ->
     kernels = packing_kernels()
     model = load_model(Path(DEMO_MODEL), ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
     model.use_native(kernels)
-    backend = CpuNativeAttention(kernels)
+    backend = CpuNativeAttention(kernels, deterministic=True)
     ids = torch.randint(1, 4096, (3, 100), generator=torch.Generator().manual_seed(0)).tolist()
     alone = [PagedForward(model, 16, backend=backend, dtype=torch.bfloat16).step([(0, row)]) for row in ids]
     forward = PagedForward(model, 4, backend=backend, dtype=torch.bfloat16)

@@ -58,12 +58,15 @@ enum Activation { kSilu, kGelu, kGeluTanh };
 // Sums and squares of what is to be normed, which is left in `residual` where there is one.
 template <class T, class W>
 void norm_row(const NormCall& call, const T* x, T* residual, const W* weight, const W* bias, T* out) {
+  // Read once: for all that the compiler knows, `out` and `residual` may be part of the call.
+  const int size = call.size;
+  const bool is_wide = call.is_wide;
   vfloat sum = {}, squares = {};
-  for (int c = 0; c < call.size; c += kLanes) {
+  for (int c = 0; c < size; c += kLanes) {
     vfloat value = load(x + c);
     if (residual) {
-      value = rounded_to<T>(load(residual + c) + value);
-      store(residual + c, value);
+      store(residual + c, load(residual + c) + value);
+      value = load(residual + c);
     }
     sum += value;
     squares += value * value;
@@ -71,17 +74,17 @@ void norm_row(const NormCall& call, const T* x, T* residual, const W* weight, co
   const T* from = residual ? residual : x;
   float mean = 0;
   if (call.centers) {
-    mean = sum_of(sum) / call.size;
+    mean = sum_of(sum) / size;
     squares = vfloat{};
-    for (int c = 0; c < call.size; c += kLanes) {
+    for (int c = 0; c < size; c += kLanes) {
       const vfloat value = load(from + c) - mean;
       squares += value * value;
     }
   }
-  const float scale = 1.0f / std::sqrt(sum_of(squares) / call.size + call.eps);
-  for (int c = 0; c < call.size; c += kLanes) {
+  const float scale = 1.0f / std::sqrt(sum_of(squares) / size + call.eps);
+  for (int c = 0; c < size; c += kLanes) {
     vfloat y = (load(from + c) - mean) * scale;
-    if (!call.is_wide) y = rounded_to<T>(y);
+    if (!is_wide) y = rounded_to<T>(y);
     y = y * load(weight + c);
     if (bias) y += load(bias + c);
     store(out + c, y);

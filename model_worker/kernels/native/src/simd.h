@@ -42,10 +42,19 @@ inline vfloat load(const float* p) {
   return x;
 }
 
+inline vfloat widened(vhalf half) {
+#if defined(__AVX512F__)
+  // One instruction, of which the compiler makes four of half the width.
+  return (vfloat)_mm512_slli_epi32(_mm512_cvtepu16_epi32((__m256i)half), 16);
+#else
+  return (vfloat)(__builtin_convertvector(half, vuint) << 16);
+#endif
+}
+
 inline vfloat load(const bf16* p) {
   vhalf half;
   std::memcpy(&half, p, sizeof half);
-  return (vfloat)(__builtin_convertvector(half, vuint) << 16);
+  return widened(half);
 }
 
 inline void store(float* p, vfloat x) { std::memcpy(p, &x, sizeof x); }
