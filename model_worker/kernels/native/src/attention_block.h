@@ -120,11 +120,11 @@ void add_columns(const typename Math::Unit (*weights)[kBlock / Math::kPerUnit],
   }
 }
 
-// Turns a row's raw scores into weights, of keys [first, end) of the block, and rescales what it has so far.
-// store_weights(t, low, high) takes those of keys [t, t + 2 * kLanes).
+// Turns a row's raw scores into weights, of keys [first, end) of the block. store_weights(t, low, high) takes those of
+// keys [t, t + 2 * kLanes). Returns what the sums of earlier keys' weighted values are to be multiplied by.
 template <class Store>
-void weigh(const float* scores, int first, int end, int num_padded, float scale, float softcap, int head_dim,
-           float* max_so_far, float* lane_sums, float* row, const Store& store_weights) {
+float weigh(const float* scores, int first, int end, int num_padded, float scale, float softcap, float* max_so_far,
+            float* lane_sums, const Store& store_weights) {
   vfloat x[kBlock / kLanes];
   vfloat highest = splat(kNone);
   vint lane = {};
@@ -137,13 +137,9 @@ void weigh(const float* scores, int first, int end, int num_padded, float scale,
     highest = max(highest, x[t / kLanes]);
   }
   const float new_max = std::max(*max_so_far, max_of(highest));
-  vfloat sum = load(lane_sums);
-  if (*max_so_far != new_max) {
-    const vfloat shrink = exp(splat(*max_so_far - new_max));
-    sum *= shrink;
-    for (int c = 0; c < head_dim; c += kLanes) store(row + c, load(row + c) * shrink);
-    *max_so_far = new_max;
-  }
+  const float shrink = *max_so_far == new_max ? 1.0f : exp(splat(*max_so_far - new_max))[0];
+  *max_so_far = new_max;
+  vfloat sum = load(lane_sums) * shrink;
   for (int t = 0; t < num_padded; t += 2 * kLanes) {
     const vfloat low = exp(x[t / kLanes] - new_max);
     const vfloat high = exp(x[t / kLanes + 1] - new_max);
@@ -152,6 +148,7 @@ void weigh(const float* scores, int first, int end, int num_padded, float scale,
     store_weights(t, low, high);
   }
   store(lane_sums, sum);
+  return shrink;
 }
 
 template <class Math>
@@ -175,6 +172,10 @@ struct BlockStep {
            tile.first_key(r, group(), call.window) < begin + num_keys;
   }
 
+  static void multiply(float* row, int head_dim, float factor) {
+    for (int c = 0; c < head_dim; c += kLanes) store(row + c, load(row + c) * factor);
+  }
+
   // The weights of rows [r, r + rows), from their scores.
   void weigh_rows(int r, int rows) {
     for (int g = 0; g < rows; ++g) {
@@ -182,10 +183,11 @@ struct BlockStep {
       const int first = (int)std::max<int64_t>(0, tile.first_key(row, group(), call.window) - begin);
       const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group()) - begin);
       if (first < end) {
-        weigh(work.scores[g], first, end, num_padded, call.scale, call.softcap, call.head_dim, out.max + row,
-              work.lane_sums[row], out.rows + row * call.head_dim, [&](int t, vfloat low, vfloat high) {
-                Math::store_weights(work.weights[g] + t / Math::kPerUnit, low, high);
-              });
+        const float shrink = weigh(work.scores[g], first, end, num_padded, call.scale, call.softcap, out.max + row,
+                                   work.lane_sums[row], [&](int t, vfloat low, vfloat high) {
+                                     Math::store_weights(work.weights[g] + t / Math::kPerUnit, low, high);
+                                   });
+        if (shrink != 1.0f) multiply(out.rows + row * call.head_dim, call.head_dim, shrink);
       } else {
         std::memset(work.weights[g], 0, sizeof work.weights[g]);
       }

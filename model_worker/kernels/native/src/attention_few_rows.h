@@ -18,14 +18,18 @@
 namespace carousel {
 
 constexpr int kMaxFewRows = 8;  // twice as many are a tile's
+constexpr int kGroups = kSplit / kTileRows;
 static_assert(kBlock % (2 * kTileRows) == 0 && kSplit % kBlock == 0, "a group is whole in its block");
 
-// What a thread keeps of one split, besides the Workspace.
+// What a thread keeps of one split, besides the Workspace. What the unit for tiles has stored takes long to be there
+// for others: so each step is done for the whole split before the next one reads what it gave.
 struct FewRowsWorkspace {
   alignas(64) uint32_t queries[kMaxHeadDim / 2 * kMaxFewRows];  // [units of a head][columns]
-  alignas(64) float scores[kMaxFewRows][kSplit];
-  alignas(64) uint32_t weights[kBlock / kTileRows][2 * kMaxFewRows][kTileRows];  // rows (w, 0) and (0, w) in turns
-  alignas(64) float sums[2][2 * kMaxFewRows][kLanes];
+  alignas(64) float scores[kSplit * kMaxFewRows];               // [tokens][columns]
+  alignas(64) uint32_t weights[kGroups][2 * kMaxFewRows][kTileRows];  // rows (w, 0) and (0, w) in turns
+  // Of two groups and 32 dims: a row's even dims, then its odd ones.
+  alignas(64) float products[kGroups / 2][kMaxHeadDim / 32][2 * kMaxFewRows][kLanes];
+  float shrink[kSplit / kBlock][kMaxFewRows];  // what a block makes of the sums before it
   alignas(64) bf16 copied[2][kTileRows * kMaxHeadDim];
 };
 
@@ -67,17 +71,13 @@ class FewRows {
     shapes.set_few(tile_.num_rows, columns);
     const int num_keys = (int)(end - begin);
     switch (columns) {
-      case 1: compute_scores<1>(num_keys); break;
-      case 2: compute_scores<2>(num_keys); break;
-      case 4: compute_scores<4>(num_keys); break;
-      default: compute_scores<8>(num_keys);
+      case 1: weigh_keys<1>(begin, num_keys, lane_sums); break;
+      case 2: weigh_keys<2>(begin, num_keys, lane_sums); break;
+      case 4: weigh_keys<4>(begin, num_keys, lane_sums); break;
+      default: weigh_keys<8>(begin, num_keys, lane_sums);
     }
-    for (int t = 0; t < num_keys; t += kBlock) {
-      const int in_block = std::min(kBlock, num_keys - t);
-      weigh_block(begin + t, t, in_block, lane_sums);
-      add_block(t, t + in_block);
-    }
-    for (int c = 0; c < tile_.num_rows * call_.head_dim; c += 2 * kLanes) interleave(out_.rows + c);
+    multiply_values(num_keys);
+    for (int row = 0; row < tile_.num_rows; ++row) add_products(row, num_keys);
   }
 
  private:
@@ -123,48 +123,59 @@ class FewRows {
   }
 
   template <int Columns>
-  void compute_scores(int num_keys) {
-    constexpr int64_t kStride = Columns * sizeof(float);
-    for (int t = 0; t < num_keys; t += 2 * kTileRows) {
-      const Group key = keys_from(t, num_keys, work_.copied[0]);
-      const bool has_more = t + kTileRows < num_keys;
-      const Group more = has_more ? keys_from(t + kTileRows, num_keys, work_.copied[1]) : key;
-      _tile_zero(5);
-      _tile_zero(6);
-      for (int u = 0; u < call_.head_dim / 2; u += kTileRows) {
-        _tile_loadd(7, work_.queries + u * Columns, kStride);
-        _tile_loadd(3, key.rows + 2 * u, key.stride);
-        _tile_dpbf16ps(5, 3, 7);
-        _tile_loadd(4, more.rows + 2 * u, more.stride);
-        _tile_dpbf16ps(6, 4, 7);
-      }
-      alignas(64) float across[2][Columns * kLanes];
-      _tile_stored(5, across[0], kStride);
-      _tile_stored(6, across[1], kStride);
-      see_memory();
-      for (int half = 0; half < 2; ++half) {
+  void weigh_keys(int64_t begin, int num_keys, float (*lane_sums)[kLanes]) {
+    for (int t = 0; t < num_keys; t += 2 * kTileRows) compute_scores<Columns>(t, num_keys);
+    see_memory();
+    for (int t = 0; t < num_keys; t += kBlock) {
+      float scores[Columns][kBlock];
+      for (int i = 0; i < kBlock; i += kLanes) {
         vfloat column[Columns];
-        std::memcpy(column, across[half], sizeof column);
+        std::memcpy(column, work_.scores + (t + i) * Columns, sizeof column);
         sort_columns(column, std::make_integer_sequence<int, kLanes>());
-        for (int g = 0; g < Columns; ++g) store(work_.scores[g] + t + half * kTileRows, column[g]);
+        for (int g = 0; g < Columns; ++g) store(scores[g] + i, column[g]);
+      }
+      const int num_in_block = std::min(kBlock, num_keys - t);
+      for (int row = 0; row < tile_.num_rows; ++row) {
+        weigh_block(row, scores[row], begin, t, num_in_block, lane_sums[row]);
       }
     }
   }
 
-  void weigh_block(int64_t begin, int t, int num_keys, float (*lane_sums)[kLanes]) {
-    for (int row = 0; row < tile_.num_rows; ++row) {
-      const int first = (int)std::max<int64_t>(0, tile_.first_key(row, group_, call_.window) - begin);
-      const int end = (int)std::min<int64_t>(num_keys, tile_.end_key(row, group_) - begin);
-      if (first >= end) {
-        for (auto& group : work_.weights) std::memset(group[2 * row], 0, 2 * sizeof group[0]);
-        continue;
-      }
-      weigh(work_.scores[row] + t, first, end, kBlock, call_.scale, call_.softcap, call_.head_dim, out_.max + row,
-            lane_sums[row], out_.rows + row * call_.head_dim, [&](int i, vfloat low, vfloat high) {
-              store_apart(work_.weights[i / kTileRows][2 * row], low);
-              store_apart(work_.weights[i / kTileRows + 1][2 * row], high);
-            });
+  // Of the split's tokens [t, t + 32), or of 16 if there are no more.
+  template <int Columns>
+  void compute_scores(int t, int num_keys) {
+    constexpr int64_t kStride = Columns * sizeof(float);
+    const Group key = keys_from(t, num_keys, work_.copied[0]);
+    const Group more = t + kTileRows < num_keys ? keys_from(t + kTileRows, num_keys, work_.copied[1]) : key;
+    _tile_zero(5);
+    _tile_zero(6);
+    for (int u = 0; u < call_.head_dim / 2; u += kTileRows) {
+      _tile_loadd(7, work_.queries + u * Columns, kStride);
+      _tile_loadd(3, key.rows + 2 * u, key.stride);
+      _tile_dpbf16ps(5, 3, 7);
+      _tile_loadd(4, more.rows + 2 * u, more.stride);
+      _tile_dpbf16ps(6, 4, 7);
     }
+    _tile_stored(5, work_.scores + t * Columns, kStride);
+    _tile_stored(6, work_.scores + (t + kTileRows) * Columns, kStride);
+  }
+
+  // The weights of a row for keys [t, t + num_keys) of the split, a block.
+  void weigh_block(int row, const float* scores, int64_t begin, int t, int num_keys, float* lane_sums) {
+    const int first = (int)std::max<int64_t>(0, tile_.first_key(row, group_, call_.window) - begin - t);
+    const int end = (int)std::min<int64_t>(num_keys, tile_.end_key(row, group_) - begin - t);
+    auto* weights = work_.weights + t / kTileRows;
+    float& shrink = work_.shrink[t / kBlock][row];
+    if (first >= end) {
+      shrink = 1.0f;
+      for (int i = 0; i < kBlock / kTileRows; ++i) std::memset(weights[i][2 * row], 0, 2 * sizeof weights[i][0]);
+      return;
+    }
+    shrink = weigh(scores, first, end, kBlock, call_.scale, call_.softcap, out_.max + row, lane_sums,
+                   [&](int i, vfloat low, vfloat high) {
+                     store_apart(weights[i / kTileRows][2 * row], low);
+                     store_apart(weights[i / kTileRows + 1][2 * row], high);
+                   });
   }
 
   static void store_apart(uint32_t* rows, vfloat weight) {
@@ -173,53 +184,59 @@ class FewRows {
     _mm512_store_si512(rows + kTileRows, _mm512_slli_epi32(bits, 16));
   }
 
-  // Adds the split's tokens [begin, end) to rows whose dims lie even ones first in each 32.
-  void add_block(int begin, int end) {
+  void multiply_values(int num_keys) {
     see_memory();
-    for (int t = begin; t < end; t += 2 * kTileRows) {
-      const bool has_more = t + kTileRows < end;
-      const Group value = values_from(t, end, work_.copied[0]);
-      const Group more = has_more ? values_from(t + kTileRows, end, work_.copied[1]) : value;
-      const auto* weights = work_.weights + (t - begin) / kTileRows;
+    for (int t = 0; t < num_keys; t += 2 * kTileRows) {
+      const bool has_more = t + kTileRows < num_keys;
+      const Group value = values_from(t, num_keys, work_.copied[0]);
+      const Group more = has_more ? values_from(t + kTileRows, num_keys, work_.copied[1]) : value;
       int c = 0;
-      for (; c + 4 * kLanes <= call_.head_dim; c += 4 * kLanes) add_dims<2>(weights, value, more, has_more, c);
-      if (c < call_.head_dim) add_dims<1>(weights, value, more, has_more, c);
+      for (; c + 4 * kLanes <= call_.head_dim; c += 4 * kLanes) multiply_dims<2>(t, value, more, has_more, c);
+      if (c < call_.head_dim) multiply_dims<1>(t, value, more, has_more, c);
     }
+    see_memory();
   }
 
-  // Adds two groups, or one, to Chunks times 32 dims.
+  // The products of two groups, or one, and Chunks times 32 dims.
   template <int Chunks>
-  void add_dims(const uint32_t (*weights)[2 * kMaxFewRows][kTileRows], Group value, Group more, bool has_more, int c) {
+  void multiply_dims(int t, Group value, Group more, bool has_more, int c) {
+    const int group = t / kTileRows, chunk = c / (2 * kLanes);
     _tile_zero(0);
     _tile_zero(1);
-    multiply_values<Chunks>(weights[0], value, c);
-    if (has_more) multiply_values<Chunks>(weights[1], more, c);
-    _tile_stored(0, work_.sums[0], 64);
-    if (Chunks == 2) _tile_stored(1, work_.sums[1], 64);
-    see_memory();
-    for (int chunk = 0; chunk < Chunks; ++chunk) {
-      for (int r = 0; r < 2 * tile_.num_rows; ++r) {
-        float* to = out_.rows + r / 2 * call_.head_dim + c + chunk * 2 * kLanes + r % 2 * kLanes;
-        store(to, load(to) + load(work_.sums[chunk][r]));
-      }
-    }
+    multiply_group<Chunks>(group, value.rows + c, value.stride);
+    if (has_more) multiply_group<Chunks>(group + 1, more.rows + c, more.stride);
+    _tile_stored(0, work_.products[group / 2][chunk], 64);
+    if (Chunks == 2) _tile_stored(1, work_.products[group / 2][chunk + 1], 64);
   }
 
   template <int Chunks>
-  static void multiply_values(const uint32_t (*weights)[kTileRows], Group value, int c) {
-    _tile_loadd(2, weights, 64);
-    _tile_loadd(3, value.rows + c, value.stride);
+  void multiply_group(int group, const bf16* values, int64_t stride) {
+    _tile_loadd(2, work_.weights[group], 64);
+    _tile_loadd(3, values, stride);
     _tile_dpbf16ps(0, 2, 3);
     if (Chunks == 1) return;
-    _tile_loadd(4, value.rows + c + 2 * kLanes, value.stride);
+    _tile_loadd(4, values + 2 * kLanes, stride);
     _tile_dpbf16ps(1, 2, 4);
   }
 
-  static void interleave(float* dims) {
+  // Sums a row's products, two groups after two groups, and puts its dims in their order.
+  void add_products(int row, int num_keys) {
     constexpr auto lanes = std::make_integer_sequence<int, kLanes>();
-    const vfloat even = load(dims), odd = load(dims + kLanes);
-    store(dims, zip_low(even, odd, lanes));
-    store(dims + kLanes, zip_high(even, odd, lanes));
+    for (int c = 0; c < call_.head_dim; c += 2 * kLanes) {
+      vfloat even = {}, odd = {};
+      for (int t = 0; t < num_keys; t += 2 * kTileRows) {
+        if (t % kBlock == 0) {
+          even *= work_.shrink[t / kBlock][row];
+          odd *= work_.shrink[t / kBlock][row];
+        }
+        const auto* product = work_.products[t / (2 * kTileRows)][c / (2 * kLanes)] + 2 * row;
+        even += load(product[0]);
+        odd += load(product[1]);
+      }
+      float* to = out_.rows + row * call_.head_dim + c;
+      store(to, zip_low(even, odd, lanes));
+      store(to + kLanes, zip_high(even, odd, lanes));
+    }
   }
 
   const AttentionCall& call_;
