@@ -11,10 +11,12 @@ from torch import Tensor
 from model_worker.distributed.cut import Cut, whole
 from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import PackedLinear
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Change, ExpertWeight, Weight, stacked_size
 from model_worker.quant.base import Multiply, QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
+from runtime.model_config import Activation
 
 
 class Linear(StoredWeight):
@@ -63,6 +65,12 @@ class Linear(StoredWeight):
     def is_packed(self) -> bool:
         """The C++ kernel computes it."""
         return self._native is not None
+
+    def gated(self, activation: Activation) -> Multiply | None:
+        """After use_native, of a layer whose halves are a gate and what it multiplies: both and the gate as
+        one kernel, x [T, in_features] -> [T, width / 2]. None where there is no such kernel.
+        """
+        return self._native.gated(activation) if isinstance(self._native, PackedLinear) else None
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, width]."""

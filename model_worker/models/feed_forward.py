@@ -18,6 +18,7 @@ from model_worker.kernels.native.program import NotRecordable
 from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
+from model_worker.quant.base import Multiply
 from runtime.model_config import Activation, ExpertsConfig
 
 logger = logging.getLogger(__name__)
@@ -45,16 +46,21 @@ class GatedMLP(nn.Module):
         self.down_proj = parts.joining_linear(width, config.hidden_size, bias=bias)
         self._activation = config.hidden_act
         self._activate = _gate(config.hidden_act)
+        self._gated: Multiply | None = None
         self._width = width.length
 
     def use_native(self, kernels: NativeKernels) -> None:
-        """Compute the gate with the C++ kernel from now on, where it has one for this width."""
+        """Compute the gate with the C++ kernel from now on, where it has one for this width; in one with the
+        product before it where there is such a kernel. Its own layers use theirs already.
+        """
         if self._width % LANES == 0:
             self._activate = Activate(kernels, self._activation, has_up=True)
+            self._gated = self.gate_up_proj.gated(self._activation)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size]."""
-        projected: Tensor = self.down_proj(self._activate(self.gate_up_proj(hidden)))
+        gated = self._activate(self.gate_up_proj(hidden)) if self._gated is None else self._gated(hidden)
+        projected: Tensor = self.down_proj(gated)
         return projected
 
 

@@ -111,6 +111,37 @@ def _check_packed_linear(
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
 
 
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize(("width", "k"), [(16, 32), (80, 96), (1040, 1056)])
+def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
+    width: int, k: int, with_bias: bool
+) -> None:
+    kernels = packing_kernels()
+    if not kernels.gates_linear(k):
+        pytest.skip("this CPU has no AMX, so the gate is an operator of its own")
+    weight = _normal(2 * width, k, dtype=torch.bfloat16)
+    bias = _normal(2 * width, dtype=torch.bfloat16, seed=1) if with_bias else None
+    pack(kernels, weight)
+    linear = PackedLinear(kernels, weight, bias, out_dtype=torch.bfloat16)
+    rows = _normal(97, k, dtype=torch.bfloat16, seed=2)
+    for activation in NATIVE_ACTIVATIONS:
+        gated = linear.gated(activation)
+        assert gated is not None
+        expected = Activate(kernels, activation, has_up=True)(linear(rows))
+        for num_rows in (0, 1, 16, 17, 32, 97):
+            assert torch.equal(gated(rows[:num_rows]), expected[:num_rows])
+
+
+def test_a_gate_is_joined_to_products_of_bfloat16_by_tiles_alone() -> None:
+    kernels = packing_kernels()
+    for n, k, out_dtype in ((48, 32, torch.bfloat16), (64, 34, torch.bfloat16), (64, 32, torch.float32)):
+        weight = torch.zeros(n, k, dtype=torch.bfloat16)
+        assert PackedLinear(kernels, weight, None, out_dtype=out_dtype).gated("silu") is None
+    without = native_kernels("no_amx")
+    weight = torch.zeros(64, 32, dtype=torch.bfloat16)
+    assert PackedLinear(without, weight, None, out_dtype=torch.bfloat16).gated("silu") is None
+
+
 def test_rows_of_a_packed_weight_are_the_weights_rows() -> None:
     kernels = packing_kernels()
     weight = _normal(64, 34, dtype=torch.bfloat16)

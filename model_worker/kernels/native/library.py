@@ -60,7 +60,7 @@ class AttentionCall(ctypes.Structure):
 
 
 class LinearCall(ctypes.Structure):
-    """Mirrors LinearCall of linear.cpp."""
+    """Mirrors LinearCall of linear_call.h."""
 
     _fields_ = (
         ("x", ctypes.c_void_p),
@@ -71,6 +71,7 @@ class LinearCall(ctypes.Structure):
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
         ("out_is_float", ctypes.c_int32),
+        ("gate", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"
@@ -292,8 +293,15 @@ class NativeKernels:
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
         library.carousel_packs_linear.restype = ctypes.c_int32
         self.packs_linear: bool = library.carousel_packs_linear() == 1
+        library.carousel_gates_linear.argtypes = (ctypes.c_int32,)
+        library.carousel_gates_linear.restype = ctypes.c_int32
+        self._gates_linear = library.carousel_gates_linear
         if self.packs_linear:
             self.linear = self._recordable(library, "carousel_linear", LinearCall)
+
+    def gates_linear(self, k: int) -> bool:
+        """Whether a linear layer over k inputs may have a gate."""
+        return bool(self._gates_linear(k))
 
     def _recordable(
         self, library: ctypes.CDLL, name: str, call_type: type[ctypes.Structure]

@@ -111,6 +111,7 @@ class PackedLinear:
         """weight [N, K] packed, bias [N] bfloat16. The sum is float32 and is rounded once, to out_dtype."""
         assert bias is None or bias.dtype is torch.bfloat16
         self._kept = (weight, bias)
+        self._kernels = kernels
         self._run = kernels.linear
         self._width = weight.shape[0]
         self._out_dtype = out_dtype
@@ -133,6 +134,19 @@ class PackedLinear:
         call.num_rows = x.shape[0]
         self._run(call)
         return out
+
+    def gated(self, activation: Activation) -> PackedLinear | None:
+        """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
+        -> [T, N / 2]. None where there is no such kernel.
+        """
+        n, k = self._call.n, self._call.k
+        fits = n % (2 * PANEL) == 0 and self._kernels.gates_linear(k) and activation in NATIVE_ACTIVATIONS
+        if not fits or self._out_dtype is not torch.bfloat16:
+            return None
+        gated = PackedLinear(self._kernels, *self._kept, out_dtype=self._out_dtype)
+        gated._width = n // 2
+        gated._call.gate = 1 + NATIVE_ACTIVATIONS.index(activation)
+        return gated
 
 
 class Norm:

@@ -3,6 +3,7 @@
 // results do not depend on the batch.
 #include <algorithm>
 
+#include "activation.h"
 #include "simd.h"
 #include "team.h"
 
@@ -52,8 +53,6 @@ struct CombineCall {
   float scale;
   float cap;  // 0: none
 };
-
-enum Activation { kSilu, kGelu, kGeluTanh };
 
 // Sums and squares of what is to be normed, which is left in `residual` where there is one.
 template <class T, class W>
@@ -107,25 +106,6 @@ void norm(const NormCall& call) {
   });
 }
 
-// The error function to 1.5e-7. Source: Abramowitz and Stegun, 7.1.26.
-inline vfloat erf(vfloat x) {
-  const vfloat size = x < 0 ? -x : x;
-  const vfloat t = 1.0f / (size * 0.3275911f + 1.0f);
-  const vfloat p =
-      ((((t * 1.061405429f - 1.453152027f) * t + 1.421413741f) * t - 0.284496736f) * t + 0.254829592f) * t;
-  const vfloat y = 1.0f - p * exp(-size * size);
-  return x < 0 ? -y : y;
-}
-
-template <int activation>
-vfloat activate(vfloat x) {
-  if constexpr (activation == kSilu) return x / (exp(-x) + 1.0f);
-  if constexpr (activation == kGelu) return 0.5f * x * (1.0f + erf(x * 0.70710678f));
-  if constexpr (activation == kGeluTanh) {
-    return 0.5f * x * (1.0f + tanh(0.79788456f * (x + 0.044715f * x * x * x)));
-  }
-}
-
 template <class T, int activation>
 void activate_rows(const ActivateCall& call) {
   const int64_t size = call.size, width = call.has_up ? 2 * size : size;
@@ -135,9 +115,8 @@ void activate_rows(const ActivateCall& call) {
       const T* x = (const T*)call.x + row * width;
       T* out = (T*)call.out + row * size;
       for (int c = 0; c < size; c += kLanes) {
-        vfloat y = rounded_to<T>(activate<activation>(load(x + c)));
-        if (call.has_up) y = y * load(x + size + c);
-        store(out + c, y);
+        const vfloat value = load(x + c);
+        store(out + c, call.has_up ? gated<T, activation>(value, load(x + size + c)) : activate<activation>(value));
       }
     }
   });

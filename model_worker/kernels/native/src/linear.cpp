@@ -52,10 +52,19 @@ struct Bf16Kernel {
 
 CAROUSEL_EXPORT int32_t carousel_packs_linear() { return 1; }
 
+// Whether a call of this k may have a gate.
+CAROUSEL_EXPORT int32_t carousel_gates_linear(int32_t k) {
+#if defined(CAROUSEL_HAS_TILES)
+  return carousel::fits_tiles(k);
+#else
+  return 0;
+#endif
+}
+
 CAROUSEL_EXPORT void carousel_linear(const carousel::LinearCall* call) {
   using namespace carousel;
 #if defined(CAROUSEL_HAS_TILES)
-  if (fits_tiles(*call)) {
+  if (fits_tiles(call->k)) {
     multiply_by_tiles(*call);
     return;
   }
@@ -66,5 +75,7 @@ CAROUSEL_EXPORT void carousel_linear(const carousel::LinearCall* call) {
 #else
 
 CAROUSEL_EXPORT int32_t carousel_packs_linear() { return 0; }
+
+CAROUSEL_EXPORT int32_t carousel_gates_linear(int32_t) { return 0; }
 
 #endif
