@@ -19,7 +19,7 @@ import numpy.typing as npt
 from client.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.errors import InvalidRequest
 from runtime.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
-from runtime.sampling_params import SamplingParams
+from runtime.sampling_params import SEEDS, SamplingParams
 from runtime.wire import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
@@ -204,8 +204,10 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
     for name in ("stop_words_ids", "bad_words_ids"):
         words = _as_tuple(name, getattr(sampling, name))
         changes[name] = tuple(_as_tuple(name, word) for word in words)
-    if sampling.seed is None:
+    if sampling.seed is None or sampling.seed == -1:
         changes["seed"] = secrets.randbits(63)
+    elif isinstance(sampling.seed, int) and -SEEDS <= sampling.seed < 0:
+        changes["seed"] = sampling.seed + SEEDS
     sampling = msgspec.structs.replace(sampling, **changes)
     sampling.validate()
     return sampling

@@ -14,6 +14,24 @@ from runtime.errors import ConfigError
 from runtime.graph_sizes import graph_sizes
 from runtime.pooling import read_pooling
 
+NAMES = {
+    "attention_backend": ("cpu_native", "flashinfer", "torch_native", "triton"),
+    "capacity_scheduler": ("guaranteed_no_evict", "max_utilization", "static_batch"),
+    "micro_batch_scheduler": (),
+    "radix_eviction_policy": ("fifo", "filo", "lfu", "lru", "mru", "priority", "slru"),
+    "request_scheduler": (),
+    "schedule_policy": (
+        "dfs-weight",
+        "fcfs",
+        "lof",
+        "longest_prefix",
+        "lpm",
+        "priority",
+        "random",
+        "shortest-first",
+    ),
+}
+"""What may be chosen by name; beside these the user's own, as package.module:Class."""
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 
@@ -43,6 +61,7 @@ def resolve(
     if device == "cuda" and config.tp_size > max(1, num_gpus := _num_gpus()):
         raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {num_gpus}")
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
+    _check_names(config)
     _check_tokenizer(config)
     _check_task(config, model_path)
     _check_http(config)
@@ -70,6 +89,18 @@ def resolve(
         context_length=config.context_length or context_length,
         cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
     )
+
+
+def _check_names(config: RuntimeConfig) -> None:
+    """The processes that import what a name stands for would say so later, one of them after the weights."""
+    for setting, names in NAMES.items():
+        name = config.capacity_policy if setting == "capacity_scheduler" else getattr(config, setting)
+        if name not in ("", "auto", *names) and ":" not in name:
+            known = f"{', '.join(names)}, or " if names else ""
+            flag = setting.replace("_", "-")
+            raise ConfigError(
+                f"{setting}: --{flag} {name} is unknown; {known}your own as package.module:Class"
+            )
 
 
 def _check_kv_dtype(config: RuntimeConfig, device: str) -> None:

@@ -221,7 +221,7 @@ def test_the_bodies_that_benchmark_clients_send_are_accepted(front: Front) -> No
         ({"sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),
         ({"sampling_params": {"max_new_tokens": "x"}}, "sampling_params.max_new_tokens"),
         ({"sampling_params": {"min_new_tokens": 200}}, "sampling_params.min_new_tokens"),
-        ({"sampling_params": {"sampling_seed": -1}}, "sampling_params.sampling_seed"),
+        ({"sampling_params": {"sampling_seed": 1 << 63}}, "sampling_params.sampling_seed"),
         ({"sampling_params": {"temperature": -1}}, "sampling_params.temperature"),
         ({"sampling_params": {"logit_bias": {"a": 1}}}, "sampling_params.logit_bias"),
     ],

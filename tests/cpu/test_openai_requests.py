@@ -47,6 +47,8 @@ def sampling_of(front: Front, **body: Any) -> SamplingParams:
         ("skip_special_tokens", False, False),
         ("include_stop_str_in_output", True, True),
         ("seed", 5, 5),
+        ("seed", -5, (1 << 63) - 5),
+        ("seed", -(1 << 63), 0),
         ("logit_bias", {"9": -100}, ((9, -100.0),)),
         ("logprobs", 0, 0),
         ("logprobs", False, None),
@@ -156,6 +158,8 @@ def test_prompts_without_a_seed_draw_each_their_own(front: Front) -> None:
     seeds = [request.sampling.seed for request in front.ring.requests[seen:]]
     assert seeds[0] != seeds[1]  # equal by chance once in 2**63 runs
     assert seeds[2:] == [5, 5]
+    assert front.complete(prompt=["same", "same"], seed=-1).status_code == 200
+    assert len({request.sampling.seed for request in front.ring.requests[seen + 4 :]}) == 2
 
 
 def test_a_label_field_says_what_it_accepts_and_no_address(front: Front) -> None:
@@ -201,7 +205,7 @@ def refused_field(response: Any) -> str:
         ("max_tokens", True),
         ("max_tokens", 1 << 63),
         ("min_tokens", 17),
-        ("seed", -1),
+        ("seed", -(1 << 63) - 1),
         ("seed", 1 << 63),
         ("stop", [""]),
         ("stop", ["x"] * 17),

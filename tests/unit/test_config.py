@@ -8,10 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from model_worker.attention import ATTENTION_BACKENDS
 from runtime.command_line import make_parser, parse_args
 from runtime.config import RuntimeConfig, from_values
 from runtime.errors import ConfigError
-from runtime.resolve import resolve
+from runtime.resolve import NAMES, resolve
+from scheduler_proc.cache.eviction import EVICTION_POLICIES
+from scheduler_proc.capacity import CAPACITY_POLICIES
+from scheduler_proc.policy import POLICIES
 
 
 def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
@@ -217,3 +221,25 @@ def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path
     assert resolve(RuntimeConfig(), **places, has_spec=False).model_impl == "transformers"
     with pytest.raises(ConfigError, match="tp_size: --model-impl transformers computes on one rank"):
         resolve(RuntimeConfig(tp_size=2), **places, has_spec=False)
+
+
+def test_names_that_can_be_chosen_are_those_of_the_tables() -> None:
+    tables = {
+        "attention_backend": ATTENTION_BACKENDS,
+        "capacity_scheduler": CAPACITY_POLICIES,
+        "radix_eviction_policy": EVICTION_POLICIES,
+        "schedule_policy": POLICIES,
+    }
+    assert {setting: set(names) for setting, names in NAMES.items() if names} == {
+        setting: set(table) for setting, table in tables.items()
+    }
+
+
+@pytest.mark.parametrize("setting", NAMES)
+def test_an_unknown_name_is_refused_before_anything_is_started(tmp_path: Path, setting: str) -> None:
+    """The user's own is imported by the process that needs it."""
+    flag = setting.replace("_", "-")
+    with pytest.raises(ConfigError, match=f"{setting}: --{flag} nonesuch is unknown; .*package.module:Class"):
+        resolved(from_values({setting: "nonesuch"}), tmp_path)
+    own = from_values({setting: "mine.module:Class"})
+    assert getattr(resolved(own, tmp_path), setting) == "mine.module:Class"

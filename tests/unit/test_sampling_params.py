@@ -34,7 +34,7 @@ BAD: list[tuple[str, Any]] = [
     ("repetition_penalty", -1.0),
     ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1),
-    ("seed", -1),
+    ("seed", -(1 << 63) - 1),
     ("seed", 1 << 63),
     ("seed", False),
     ("stop", ("",)),
