@@ -143,7 +143,11 @@ class Supervisor:
         config, names = self.config, self.names
         where = config.http_url(names.port) if names.http else f"run directory {names.run_dir.path}"
         over_tcp = f" and {config.zmq_bind}" if config.zmq_bind else ""
-        logger.info("ready: %s on %s%s", config.served_model_name, where, over_tcp)
+        ready = f"ready: {config.served_model_name} on {where}{over_tcp}"
+        if names.http and not logger.isEnabledFor(logging.INFO):
+            write_line(ready)  # with port 0 nothing else says where
+        else:
+            logger.info(ready)
 
     # -- serve ---------------------------------------------------------------------------------------------
 

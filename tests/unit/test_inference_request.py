@@ -146,7 +146,7 @@ def test_logits_that_the_runtime_does_not_gather_are_left_out() -> None:
         ("temperature", one(1)),
         ("temperature", one(-1.0)),
         ("top_p", one(0.0)),
-        ("seed", one(1 << 63)),
+        ("seed", np.array([[1 << 63]], np.uint64)),
         ("streaming", one(1)),
         ("beam_width", one(2)),
         ("end_id", one(-2)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import signal
 import subprocess
@@ -159,3 +160,14 @@ def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_ki
         supervisor._on_exit(child)
     events = map(json.loads, supervisor.names.endpoints.events_file.read_text().splitlines())
     assert [event["delay"] for event in events if event["event"] == "restart"] == delays
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_where_the_server_is_is_said_at_every_log_level(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    caplog.set_level(level)
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), port=0)) as supervisor:
+        supervisor._announce()
+        said = capfd.readouterr().err + caplog.text
+        assert said.count(f"http://127.0.0.1:{supervisor.names.port}") == 1
