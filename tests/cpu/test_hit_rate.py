@@ -75,7 +75,6 @@ def test_a_flush_while_requests_run_frees_what_they_do_not_use_and_loses_nothing
         run_until_idle(system, message(900, [9] * 40))
         for number in range(1, 13):
             assert system.inbox.send(message(number, [number] * 30, max_tokens=20))
-        outputs = 0
         for step in range(400):
             if step % 5 == 2:
                 assert system.inbox.send(ControlRequest(1, step, "flush_cache"))
