@@ -82,7 +82,7 @@ class MemoryRing:
         scheduler_in = MemoryChannel("scheduler_in", EPOCH, capacity)
         detokenizer_in = MemoryChannel("detokenizer_in", EPOCH, capacity)
         self.channels = (self._tokenizer_in, scheduler_in, detokenizer_in)
-        self._system.output._outbox = detokenizer_in
+        self._system.output._outbox = detokenizer_in  # type: ignore[attr-defined]
         self._scheduler_loop = SchedulerLoop(self.scheduler, scheduler_in)
         self.tokenizer = TokenizerLoop(
             inbox=self._tokenizer_in,
@@ -169,7 +169,7 @@ class MemoryRing:
 
     def _turn_scheduler(self) -> None:
         self._scheduler_loop.turn()
-        self.status = Status(**self._scheduler_loop.status())
+        self.status = Status(**self._scheduler_loop.status())  # type: ignore[arg-type]
 
     def _turn_detokenizer(self) -> None:
         if int(self.now * 100) % 100 == 0:

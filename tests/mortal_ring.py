@@ -27,7 +27,7 @@ from runtime.messages import (
     ToTokenizer,
 )
 from runtime.status_page import Status
-from runtime.transport import SCHEMA, Codec, MemoryChannel, with_frames
+from runtime.transport import SCHEMA, Codec, Frame, MemoryChannel, with_frames
 from runtime.wire import PROTOCOL_VERSION
 from scheduler_proc.loop import SchedulerLoop
 from tests.detokenizer_ring import FakePeers
@@ -298,7 +298,7 @@ class MortalRing:
     def _read_peers(self) -> None:
         sent, self.peers.sent = self.peers.sent, []
         for peer, frame in sent:
-            raw = ()
+            raw: tuple[Frame, ...] = ()
             if self.peers.raw and self.peers.raw[0][0] == peer and self._is_tensor(frame):
                 raw = self.peers.raw.pop(0)[2]
             connection = self._connections.get(peer)

@@ -35,7 +35,7 @@ class RawClient:
         self.id = ack.client
 
     def _connect(self, kind: int, address: str) -> zmq.Socket[Any]:
-        socket = self._context.socket(kind)
+        socket: zmq.Socket[Any] = self._context.socket(kind)
         socket.setsockopt(zmq.LINGER, 1000)
         socket.connect(address)
         return socket

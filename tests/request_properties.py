@@ -162,7 +162,8 @@ class PropertyRing(MemoryRing):
             if asked.abandoned:
                 continue
             assert asked.state.ended, "a sequence has no terminal"
-            refused = [outputs[-1].finish.error is not None for outputs in asked.outputs.values()]
+            finishes = [outputs[-1].finish for outputs in asked.outputs.values()]
+            refused = [finish is not None and finish.error is not None for finish in finishes]
             if any(refused):
                 assert isinstance(asked.state.error, Overloaded), asked.state.error
                 continue
@@ -229,6 +230,7 @@ class PropertyRing(MemoryRing):
         )
         prompt = unpack_ids(request.input_ids or b"").tolist()
         message = TokenizedRequest(request.handle, pack_ids(prompt), sampling, msgspec.Raw(b""))
+        assert sampling.max_tokens is not None
         max_len = min(len(prompt) + sampling.max_tokens, MAX_LEN)
         ids, hashes, reason = reference(Spec(message, frozenset(), max_len))
         return self._cut(prompt, sampling, ids, hashes, reason)

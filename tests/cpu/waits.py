@@ -61,7 +61,7 @@ class _Reads(TorchFunctionMode):
 
 class _Operations(TorchDispatchMode):
     def __init__(self, seen: list[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._seen = seen
 
     def __torch_dispatch__(

@@ -38,10 +38,10 @@ def grown(held: list[dict[int, Held]]) -> list[str]:
     for look in held:
         for pid, each in look.items():
             looks[pid].append(each)
-    for each in looks.values():
-        warm, last = each[len(each) // 4], each[-1]
-        if len(each) >= MIN_LOOKS and last.memory_mb > warm.memory_mb + MAX_GROWTH_MB:
-            found.append(f"{last.role}: {warm.memory_mb} to {last.memory_mb} MB in {len(each)} looks")
-        if len(each) >= MIN_LOOKS and last.num_descriptors > warm.num_descriptors + MAX_MORE_DESCRIPTORS:
+    for seen in looks.values():
+        warm, last = seen[len(seen) // 4], seen[-1]
+        if len(seen) >= MIN_LOOKS and last.memory_mb > warm.memory_mb + MAX_GROWTH_MB:
+            found.append(f"{last.role}: {warm.memory_mb} to {last.memory_mb} MB in {len(seen)} looks")
+        if len(seen) >= MIN_LOOKS and last.num_descriptors > warm.num_descriptors + MAX_MORE_DESCRIPTORS:
             found.append(f"{last.role}: {warm.num_descriptors} to {last.num_descriptors} descriptors")
     return found

@@ -18,6 +18,7 @@ import socket
 import sys
 import time
 from collections import Counter
+from functools import partial
 
 from carousel import Client, SamplingParams
 from tests.launched import Launched, free_ports, leftovers, wait_until
@@ -48,9 +49,7 @@ def main() -> int:
         launch = Launched("--port", str(port))
         try:
             reached = kill(launch, moment, rng)
-            gone_s = wait_until(
-                lambda launch=launch: is_gone(launch, port), GONE_S, f"all of launch {number}"
-            )
+            gone_s = wait_until(partial(is_gone, launch, port), GONE_S, f"all of launch {number}")
         except TimeoutError:
             left.append(f"{number} {moment}: {sorted(leftovers(launch.run_dir))}, children {children()}")
             break

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from functools import partial
 
 import pytest
 
@@ -18,6 +19,10 @@ from tests.faults.launch import BEHIND, FaultyLaunch, faulty_launch
 from tests.faults.load import REQUEST_TIMEOUT_S, Load, sampling
 from tests.faults.poison import POISON_ID
 from tests.launched import is_alive, wait_until
+
+
+def _is_dead(pid: int) -> bool:
+    return not is_alive(pid)
 
 
 def test_no_request_fails_when_any_process_behind_its_caller_is_killed() -> None:
@@ -70,7 +75,7 @@ def launcher_held_up(faulty: FaultyLaunch) -> Iterator[None]:
                 epoch = scheduler.epoch
                 faulty.launch.process.send_signal(signal.SIGSTOP)
                 with suppress(TimeoutError):
-                    wait_until(lambda pid=worker.pid: not is_alive(pid), 2.0, "its death")
+                    wait_until(partial(_is_dead, worker.pid), 2.0, "its death")
                 faulty.launch.process.send_signal(signal.SIGCONT)
 
     thread = threading.Thread(target=hold_up)

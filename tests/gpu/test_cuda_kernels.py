@@ -6,6 +6,7 @@ Each against the same reference as in tests/cpu/triton, computed on the CPU.
 from __future__ import annotations
 
 from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 import pytest
@@ -202,7 +203,7 @@ def test_a_linear_layer_of_eight_bits(device: Device) -> None:
 
 def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) -> None:
     """Every kind of row in one batch, twice, so that the second step counts the first one's tokens."""
-    kinds: list[dict[str, object]] = [
+    kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 0.8},
         {"temperature": 1.3, "top_k": 7, "num_logprobs": 0},

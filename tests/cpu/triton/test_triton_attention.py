@@ -155,13 +155,14 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
 @pytest.mark.parametrize("num_new", [1, 70])
 def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: int) -> None:
     cache = paged([131], 2, 16, 16, torch.float16)
-    pools = [pool.to(torch.float8_e4m3fn) for pool in (cache.k_pool, cache.v_pool)]
+    k_pool, v_pool = (pool.to(torch.float8_e4m3fn) for pool in (cache.k_pool, cache.v_pool))
     q = torch.randn(num_new, 4, 16, generator=torch.Generator().manual_seed(5)).half()
     out = torch.empty_like(q)
     if num_new == 1:
         decode_attention(
             q,
-            *pools,
+            k_pool,
+            v_pool,
             cache.page_table,
             cache.rows,
             cache.kv_lens,
@@ -172,8 +173,19 @@ def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: 
         )
     else:
         tiles = torch.tensor([(0, start) for start in range(0, num_new, BLOCK_M)], dtype=torch.int32)
-        lists = (cache.page_table, cache.rows, cache.kv_lens, torch.tensor([0, num_new]), tiles)
-        extend_attention(q, *pools, *lists, page_size=16, scale=0.25, out=out)
+        extend_attention(
+            q,
+            k_pool,
+            v_pool,
+            cache.page_table,
+            cache.rows,
+            cache.kv_lens,
+            torch.tensor([0, num_new]),
+            tiles,
+            page_size=16,
+            scale=0.25,
+            out=out,
+        )
     k, v = (each[0].to(torch.float8_e4m3fn).half() for each in (cache.k, cache.v))
     assert_close(out, dense(q, k, v, 0.25, None, 0.0))
 
