@@ -137,7 +137,7 @@ class Generation(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
-        self._server.check_room(len(self._job.prompts) * self._job.num_sequences)
+        self._server.check_room(self._prompts_at_once * self._job.num_sequences)
         state = scope["state"]
         self._received_s = state["received_s"]
         if "tenant" in state:
@@ -154,12 +154,19 @@ class Generation(Response):
         except RequestError as error:
             raise respelled(error, self._job.param_names) from None
 
+    @property
+    def _prompts_at_once(self) -> int:
+        """All, if they are streamed; else as many as the queue takes of one caller."""
+        num_prompts = len(self._job.prompts)
+        if self._job.stream:
+            return num_prompts
+        return min(num_prompts, max(1, self._client.max_in_flight // self._job.num_sequences))
+
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
         # The names are free again when the answer goes out: its reader may use them at once.
         with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
-            # As many as the queue takes of one caller: more prompts than that could never be served.
-            room = asyncio.Semaphore(max(1, self._client.max_in_flight // job.num_sequences))
+            room = asyncio.Semaphore(self._prompts_at_once)
             try:
                 async with asyncio.TaskGroup() as group:
                     calls = [

@@ -52,14 +52,14 @@ class ServerState:
     def check_room(self, num_new: int) -> None:
         """Raises Overloaded when so many more sequences are beyond this process's share of the queue, all of
         it while no other client is connected: the ring would say so at more cost. More than there can ever be
-        are left to it.
+        it refuses for good.
         """
         config, num_in_flight = self.config, self.client.num_in_flight
         is_shared = self.status.read("detokenizer").num_clients > 1
         limit = config.max_running_requests + (
             config.max_waiting_of_client if is_shared else config.max_waiting
         )
-        if num_in_flight and num_in_flight + num_new > limit:
+        if num_in_flight + num_new > limit >= num_new:
             raise Overloaded(
                 f"{num_in_flight} sequences of this server are running or waiting, at most {limit} may be; "
                 "try again later",

@@ -289,15 +289,21 @@ def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(
         refused = front.complete()
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "client_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
-        num_asked = len(front.ring.requests)
+        assert len(front.ring.requests) == 3
+        # More than can ever be is the ring's to refuse, for good.
+        waiting.append(front.open_raw("/v1/completions", prompt="silence", n=7))
+        wait_requests(front, "silence", 4)
         for connection in waiting:
             connection.close()
-        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4 + num_left)
-        assert len(front.ring.requests) == num_asked
-        # More than can ever be is the ring's to refuse, for good.
-        connection = front.open_raw("/v1/completions", prompt="silence", n=7)
-        wait_requests(front, "silence", 4)
-        connection.close()
+        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4 + num_left + 7)
+
+
+def test_prompts_that_are_not_begun_together_need_no_room_together(tmp_path: Path) -> None:
+    with http_front(tmp_path, answer, max_running_requests=2, max_queued_requests=4) as front:
+        waiting = front.open_raw("/v1/completions", prompt="silence", n=2)
+        wait_requests(front, "silence", 1)
+        assert front.complete(prompt=["x"] * 20).status_code == 200
+        waiting.close()
 
 
 def test_nothing_is_begun_for_a_client_that_has_left_already() -> None:
