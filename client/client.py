@@ -151,22 +151,22 @@ class Client:
     @overload
     def generate(
         self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Completion: ...
-
-    @overload
-    def generate(
-        self,
         prompt: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion: ...
 
     @overload
     def generate(
@@ -218,17 +218,17 @@ class Client:
 
     @overload
     def embed(
-        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
-    ) -> Embedding: ...
-
-    @overload
-    def embed(
         self,
         prompt: list[str] | list[list[int]],
         *,
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embedding: ...
 
     @overload
     def embed(

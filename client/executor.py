@@ -171,20 +171,20 @@ class GenerationExecutor(StatsReader):
     @overload
     def generate(
         self,
-        prompt_token_ids: list[int],
-        sampling_params: SamplingParams | None = None,
-        *,
-        timeout: float | None = None,
-    ) -> GenerationResult: ...
-
-    @overload
-    def generate(
-        self,
         prompt_token_ids: Sequence[TokenIds],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         timeout: float | None = None,
     ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> GenerationResult: ...
 
     def generate(
         self,

@@ -39,17 +39,6 @@ class LLM(Client):
     @overload
     def generate(
         self,
-        prompt: Prompt,
-        sampling_params: SamplingParams | None = None,
-        *,
-        use_tqdm: bool = True,
-        timeout: float | None = None,
-        **options: Unpack[RequestOptions],
-    ) -> Completion: ...
-
-    @overload
-    def generate(
-        self,
         prompt: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
@@ -57,6 +46,17 @@ class LLM(Client):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion: ...
 
     @overload
     def generate(

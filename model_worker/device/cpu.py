@@ -136,7 +136,7 @@ class CpuDevice:
         """`index`: there is one CPU, whatever it is."""
         self.forward_stream: Stream = ThreadedStream("forward") if threaded else InlineStream()
         # Results are in host memory already: a second thread would only add a switch.
-        self.copy_stream = self.forward_stream
+        self.copy_stream: Stream = self.forward_stream
 
     def free_bytes(self) -> int:
         """What the kernel can give without swapping, no more than the control group leaves."""
