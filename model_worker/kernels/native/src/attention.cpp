@@ -41,10 +41,8 @@ void store_kv(const AttentionCall& call, int token) {
     std::memcpy(k_slot, k, width * sizeof(T));
     return;
   }
-  float turned[kMaxHeadDim];
   for (int start = 0; start < width; start += call.head_dim) {
-    rotate(k + start, call.cos_sin + (int64_t)token * call.head_dim, call.head_dim, turned);
-    for (int c = 0; c < call.head_dim; c += kLanes) store(k_slot + start + c, load(turned + c));
+    rotate(k + start, call.cos_sin + (int64_t)token * call.head_dim, call.head_dim, k_slot + start);
   }
 }
 
@@ -54,17 +52,17 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
   using T = typename Math::Stored;
   const int group = call.num_heads / call.num_kv_heads;
   const int head_units = call.head_dim / Math::kPerUnit;
-  float turned[kMaxHeadDim];
+  T turned[kMaxHeadDim];
   for (int r = 0; r < tile.num_rows; ++r) {
     const int64_t token = call.query_start[tile.seq] + (tile.first_row + r) / group;
     const int head = tile.kv_head * group + (tile.first_row + r) % group;
     const T* q = (const T*)call.q + token * call.q_stride + head * call.head_dim;
     typename Math::Unit* to = units + r * head_units;
-    if (call.cos_sin) rotate(q, call.cos_sin + token * call.head_dim, call.head_dim, turned);
-    for (int c = 0; c < call.head_dim; c += kLanes) {
-      const vfloat x = call.cos_sin ? rounded_to<T>(load(turned + c)) : load(q + c);
-      Math::store_units(to + c / Math::kPerUnit, x);
+    if (call.cos_sin) {
+      rotate(q, call.cos_sin + token * call.head_dim, call.head_dim, turned);
+      q = turned;
     }
+    for (int c = 0; c < call.head_dim; c += kLanes) Math::store_units(to + c / Math::kPerUnit, load(q + c));
   }
 }
 

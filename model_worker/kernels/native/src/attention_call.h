@@ -79,17 +79,30 @@ struct Partial {
   float* rows;  // [rows, head_dim] of exp(score - max) * value
 };
 
+// out = x [head_dim], turned and rounded. cos_sin [head_dim]: cosines, then sines. A vector at a time, for what is
+// stored in small pieces cannot be loaded as a vector at once.
 template <class T>
-void rotate(const T* x, const float* cos_sin, int head_dim, float* out) {
+void rotate(const T* x, const float* cos_sin, int head_dim, T* out) {
   const int half = head_dim / 2;
-  const float* cos = cos_sin;
-  const float* sin = cos_sin + half;
-  for (int i = 0; i < half; ++i) {
-    const float left = to_float(x[i]);
-    const float right = to_float(x[half + i]);
-    out[i] = left * cos[i] - right * sin[i];
-    out[half + i] = right * cos[i] + left * sin[i];
-  }
+  const float *cos = cos_sin, *sin = cos_sin + half;
+  const auto turn = [&](const T* l, const T* r, const float* c, const float* s, T* to_l, T* to_r) {
+    const vfloat left = load(l), right = load(r);
+    store(to_l, left * load(c) - right * load(s));
+    store(to_r, right * load(c) + left * load(s));
+  };
+  int i = 0;
+  for (; i + kLanes <= half; i += kLanes) turn(x + i, x + half + i, cos + i, sin + i, out + i, out + half + i);
+  if (i == half) return;
+  const int rest = half - i;
+  T l[kLanes] = {}, r[kLanes] = {};
+  float c[kLanes] = {}, s[kLanes] = {};
+  std::copy_n(x + i, rest, l);
+  std::copy_n(x + half + i, rest, r);
+  std::copy_n(cos + i, rest, c);
+  std::copy_n(sin + i, rest, s);
+  turn(l, r, c, s, l, r);
+  std::copy_n(l, rest, out + i);
+  std::copy_n(r, rest, out + half + i);
 }
 
 // slots[t - begin] = the slot of token t of a sequence, for t in [begin, end).

@@ -90,14 +90,12 @@ class LaneTile {
   // Rows behind the last are like it, and are not written.
   void load_queries(int g) {
     alignas(64) bf16 rows[kLanes][kMaxHeadDim];
-    float turned[kMaxHeadDim];
     for (int i = 0; i < kLanes; ++i) {
       const int row = std::min(g * kLanes + i, tile_.num_rows - 1);
       const int64_t token = token_of(row);
       const bf16* q = (const bf16*)call_.q + token * call_.q_stride + head_of(row) * head_dim_;
       if (call_.cos_sin) {
-        rotate(q, call_.cos_sin + token * head_dim_, head_dim_, turned);
-        for (int c = 0; c < head_dim_; c += kLanes) store(rows[i] + c, load(turned + c));
+        rotate(q, call_.cos_sin + token * head_dim_, head_dim_, rows[i]);
       } else {
         std::memcpy(rows[i], q, head_dim_ * sizeof(bf16));
       }
