@@ -136,7 +136,7 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
 
 def _torch_gate(model: CausalLM) -> None:
     for layer in model.model.layers:
-        layer.mlp._activate = silu_and_mul
+        layer.mlp._activate, layer.mlp._gated = silu_and_mul, None
 
 
 def test_a_model_with_torch_operations_is_not_recorded_and_says_which(
