@@ -14,9 +14,7 @@ import httpx
 import pytest
 
 from carousel import AsyncClient, SamplingParams
-from runtime.config import DEMO_MODEL
 from tests.launched import Launched, free_ports, launched
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 FRONT_ENDS = 4
@@ -28,11 +26,6 @@ AT_A_TIME = 48
 STRONG = 100.0
 """The largest bias that is taken, and far beyond what the model's logits differ by."""
 TIMEOUT_S = 120.0
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture(scope="module")

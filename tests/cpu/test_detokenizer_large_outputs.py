@@ -15,7 +15,6 @@ from detokenizer_proc.loop import MAX_KEPT_BYTES
 from detokenizer_proc.raw_window import RawWindow
 from detokenizer_proc.router import RouterChannel
 from detokenizer_proc.tensors import MAX_MESSAGE_BYTES
-from runtime.config import DEMO_MODEL
 from runtime.handle import make_handle
 from runtime.messages import (
     UNIONS,
@@ -32,13 +31,7 @@ from runtime.messages import (
 from runtime.transport import SCHEMA, Codec
 from runtime.wire import PROTOCOL_VERSION, pack_ids, unpack_floats, unpack_ids
 from tests.detokenizer_ring import EPOCH, RAW, SLOW_S, Ring, logprobs, packed
-from text import tokenizer
 from text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture

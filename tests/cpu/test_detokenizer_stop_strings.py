@@ -6,18 +6,11 @@ import random
 
 import pytest
 
-from runtime.config import DEMO_MODEL
 from runtime.messages import Closed, Resume, StopMatched
 from runtime.wire import pack_ids
 from tests.detokenizer_ring import Ring
-from text import tokenizer
 from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture

@@ -9,20 +9,13 @@ import pytest
 
 from detokenizer_proc.stop_strings import StopStringMatcher
 from detokenizer_proc.stop_words import StopWordMatcher, WordAutomaton, automaton_of
-from runtime.config import DEMO_MODEL
 from runtime.messages import Closed, Resume, StopMatched
 from runtime.wire import pack_ids
 from tests.detokenizer_ring import EOS, Ring, logprobs
-from text import tokenizer
 from text.incremental import DecoderFactory
 from text.tokenizer import Tokenizer
 
 Ids = tuple[int, ...]
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture

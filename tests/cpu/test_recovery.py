@@ -16,7 +16,6 @@ import pytest
 from client.request_state import RequestState
 from client.restarts import RestartedRole
 from client.session import Session
-from runtime.config import DEMO_MODEL
 from runtime.errors import CarouselError
 from runtime.handle import NO_HANDLE
 from runtime.sampling_params import SamplingParams
@@ -24,7 +23,6 @@ from runtime.wire import unpack_ids
 from tests.fake_sampling import NUM_TOP, VOCAB_SIZE
 from tests.mortal_ring import PIECE_TOKENS, ROLES, ListMailbox, MortalRing
 from tests.sim_reference import EOS_IDS
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 CHARACTERS = "!\"#$%&'()*+,-./0123456789:;"
@@ -62,11 +60,6 @@ class Asked:
     def look(self) -> None:
         for delta in self.state.receive(self.mailbox.take()):
             self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 def draw(rng: random.Random) -> Wish:

@@ -7,18 +7,11 @@ from collections import Counter
 
 import pytest
 
-from runtime.config import DEMO_MODEL
 from tests.request_properties import PropertyRing
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 MAX_CALLERS = 4
 REQUESTS_PER_RING = 250
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 def act(ring: PropertyRing, rng: random.Random) -> None:

@@ -9,17 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from runtime.config import DEMO_MODEL
 from tests.memory_ring import MAX_ROWS, MAX_WAITING, MemoryRing
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 MAX_CALLERS = 4
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @contextmanager

@@ -20,11 +20,6 @@ from text.tokenizer import Tokenizer
 TEXTS = ["def main() -> None:\n    pass\n", "naïve 漢字 😀\u200d🔥", "", "a" * 500]
 
 
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
-
-
 @pytest.fixture
 def copy_of_demo(tmp_path: Path) -> Path:
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):

@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.config import DEMO_MODEL
 from runtime.handle import make_handle
 from runtime.messages import (
     AbortRequest,
@@ -22,17 +21,11 @@ from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
 from runtime.wire import IntArray, pack_ids, unpack_ids
 from tests.tokenizer_ring import CLIENT, LONG_TEXT, GatedTokenizer, Ring, handle, passed_on, refusal, request
-from text import tokenizer
 from text.tokenizer import Tokenizer
 from tokenizer_proc.receipt import MAX_AGE_S, Receipt
 from tokenizer_proc.sequences import MAX_INDEX
 
 IDS = pack_ids([5, 6, 7])
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 def indexes(count: int, seq: int = 0, first: int = 0) -> list[bytes]:

@@ -6,7 +6,6 @@ import msgspec
 import pytest
 
 from detokenizer_proc.router import Delivery
-from runtime.config import DEMO_MODEL
 from runtime.messages import Ping, TensorBatch, TensorEntry
 from runtime.transport import MemoryChannel
 from scheduler_proc import output as scheduler_output
@@ -14,15 +13,8 @@ from scheduler_proc.output import OutputLane
 from tests.detokenizer_ring import SLOW_S, FakePeers, Ring
 from tests.tokenizer_ring import LONG_TEXT, GatedTokenizer, request
 from tests.tokenizer_ring import Ring as TokenizerRing
-from text import tokenizer
 from text.tokenizer import Tokenizer
 from tokenizer_proc import loop as tokenizer_loop
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
-
 
 ONE_ROW = b"\0" * 8
 

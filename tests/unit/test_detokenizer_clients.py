@@ -12,7 +12,6 @@ import zmq
 
 from detokenizer_proc.router import RouterChannel
 from detokenizer_proc.text_stream import TextStream
-from runtime.config import DEMO_MODEL
 from runtime.handle import make_handle
 from runtime.messages import (
     UNIONS,
@@ -32,15 +31,9 @@ from runtime.messages import (
 from runtime.transport import SCHEMA, Codec
 from runtime.wire import PROTOCOL_VERSION, header, pack_ids, unpack_ids
 from tests.detokenizer_ring import EPOCH, RAW, SLOW_S, Ring
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 TEXT = "def f(x): return '😀漢'\n"
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import msgspec
 import pytest
 
 from detokenizer_proc.loop import PIECE_TOKENS
-from runtime.config import DEMO_MODEL
 from runtime.messages import (
     AbortRequest,
     Closed,
@@ -26,15 +25,9 @@ from runtime.process import FIRST_EPOCH
 from runtime.wire import pack_ids, unpack_floats, unpack_ids
 from tests.detokenizer_ring import EOS, RAW, Ring, logprobs
 from tests.hostile_frames import hostile_frames
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 TEXT = "def f(x): return '😀漢'\n"
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture

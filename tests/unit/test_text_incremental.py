@@ -10,17 +10,10 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from runtime.config import DEMO_MODEL
-from text import tokenizer
 from text.incremental import MAX_PENDING_TOKENS, DecoderFactory, WindowDecoder
 from text.tokenizer import Tokenizer
 
 ALPHABET = "ab \n😀漢é🏳️\u200d🌈ö\x00"
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 @pytest.fixture(scope="module")

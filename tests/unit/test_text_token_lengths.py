@@ -13,19 +13,12 @@ from tokenizers.decoders import Decoder
 from tokenizers.normalizers import Normalizer
 from tokenizers.pre_tokenizers import PreTokenizer
 
-from runtime.config import DEMO_MODEL
-from text import tokenizer
 from text.spelling import ByteLevelSpelling, ContextualSpelling, SentencePieceSpelling, spelling_of
 from text.token_lengths import max_token_chars
 from text.tokenizer import Tokenizer
 
 BYTE_TOKENS = [f"<0x{byte:02X}>" for byte in range(256)]
 COMPOSED = "\u1f82"  # decomposes into four characters
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 def bpe(tokens: list[str], **options: Any) -> Backend:

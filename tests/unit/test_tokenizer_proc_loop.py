@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from runtime.config import DEMO_MODEL
 from runtime.messages import (
     AbortRequest,
     ChatMessage,
@@ -21,15 +20,9 @@ from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
 from runtime.wire import IntArray, pack_ids, unpack_ids
 from tests.tokenizer_ring import CLIENT, LONG_TEXT, GatedTokenizer, Ring, handle, request
-from text import tokenizer
 from text.tokenizer import Tokenizer
 from tokenizer_proc.loop import MAX_BATCH_CHARS
 from tokenizer_proc.sequences import PROMPT_TAIL_TOKENS, namespace
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:

@@ -7,20 +7,13 @@ from collections.abc import Sequence
 import msgspec
 import pytest
 
-from runtime.config import DEMO_MODEL
 from runtime.messages import StreamOpen
 from runtime.sampling_params import SamplingParams
 from runtime.wire import IntArray, pack_ids
 from tests.tokenizer_ring import GatedTokenizer, Ring, passed_on, refusal, request
-from text import tokenizer
 from text.tokenizer import Tokenizer
 
 IDS = pack_ids([5, 6, 7])
-
-
-@pytest.fixture(scope="module")
-def demo() -> Tokenizer:
-    return tokenizer.load(DEMO_MODEL)
 
 
 def test_stop_words_go_to_the_detokenizer(demo: Tokenizer) -> None:
