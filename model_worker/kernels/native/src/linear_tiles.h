@@ -4,8 +4,9 @@
 // Panels are taken in pairs: a panel and the next one, or, with a gate, the same one of both halves of W. More than
 // 16 rows go in blocks of 32 rows by a pair, with their sums in four of the eight tiles:
 //
-//   first cache    a block's rows of x, kBlockSteps of k; W passes by with loads that leave them there
-//   second cache   the panels of a task, while all of its rows pass; the next task's are asked for meanwhile
+//   first cache    a block's rows of x, kPartSteps of k; W passes by with loads that leave them there
+//   second cache   the panels of a task, while all of its rows pass; if they are too large a part of k at a time,
+//                  and then that part of x, too. The next weights are asked for meanwhile
 //
 // What a block has summed leaves the tiles in the first steps of the next one, and is rounded and written during
 // the others: the tile unit never waits for it.
@@ -22,14 +23,18 @@ namespace carousel {
 constexpr int kTileDepth = 32;   // elements of k in a tile: a step
 constexpr int kTileWords = 256;  // of W in a tile
 constexpr int kBlockRows = 2 * kTileRows;
-constexpr int kBlockSteps = 16;  // 32 KiB of x
-constexpr int kMaxTilePanels = 8;
-constexpr int kRowsPerTileTask = 512;
-constexpr int64_t kTaskBytes = 1 << 20;  // of W: half of a second cache
+constexpr int kPartSteps = 16;  // 32 KiB of x
+constexpr int kKeptPanels = 8;
+constexpr int64_t kKeptBytes = 1 << 20;  // of W: half of a second cache
+constexpr int kSweptPanels = 16;         // of larger ones
+constexpr int kSweptBlocks = 8;          // of rows
 
 struct BlockSums {
   alignas(64) float at[kBlockRows][2 * kPanel];
 };
+
+// Whether a task's panels stay in the second cache with all of k.
+inline bool keeps_panels(int k) { return (int64_t)kKeptPanels * kPanel * k * sizeof(bf16) <= kKeptBytes; }
 
 inline int num_columns(const LinearCall& call) { return call.gate ? call.n / 2 : call.n; }
 
@@ -40,22 +45,24 @@ class TileKernel {
   // `columns` panels of the output.
   void multiply_task(int row, int end_row, int panel, int columns) {
     const int pairs = columns / columns_of_pair_;
-    for (int rows; row < end_row; row += rows) {
-      rows = std::min(kBlockRows, end_row - row);
-      if (rows > kTileRows) {
-        multiply_pairs(row, rows, panel, pairs);
-      } else {
-        int p = 0;
-        for (; p + 2 <= pairs; p += 2) multiply_few<2>(row, rows, panel + p * columns_of_pair_);
-        if (p < pairs) multiply_few<1>(row, rows, panel + p * columns_of_pair_);
-      }
-      if (columns % columns_of_pair_) {
-        for (int r = 0; r < rows; r += kTileRows) {
-          multiply_one(row + r, std::min(kTileRows, rows - r), panel + columns - 1);
-        }
-      }
+    const int full = row + (end_row - row) / kBlockRows * kBlockRows;
+    const int end_blocks = end_row - full > kTileRows ? end_row : full;
+    const int sweep = keeps_panels_ ? kBlockRows : kSweptBlocks * kBlockRows;
+    for (int first = row; first < end_blocks; first += sweep) {
+      const int end = std::min(first + sweep, end_blocks);
+      for (int part = 0; part < parts_; ++part) multiply_part(part, first, end, panel, columns);
     }
     empty_tiles();
+    if (end_blocks < end_row) {
+      int p = 0;
+      for (; p + 2 <= pairs; p += 2) multiply_few<2>(full, end_row - full, panel + p * columns_of_pair_);
+      if (p < pairs) multiply_few<1>(full, end_row - full, panel + p * columns_of_pair_);
+    }
+    if (columns % columns_of_pair_) {
+      for (; row < end_row; row += kTileRows) {
+        multiply_one(row, std::min(kTileRows, end_row - row), panel + columns - 1);
+      }
+    }
   }
 
  private:
@@ -94,30 +101,34 @@ class TileKernel {
 
 #define CAROUSEL_STORE_SUMS(tile, to) _tile_stored(tile, to, 2 * kPanel * sizeof(float))
 
-  // 17 to 32 rows by all pairs of a task.
-  void multiply_pairs(int row, int rows, int panel, int pairs) {
-    if (rows < kBlockRows) empty_tiles();
-    shapes_.set_two(rows - kTileRows);
-    const int parts = (steps_ + kBlockSteps - 1) / kBlockSteps;
-    ask_ahead(row, panel, pairs);
-    for (int part = 0; part < parts; ++part) {
-      for (int p = 0; p < pairs; ++p) {
-        const Block block{&sums_[p], row, rows, panel + p * columns_of_pair_, part == parts - 1};
-        multiply_block(block, steps_ * part / parts, steps_ * (part + 1) / parts);
+  // A part of k of blocks of rows, the last of 17 to 32, by all pairs of a task.
+  void multiply_part(int part, int row, int end_row, int panel, int columns) {
+    const int begin = steps_ * part / parts_, end = steps_ * (part + 1) / parts_;
+    const bool is_last = part == parts_ - 1;
+    const int num_blocks = (end_row - row + kBlockRows - 1) / kBlockRows;
+    for (int block = 0; block < num_blocks; ++block, row += kBlockRows) {
+      const int rows = std::min(kBlockRows, end_row - row);
+      if (rows < kBlockRows) empty_tiles();
+      shapes_.set_two(rows - kTileRows);
+      if (keeps_panels_ || is_last) {  // this part, or the first one, of the next task's panels
+        const int all_blocks = (call_.num_rows + kBlockRows - 1) / kBlockRows;
+        const int64_t first = keeps_panels_ ? 0 : -begin * kTileWords;
+        ask_for_share(columns * panel_words_ + first, end - begin, row / kBlockRows, all_blocks);
+        if ((panel + columns) * kPanel >= num_columns(call_)) lines_ahead_ = 0;
+      } else {  // the next part of these
+        ask_for_share((end - begin) * kTileWords, end - begin, block, num_blocks);
+      }
+      for (int p = 0; p < columns / columns_of_pair_; ++p) {
+        multiply_block({&sums_[block][p], row, rows, panel + p * columns_of_pair_, is_last}, begin, end);
       }
     }
   }
 
-  // The task behind this one has the panels behind these: each row block asks for its share of them, of both
-  // halves side by side.
-  void ask_ahead(int row, int panel, int pairs) {
-    constexpr int kTileLines = kTileWords * (int)sizeof(uint32_t) / kLineBytes;
-    const int num_blocks = (call_.num_rows + kBlockRows - 1) / kBlockRows;
-    const int64_t half_bytes = pairs * panel_words_ * (int64_t)sizeof(uint32_t);
-    const int next = panel + pairs * columns_of_pair_;
-    ahead_ = (const char*)weight_at(next, 0) + half_bytes * (row / kBlockRows) / num_blocks;
-    other_ahead_ = call_.gate ? right_words_ * (int64_t)sizeof(uint32_t) : half_bytes;
-    lines_ahead_ = next < num_columns(call_) / kPanel ? (kTileLines + num_blocks - 1) / num_blocks : 0;
+  // Of so many steps of each panel, so many words behind this one, a block of rows asks for its share.
+  void ask_for_share(int64_t words_ahead, int steps, int block, int num_blocks) {
+    constexpr int kTileLines = kTileWords / kLineWords;
+    ahead_words_ = words_ahead + steps * kTileLines * block / num_blocks * kLineWords;
+    lines_ahead_ = (kTileLines + num_blocks - 1) / num_blocks;
   }
 
 // A sum's tile goes to memory and begins the next block, where that one has arrived.
@@ -133,7 +144,7 @@ class TileKernel {
   void multiply_block(const Block& block, int step, int end) {
     const int rows_each_step = (kBlockRows + end - step - 1) / (end - step);
     const bf16 *x = x_at(block.row, step), *more_x = x_at(block.row + kTileRows, step);
-    const uint32_t *w = weight_at(block.panel, step), *right_w = w + right_words_;
+    const uint32_t *w = weight_at(block.panel, step), *right_w = w + right_words_, *ahead = w + ahead_words_;
     CAROUSEL_BEGIN_SUM(0, 0, 0);
     _tile_stream_loadd(6, w, 64);
     _tile_loadd(4, x, x_stride_);
@@ -150,9 +161,9 @@ class TileKernel {
     UnwrittenRows finished(call_, in_tiles_);
     while (++step < end) {
       x += kTileDepth, more_x += kTileDepth, w += kTileWords, right_w += kTileWords;
-      for (int i = 0; i < lines_ahead_; ++i, ahead_ += kLineBytes) {
-        _mm_prefetch(ahead_, _MM_HINT_T1);
-        _mm_prefetch(ahead_ + other_ahead_, _MM_HINT_T1);
+      for (int i = 0; i < lines_ahead_; ++i, ahead += kLineWords) {
+        _mm_prefetch(ahead, _MM_HINT_T1);
+        _mm_prefetch(ahead + right_words_, _MM_HINT_T1);
       }
       _tile_stream_loadd(6, w, 64);
       _tile_loadd(4, x, x_stride_);
@@ -208,11 +219,11 @@ class TileKernel {
         _tile_dpbf16ps(3, 4, 5);
       }
     }
-    store_sums(sums_[0]);
+    store_sums(sums_[0][0]);
     for (int pair = 0; pair < Pairs; ++pair) {
       PairWriter writer(call_, row, panel + pair * columns_of_pair_);
       for (int r = 0; r < rows; ++r) {
-        const float* sums = sums_[0].at[pair * kTileRows + r];
+        const float* sums = sums_[0][0].at[pair * kTileRows + r];
         writer.write(load(sums), load(sums + kPanel));
       }
     }
@@ -230,9 +241,9 @@ class TileKernel {
       _tile_loadd(6, w, 64);
       _tile_dpbf16ps(0, 4, 6);
     }
-    CAROUSEL_STORE_SUMS(0, sums_[0].at[0]);
+    CAROUSEL_STORE_SUMS(0, sums_[0][0].at[0]);
     see_memory();
-    for (int r = 0; r < rows; ++r) call_.write(row + r, panel, load(sums_[0].at[r]));
+    for (int r = 0; r < rows; ++r) call_.write(row + r, panel, load(sums_[0][0].at[r]));
   }
 
 #undef CAROUSEL_STORE_SUMS
@@ -243,21 +254,21 @@ class TileKernel {
   const int columns_of_pair_ = call_.gate ? 1 : 2;
   const int64_t right_words_ = panel_words_ * (call_.gate ? call_.n / 2 / kPanel : 1);  // from a pair's first panel
   const int steps_ = call_.k / kTileDepth;
+  const int parts_ = (steps_ + kPartSteps - 1) / kPartSteps;
+  const bool keeps_panels_ = keeps_panels(call_.k);
   TileShapes shapes_;
-  BlockSums sums_[kMaxTilePanels / 2];  // of each pair of panels
+  BlockSums sums_[kSweptBlocks][kSweptPanels / 2];  // of each block of rows and pair of panels of a sweep
   Block in_tiles_;
-  const char* ahead_ = nullptr;
-  int64_t other_ahead_ = 0;
-  int lines_ahead_ = 0;
+  int64_t ahead_words_ = 0;
+  int lines_ahead_ = 0;  // a step
 };
 
 inline bool fits_tiles(int k) { return k % kTileDepth == 0 && tiles_are_allowed(); }
 
 inline void multiply_by_tiles(const LinearCall& call) {
-  const int64_t bytes = (int64_t)kMaxTilePanels * kPanel * call.k * sizeof(bf16);
-  const bool is_wide = call.num_rows > kTileRows && bytes <= kTaskBytes;
-  const int panels = is_wide ? kMaxTilePanels : 4;
-  const TaskSize most{call.gate ? panels / 2 : panels, kRowsPerTileTask};
+  const bool keeps = keeps_panels(call.k);
+  const int panels = call.num_rows <= kTileRows ? 4 : keeps ? kKeptPanels : kSweptPanels;
+  const TaskSize most{call.gate ? panels / 2 : panels, keeps ? 512 : kSweptBlocks * kBlockRows};
   const auto multiply = [&](int row, int end_row, int panel, int columns) {
     TileKernel(call).multiply_task(row, end_row, panel, columns);
   };

@@ -13,7 +13,7 @@
 namespace carousel {
 
 constexpr int kTileRows = 16;
-constexpr int kLineBytes = 64;  // of a cache
+constexpr int kLineWords = 16;  // of 32 bits in a line of a cache
 
 // Whether this process may use tiles: Linux gives their 8 KiB of state only to those who ask.
 inline bool tiles_are_allowed() {
