@@ -239,6 +239,20 @@ def test_every_supported_shape_equals_dense_attention(
     _check(layer, _sequences(layer, [(300, 1), (0, 1), (70, 41)], dtype), variant, 16)
 
 
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("page_size", [16, 24, 32])
+def test_a_decode_s_few_rows_equal_dense_attention(page_size: int, window: int | None) -> None:
+    """1 to 9 queries of a key head, around groups of 16 tokens, pairs of groups, blocks and splits."""
+    shapes = [
+        *((cached, 1) for cached in (0, 14, 15, 16, 31, 32, 47, 63, 79, 255, 271, 300)),
+        (20, 2),
+        (253, 4),
+    ]
+    for heads in (1, 2, 3, 4, 5, 8, 9):
+        layer = _layer(heads, 1, 96, window)
+        _check(layer, _sequences(layer, shapes, torch.bfloat16), NATIVE, page_size)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_more_heads_than_a_tile_has_rows_share_a_key_head(dtype: torch.dtype) -> None:
     layer = _layer(71, 1, 256)
