@@ -113,10 +113,15 @@ class FewRows {
     return {(const bf16*)pool + slots_[t] * width_ + tile_.kv_head * call_.head_dim, width_ * (int64_t)sizeof(bf16)};
   }
 
+  void ask_for(const void* pool, int t) const { prefetch(in_pool(pool, t).rows, 0, 0, call_.head_dim); }
+
   Group copy_of(const void* pool, int t, int num_keys, bf16* copied) const {
     const int64_t row_bytes = call_.head_dim * sizeof(bf16);
     const int count = std::min(kTileRows, num_keys - t);
-    for (int i = 0; i < count; ++i) std::memcpy(copied + i * call_.head_dim, in_pool(pool, t + i).rows, row_bytes);
+    for (int i = 0; i < count; ++i) {
+      std::memcpy(copied + i * call_.head_dim, in_pool(pool, t + i).rows, row_bytes);
+      if (t + i + kBlock < num_keys) ask_for(pool, t + i + kBlock);
+    }
     std::memset(copied + count * call_.head_dim, 0, (kTileRows - count) * row_bytes);
     see_memory();
     return {copied, row_bytes};
@@ -126,6 +131,8 @@ class FewRows {
   void weigh_keys(int64_t begin, int num_keys, float (*lane_sums)[kLanes]) {
     for (int t = 0; t < num_keys; t += 2 * kTileRows) compute_scores<Columns>(t, num_keys);
     see_memory();
+    // The processor sees by itself what follows within a page.
+    for (int t = 0; !side_by_side_ && t < std::min(kBlock, num_keys); ++t) ask_for(call_.v_pool, t);
     for (int t = 0; t < num_keys; t += kBlock) {
       float scores[Columns][kBlock];
       for (int i = 0; i < kBlock; i += kLanes) {
