@@ -57,8 +57,8 @@ class Looks:
     """What it has said that is not 200."""
 
 
-def watch(faulty: FaultyLaunch, seconds: float, looks: Looks | None = None) -> Looks:
-    """Ask all the time, for so long."""
+def watch(faulty: FaultyLaunch, seconds: float, looks: Looks | None = None, after: str = "start") -> Looks:
+    """Ask all the time, for so long. after: what was before it, for who reads of a flip."""
     looks = looks or Looks()
     began = time.monotonic()
     while (now := time.monotonic()) - began < seconds:
@@ -66,7 +66,7 @@ def watch(faulty: FaultyLaunch, seconds: float, looks: Looks | None = None) -> L
         looks.slowest_s = max(looks.slowest_s, time.monotonic() - now)
         looks.num += 1
         if status != 200:
-            looks.flips.append(f"{status} {role}")
+            looks.flips.append(f"{status} {role}, {now - began:.1f} s after {after}")
         time.sleep(LOOK_S)
     return looks
 

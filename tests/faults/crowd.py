@@ -24,8 +24,10 @@ from tests.mutated_bodies import mutated_bodies
 NUM_LEAVERS = 8
 BURST = 128
 BURST_PAUSE_S = 20.0
-JOIN_S = 2 * REQUEST_TIMEOUT_S
+JOIN_S = 6 * REQUEST_TIMEOUT_S
 NONSENSE_PAUSE_S = 0.05
+NONSENSE_TIMEOUT_S = 5 * REQUEST_TIMEOUT_S
+"""A chat whose limit has been mutated away goes on to the context's end."""
 
 
 class Crowd:
@@ -105,7 +107,9 @@ class Crowd:
 
     async def _talk_nonsense(self, http: httpx.AsyncClient) -> None:
         ((path, data),) = mutated_bodies(1, self._rng)
-        response = await http.post(path, content=data, headers={"content-type": "application/json"})
+        response = await http.post(
+            path, content=data, headers={"content-type": "application/json"}, timeout=NONSENSE_TIMEOUT_S
+        )
         self.outcomes[f"nonsense {response.status_code}"] += 1
         if response.status_code >= 500 and not is_refusal(response):
             self.wrong.append(f"{path} {data[:300]!r}: {response.status_code} {response.text[:300]}")

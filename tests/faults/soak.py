@@ -38,6 +38,10 @@ from tests.launched import leftovers, wait_until
 KINDS = ("kill", "stop", "moment")
 MOMENT_S = 2.0
 NAMED_S = 15.0
+SMALL_CACHE = "--max-total-tokens=16384"
+"""Less than the load would have: requests are retracted all the time, and the cache's memory, which is taken
+when a page is first written, has all been taken before growth is looked at.
+"""
 
 
 def main() -> int:
@@ -66,7 +70,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
     rng = random.Random(arguments.seed)
     measured: defaultdict[str, list[dict[str, float]]] = defaultdict(list)
     held: list[dict[int, Held]] = []
-    with faulty_launch(*arguments.launch) as faulty:
+    with faulty_launch(SMALL_CACHE, *arguments.launch) as faulty:
         run_dir, url = faulty.launch.run_dir, faulty.launch.url
         end = time.monotonic() + 60.0 * arguments.minutes
         crowd = None if arguments.no_crowd else Crowd(run_dir, url, arguments.seed)
@@ -77,7 +81,7 @@ def soak(arguments: argparse.Namespace) -> dict[str, Any]:
                 held.append(resources(faulty))
                 times = _hurt(faulty, kind, role)
                 # A gap ends when text comes again, which may be later than the process.
-                watch(faulty, arguments.pause * (1.0 + rng.random()), looks)
+                watch(faulty, arguments.pause * (1.0 + rng.random()), looks, f"{kind} {role}")
                 times["gap_s"] = load.reset_gap()
                 if "load_s" in times:
                     times["gap_beyond_load_s"] = times["gap_s"] - times["load_s"]
