@@ -11,7 +11,7 @@
 #pragma once
 
 #include "attention_block.h"
-#include "attention_tiles.h"
+#include "tiles.h"
 
 #if defined(CAROUSEL_HAS_TILES)
 
@@ -51,7 +51,6 @@ void sort_columns(vfloat (&x)[Columns], std::integer_sequence<int, I...>) {
 // One split of the keys for a tile of few rows.
 class FewRows {
  public:
-  using Math = Bf16TileMath;
   static constexpr bool fit(int num_rows) { return num_rows <= kMaxFewRows; }
 
   FewRows(const AttentionCall& call, const Tile& tile, FewRowsWorkspace& work, const int64_t* slots, Partial out)
