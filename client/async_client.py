@@ -18,10 +18,11 @@ from client.connection import RING_TIMEOUT_S
 from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
 from client.embedding import NO_OUTPUT, Embedding, embedding_of
+from client.loop_mailbox import LoopMailbox, Waker
 from client.request_builder import EmbedOptions, Prompt, RequestOptions, TokenIds
 from client.request_state import RequestState
 from client.result import Completion, Delta
-from client.session import Item, Session, control_result, deadline_after
+from client.session import Session, control_result, deadline_after
 from client.stats import AsyncStatsStream, R, StatsOp, StatsPlace
 from runtime.errors import CarouselError, RequestAborted, RingClosed
 from runtime.messages import ControlOp, PauseMode
@@ -30,31 +31,6 @@ from runtime.stats import IterationStats, RequestStatsPerIteration
 
 Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
 OpenRequest: TypeAlias = Callable[["Session[LoopMailbox]"], "tuple[RequestState, LoopMailbox]"]
-
-
-class LoopMailbox:
-    """A waiter's list, filled and emptied in the event loop."""
-
-    __slots__ = ("_items", "_loop", "_waiter")
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._items: list[Item] = []
-        self._waiter: asyncio.Future[None] | None = None
-
-    def put(self, item: Item) -> None:
-        self._items.append(item)
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
-
-    async def take(self) -> list[Item]:
-        """Everything that is there, at least one item."""
-        if not self._items:
-            self._waiter = self._loop.create_future()
-            await self._waiter
-        items = self._items
-        self._items = []
-        return items
 
 
 class AsyncResultStream:
@@ -261,10 +237,10 @@ class AsyncClient:
         """The session, connected."""
         loop = asyncio.get_running_loop()
         if self._session is None:
-            self._loop = loop
+            self._loop, waker = loop, Waker(loop)
             self._session = Session(
                 self._target,
-                lambda: LoopMailbox(loop),
+                lambda: LoopMailbox(loop, waker),
                 lambda function, argument: _call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
                 ring_timeout_s=self._ring_timeout_s,
