@@ -102,6 +102,7 @@ async def run(launch: Launched, num_streams: int, num_idle: int) -> dict[str, An
     await _open(idle)
     refreshing = asyncio.create_task(_refresh(idle))
     await _open(streaming)
+    report["live_ms"]["connecting"] = probe.take_ms()
     began = time.monotonic()
     ended = await asyncio.gather(*(caller.stream() for caller in streaming), return_exceptions=True)
     report["streams"] = {

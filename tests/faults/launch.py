@@ -104,7 +104,7 @@ def faulty_launch(*arguments: str) -> Iterator[FaultyLaunch]:
     with launched(
         "--restart=auto",
         "--dtype=float32",
-        "--restart-window=1",  # faults come so fast here that a restart would wait for those before it
+        "--restart-window=1",  # faults come so fast here that they would be too many for a launch
         "--max-total-tokens=65536",
         *arguments,
     ) as launch:
