@@ -71,7 +71,9 @@ def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("out_dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [(16, 2), (48, 34), (80, 32), (112, 1056), (80, 4128), (1040, 130), (1040, 96)])
+@pytest.mark.parametrize(
+    ("n", "k"), [(16, 2), (48, 34), (80, 32), (112, 1056), (80, 4128), (1040, 130), (1040, 96)]
+)
 def test_packed_linear_equals_float64(
     n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
 ) -> None:
