@@ -108,13 +108,13 @@ def _check_packed_linear(
     assert ((together.double() - expected).abs() / scale).max() < RTOL[
         out_dtype
     ] / 4  # rounded once, to nearest
-    for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 25, 32, 33, 64, 97, 400):
+    for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 25, 32, 33, 50, 64, 81, 97, 400):
         assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
 
 
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize(("width", "k"), [(16, 32), (80, 96), (1040, 1056)])
+@pytest.mark.parametrize(("width", "k"), [(16, 32), (80, 96), (1040, 1056), (80, 4128)])
 def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
     width: int, k: int, with_bias: bool
 ) -> None:
@@ -130,7 +130,7 @@ def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
         gated = linear.gated(activation)
         assert gated is not None
         expected = Activate(kernels, activation, has_up=True)(linear(rows))
-        for num_rows in (0, 1, 16, 17, 32, 97):
+        for num_rows in (0, 1, 16, 17, 32, 50, 97):
             assert torch.equal(gated(rows[:num_rows]), expected[:num_rows])
 
 

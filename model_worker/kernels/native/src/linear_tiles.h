@@ -108,7 +108,7 @@ class TileKernel {
     const int num_blocks = (end_row - row + kBlockRows - 1) / kBlockRows;
     for (int block = 0; block < num_blocks; ++block, row += kBlockRows) {
       const int rows = std::min(kBlockRows, end_row - row);
-      if (rows < kBlockRows) empty_tiles();
+      if (rows != in_tiles_.rows) empty_tiles();  // other shapes clear them
       shapes_.set_two(rows - kTileRows);
       if (keeps_panels_ || is_last) {  // this part, or the first one, of the next task's panels
         const int all_blocks = (call_.num_rows + kBlockRows - 1) / kBlockRows;
