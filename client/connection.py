@@ -249,7 +249,7 @@ class Connection:
         self._client_ids = tuple(lane.client_id for lane in self._lanes)
         self._ways = tuple(ways)
         self.max_waiting = first.max_waiting
-        self._whole_at = time.monotonic()
+        self._whole_at = self._next_tick_at = time.monotonic()
         self._look_at_ring()
 
     def _open_lane(self, context: zmq.Context[Any], index: int, deadline: float) -> HelloAck:
@@ -299,10 +299,10 @@ class Connection:
         )
 
     def _has_gone(self, lane: Lane) -> bool:
-        """As far as the connection shows it; in a run directory the launcher tells. A detokenizer that hangs
-        will be replaced, and one behind a network that was gone has forgotten us: both are to be greeted.
+        """As far as the connection shows it. A detokenizer that hangs will be replaced; one that could not
+        hear us for so long has forgotten us. Both are to be greeted.
         """
-        return lane.is_lost or (self._target.wants_status and self._is_silent(lane))
+        return lane.is_lost or self._is_silent(lane)
 
     def _is_silent(self, lane: Lane) -> bool:
         return time.monotonic() - lane.heard_at > SILENCE_S
@@ -320,7 +320,10 @@ class Connection:
 
     def _tick(self) -> None:
         now = time.monotonic()
-        self._next_tick_at = now + TICK_S
+        late_s, self._next_tick_at = now - self._next_tick_at, now + TICK_S
+        if late_s > SILENCE_S:
+            self._rejoin(now)
+            return
         if now >= self._next_ping_at:
             self._next_ping_at = now + PING_S
             for lane in self._lanes:
@@ -340,6 +343,15 @@ class Connection:
                 f"the runtime at {self._target.name} has lacked a process, or one that answers, for "
                 f"{self._ring_timeout_s:g} s"
             )
+
+    def _rejoin(self, now: float) -> None:
+        """This process, perhaps all of the machine, was stopped for so long that it has been forgotten. How
+        late others are is seen from now on.
+        """
+        self._whole_at = now
+        for lane in list(self._lanes):
+            if lane.is_open:
+                self._replace_lane(lane.index)
 
     @property
     def _all_links_lost(self) -> bool:

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -21,6 +22,7 @@ from carousel import (
 )
 from client import connection as connection_module
 from client import ring_watch
+from runtime.handle import client_of, sequence_key
 from runtime.messages import OutputBatch, SequenceOutput
 from runtime.status_page import Status
 from tests.fake_ring import (
@@ -28,11 +30,9 @@ from tests.fake_ring import (
     EPOCH,
     WAIT_S,
     FakeRing,
+    TcpDoor,
     fake_ring,
-    finish,
     foreign_header,
-    output,
-    say_nothing,
     spell,
 )
 from tests.launched import SLACK, wait_until
@@ -142,29 +142,61 @@ def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: P
     launcher.communicate()
 
 
-def test_a_ring_that_stays_silent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
-    with (
-        fake_ring(tmp_path),
-        Client(tmp_path, ring_timeout=0.1) as client,
-        pytest.raises(RingClosed, match="one that answers"),
-    ):
-        client.generate("x", timeout=WAIT_S)
+@pytest.fixture(params=["in a run directory", "over TCP"])
+def reached(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FakeRing, str]]:
+    """A ring that answers no request, and where it is reached."""
+    door = TcpDoor(2) if request.param == "over TCP" else None
+    with fake_ring(tmp_path, door=door) as ring:
+        yield ring, str(tmp_path) if door is None else f"tcp://127.0.0.1:{door.port}"
 
 
-def test_a_detokenizer_that_hangs_for_a_while_ends_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_ring_that_stays_silent_is_gone(
+    reached: tuple[FakeRing, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The launcher has longer patience with it than others have with silence."""
-    with fake_ring(tmp_path, say_nothing) as ring, Client(tmp_path) as client:
-        stream = client.stream("x", timeout=WAIT_S)
-        request = ring.wait_request()
+    ring, place = reached
+    with Client(place, connect_timeout=WAIT_S, ring_timeout=0.1) as client:
+        ring.shakes_hands = False
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
-        connection = client._session.connection
-        wait_until(lambda: not connection._is_whole or connection.error, WAIT_S, "the silence is noticed")
+        with pytest.raises(RingClosed, match=r"one that answers, for 0.1 s"):
+            client.generate("x", timeout=WAIT_S)
+
+
+def test_a_request_outlives_a_detokenizer_that_hangs_for_longer_than_silence(
+    reached: tuple[FakeRing, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The launcher replaces it after `--stall-timeout`, which is longer."""
+    ring, place = reached
+    monkeypatch.setattr(connection_module, "PING_S", 0.05)
+    with Client(place, connect_timeout=WAIT_S) as client:
+        stream = client.stream("x", timeout=WAIT_S)
+        first = ring.wait_request()
+        ring.shakes_hands = False
+        monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
+        ring.wait_for(lambda: len(ring.hellos) > 1)
         monkeypatch.setattr(connection_module, "SILENCE_S", WAIT_S)
-        ring.send(output(request, "a", finish=finish()))
-        assert [delta.text for delta in stream] == ["a"]
+        ring.answer = spell("abc")
+        ring.shakes_hands = True
+        assert "".join(delta.text for delta in stream) == "abc"
+        again = ring.wait_request(1)
+        assert sequence_key(again.handle) == sequence_key(first.handle)
+        assert {hello.client for hello in ring.hellos[1:]} == {client_of(first.handle)}
+
+
+def test_a_client_that_was_stopped_for_longer_than_anybody_waits_goes_on(
+    reached: tuple[FakeRing, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a signal, or with the machine. The detokenizer has forgotten it: what it had asked for is gone."""
+    ring, place = reached
+    stopped_s = [0.0]
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s[0])
+    for module in ("connection", "lane"):
+        monkeypatch.setattr(f"client.{module}.time", clock)
+    with Client(place, connect_timeout=WAIT_S) as client:
+        stream = client.stream("x", timeout=WAIT_S)
+        ring.wait_request()
+        ring.answer = spell("abc")
+        stopped_s[0] = 10 * connection_module.RING_TIMEOUT_S
+        assert "".join(delta.text for delta in stream) == "abc"
 
 
 def test_a_launcher_without_heartbeat_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

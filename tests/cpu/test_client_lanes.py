@@ -116,9 +116,10 @@ def test_one_silent_lane_ends_the_connection(
     ring: FakeRing, monkeypatch: pytest.MonkeyPatch, lane: int
 ) -> None:
     ring.answer = lambda _: []
-    monkeypatch.setattr("client.connection.SILENCE_S", 0.2)
     other = ring.client_id(1 - lane)
     with Client(ring.run_dir, connect_timeout=WAIT_S, ring_timeout=0.2) as client:
+        ring.shakes_hands = False
+        monkeypatch.setattr("client.connection.SILENCE_S", 0.2)
         streams = [client.stream("x", timeout=WAIT_S) for _ in range(NUM_DETOKENIZERS)]
         request = next(
             request for request in map(ring.wait_request, range(2)) if client_of(request.handle) == other

@@ -14,7 +14,6 @@ from zmq.auth import create_certificates
 
 from carousel import AsyncClient, Client, ConfigError, RingClosed, SamplingParams
 from client.target import TcpTarget
-from runtime.handle import client_of, sequence_key
 from runtime.messages import GenerateRequest, RingStatus, SequenceOutput
 from tests.fake_ring import WAIT_S, FakeRing, TcpDoor, fake_ring, finish, output
 from tests.launched import SLACK, wait_until
@@ -173,44 +172,6 @@ def test_the_last_words_of_a_server_that_goes_are_heard(tmp_path: Path) -> None:
         assert next(stream).text == "a"
         with pytest.raises(RingClosed, match="has failed"):
             next(stream)
-
-
-def test_a_server_that_stays_and_says_nothing_is_waited_for_like_a_process_that_is_missing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    door = TcpDoor(2)
-    with (
-        fake_ring(tmp_path, lambda _: [], door=door) as ring,
-        Client(address(door), connect_timeout=WAIT_S, ring_timeout=0.1) as client,
-    ):
-        ring.shakes_hands = False
-        monkeypatch.setattr("client.connection.SILENCE_S", 0.05)
-        with pytest.raises(RingClosed, match=r"one that answers, for 0.1 s"):
-            client.generate("x", timeout=WAIT_S)
-
-
-def test_a_request_outlives_a_detokenizer_that_hangs_for_longer_than_silence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The launcher replaces it after `--stall-timeout`, which is longer."""
-    monkeypatch.setattr("client.connection.PING_S", 0.05)
-    door = TcpDoor(2)
-    with (
-        fake_ring(tmp_path, lambda _: [], door=door) as ring,
-        Client(address(door), connect_timeout=WAIT_S) as client,
-    ):
-        stream = client.stream("x", timeout=WAIT_S)
-        first = ring.wait_request()
-        ring.shakes_hands = False
-        monkeypatch.setattr("client.connection.SILENCE_S", 0.05)
-        ring.wait_for(lambda: len(ring.hellos) > 1)
-        monkeypatch.setattr("client.connection.SILENCE_S", WAIT_S)
-        ring.answer = echo
-        ring.shakes_hands = True
-        assert [delta.text for delta in stream] == ["x.0"]
-        again = ring.wait_request(1)
-        assert sequence_key(again.handle) == sequence_key(first.handle)
-        assert {hello.client for hello in ring.hellos[1:]} == {client_of(first.handle)}
 
 
 @pytest.mark.parametrize(
