@@ -93,13 +93,14 @@ def resolve(
 
 def _check_names(config: RuntimeConfig) -> None:
     """The processes that import what a name stands for would say so later, one of them after the weights."""
+    default = RuntimeConfig()
     for setting, names in NAMES.items():
         name = config.capacity_policy if setting == "capacity_scheduler" else getattr(config, setting)
-        if name not in ("", "auto", *names) and ":" not in name:
+        if name not in (getattr(default, setting), *names) and ":" not in name:
             known = f"{', '.join(names)}, or " if names else ""
             flag = setting.replace("_", "-")
             raise ConfigError(
-                f"{setting}: --{flag} {name} is unknown; {known}your own as package.module:Class"
+                f"{setting}: --{flag} {name!r} is unknown; {known}your own as package.module:Class"
             )
 
 

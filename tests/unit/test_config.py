@@ -239,7 +239,8 @@ def test_names_that_can_be_chosen_are_those_of_the_tables() -> None:
 def test_an_unknown_name_is_refused_before_anything_is_started(tmp_path: Path, setting: str) -> None:
     """The user's own is imported by the process that needs it."""
     flag = setting.replace("_", "-")
-    with pytest.raises(ConfigError, match=f"{setting}: --{flag} nonesuch is unknown; .*package.module:Class"):
-        resolved(from_values({setting: "nonesuch"}), tmp_path)
+    for name in {"nonesuch", "auto", ""} - {getattr(RuntimeConfig(), setting)}:
+        with pytest.raises(ConfigError, match=f"{setting}: --{flag} '{name}' is unknown; .*module:Class"):
+            resolved(from_values({setting: name}), tmp_path)
     own = from_values({setting: "mine.module:Class"})
     assert getattr(resolved(own, tmp_path), setting) == "mine.module:Class"
