@@ -88,7 +88,7 @@ void attend_split(const AttentionCall& call, const Tile& tile, int split, Worksp
   // next.
   const int64_t end_known =
       tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
-  find_slots(call, tile.seq, begin, end_known, work.slots);
+  find_slots(call, tile.seq, begin, first, end_known, work.slots);
 #if defined(CAROUSEL_HAS_TILES)
   if constexpr (Math::kHasTiles) {
     if (FewRows::fit(tile.num_rows)) {

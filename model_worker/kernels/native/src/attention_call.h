@@ -105,18 +105,21 @@ void rotate(const T* x, const float* cos_sin, int head_dim, T* out) {
   std::copy_n(r, rest, out + half + i);
 }
 
-// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end).
-inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_t end, int64_t* slots) {
+// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end). What comes before `first` nobody sees, and
+// it may be another sequence's by now, whose NaN would be NaN times 0, too: there it is the slot of `first`.
+inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_t first, int64_t end, int64_t* slots) {
   const int64_t size = call.page_size;
   const int32_t* page = call.page_table + call.rows[seq] * call.page_table_stride + begin / size;
   int64_t offset = begin % size;
+  int64_t* to = slots;
   for (int64_t left = end - begin; left > 0; ++page) {
     const int64_t count = std::min(size - offset, left);
-    const int64_t first = *page * size + offset;
-    for (int64_t i = 0; i < count; ++i) *slots++ = first + i;
+    const int64_t slot = *page * size + offset;
+    for (int64_t i = 0; i < count; ++i) *to++ = slot + i;
     left -= count;
     offset = 0;
   }
+  if (begin < first) std::fill_n(slots, first - begin, slots[first - begin]);
 }
 
 inline int tile_rows(int head_dim) { return std::min(kMaxTileRows, kTileFloats / head_dim); }

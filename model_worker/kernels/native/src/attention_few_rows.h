@@ -69,6 +69,7 @@ class FewRows {
     TileShapes shapes;
     shapes.set_few(tile_.num_rows, columns);
     const int num_keys = (int)(end - begin);
+    first_seen_ = (int)std::max<int64_t>(0, tile_.first_key(0, group_, call_.window) - begin);
     switch (columns) {
       case 1: weigh_keys<1>(begin, num_keys, lane_sums); break;
       case 2: weigh_keys<2>(begin, num_keys, lane_sums); break;
@@ -99,14 +100,17 @@ class FewRows {
 
   // Keys from the split's token t on. Rows behind its last token may be anything.
   Group keys_from(int t, int num_keys, bf16* copied) const {
-    return side_by_side_ ? in_pool(call_.k_pool, t) : copy_of(call_.k_pool, t, num_keys, copied);
+    return lie_side_by_side(t) ? in_pool(call_.k_pool, t) : copy_of(call_.k_pool, t, num_keys, copied);
   }
 
   // Values likewise, with zeros behind the last one.
   Group values_from(int t, int num_keys, bf16* copied) const {
     const bool is_whole = num_keys - t >= kTileRows;
-    return side_by_side_ && is_whole ? in_pool(call_.v_pool, t) : copy_of(call_.v_pool, t, num_keys, copied);
+    return lie_side_by_side(t) && is_whole ? in_pool(call_.v_pool, t) : copy_of(call_.v_pool, t, num_keys, copied);
   }
+
+  // Whether 16 tokens from t on have the slots behind its own.
+  bool lie_side_by_side(int t) const { return side_by_side_ && t >= first_seen_; }
 
   Group in_pool(const void* pool, int t) const {
     return {(const bf16*)pool + slots_[t] * width_ + tile_.kv_head * call_.head_dim, width_ * (int64_t)sizeof(bf16)};
@@ -253,6 +257,7 @@ class FewRows {
   const int64_t width_;
   const int group_;
   const bool side_by_side_;
+  int first_seen_ = 0;  // of the split's tokens
 };
 
 }  // namespace carousel

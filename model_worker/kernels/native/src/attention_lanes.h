@@ -117,7 +117,7 @@ class LaneTile {
   // Finds the slots of the block of keys that begins there; returns how many it has.
   int take_block(int begin, int end) {
     const int num_keys = std::min(kLaneKeys, end - begin);
-    find_slots(call_, tile_.seq, begin, begin + num_keys, work_.slots);
+    find_slots(call_, tile_.seq, begin, work_.first_key[0], begin + num_keys, work_.slots);
     return num_keys;
   }
 
