@@ -17,6 +17,7 @@ from carousel import AsyncClient, Client, InvalidRequest, RingClosed, SamplingPa
 from runtime.handle import sibling
 from runtime.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
 from tests.fake_ring import WAIT_S, FakeRing, failure, fake_ring, finish, output, say_nothing
+from tests.launched import wait_until
 
 CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It is"}]
 
@@ -328,7 +329,11 @@ def test_streams_that_the_collector_drops_in_any_thread_leave_nothing_behind(tmp
                 thread.join(WAIT_S)
         finally:
             gc.set_threshold(*threshold)
-        gc.collect()
-        ring.wait_for(lambda: len(ring.aborted()) == 200)
+
+        def is_all_aborted() -> bool:
+            gc.collect()  # does nothing while a collection runs in another thread
+            return len(ring.aborted()) == 200
+
+        wait_until(is_all_aborted, WAIT_S, "every stream is collected and aborted")
         session = client._session
         assert (session._requests, session._sequences, session._labels) == ({}, {}, {})
