@@ -346,9 +346,10 @@ class Connection:
 
     def _rejoin(self, now: float) -> None:
         """This process, perhaps all of the machine, was stopped for so long that it has been forgotten. How
-        late others are is seen from now on.
+        late others are is seen from now on, and whether they are there after a moment.
         """
         self._whole_at = now
+        self._next_tick_at = now + PING_S
         for lane in list(self._lanes):
             if lane.is_open:
                 self._replace_lane(lane.index)
@@ -377,7 +378,7 @@ class Connection:
         self, role: RestartedRole, index: int, solitary: bytes = NO_HANDLE, *, is_fault: bool = False
     ) -> None:
         self.generation += 1
-        logger.info("%s %d has been replaced: what it may have lost is made again", role, index)
+        logger.info("%s %d was replaced or lost touch: what it may have lost is made again", role, index)
         self._on_restart(Restart(role, index, self.generation, solitary, is_fault))
 
     def _replace_lane(self, index: int) -> None:
