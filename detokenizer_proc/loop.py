@@ -393,7 +393,5 @@ class DetokenizerLoop:
                 self._forget(handle)
             self._unsent.pop(client, None)
             self._tensors.forget(client)
-            if self._clients.get(client.id) is None:
-                self._mail.abort_client(client.id)
-            else:  # by another connection it makes its requests again: those are to go on
-                self._mail.abort(handles)
+            # Not all of the client's: by another connection it may make them again, and those are to go on.
+            self._mail.abort(handles)

@@ -24,10 +24,6 @@ class SchedulerMail:
         for start in range(0, len(handles), MAX_ABORT_HANDLES):
             self._kept.append(AbortRequest(tuple(handles[start : start + MAX_ABORT_HANDLES])))
 
-    def abort_client(self, client_id: int) -> None:
-        """Everything that it has there."""
-        self._kept.append(AbortRequest((), client_id))
-
     def tell_matched(self, handle: bytes, num_tokens: int) -> None:
         """A stop string was completed by so many output tokens."""
         self._kept.append(StopMatched(handle, num_tokens))
