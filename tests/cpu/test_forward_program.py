@@ -109,13 +109,15 @@ def _all_logits(runner: ModelRunner) -> list[Tensor]:
 
 
 def _recording(records: list[BatchPlan], runner: ModelRunner) -> None:
-    """Note the plans that the program runs."""
+    """Note the plans that the program runs, each in memory that is NaN until a kernel has written it."""
     program = runner._program
     assert program is not None
     run = program.run
 
     def note(plan: BatchPlan) -> ForwardOutput:
         records.append(plan)
+        arena = program._program._arena
+        ctypes.memset(arena.data_ptr(), 0xFF, arena.nbytes)
         return run(plan)
 
     program.run = note  # type: ignore[method-assign]

@@ -262,12 +262,20 @@ def test_more_heads_than_a_tile_has_rows_share_a_key_head(dtype: torch.dtype) ->
     _check(layer, _sequences(layer, [(300, 1), (10, 3)], dtype))
 
 
-def test_scores_far_apart_neither_overflow_nor_lose_the_largest() -> None:
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize(
+    ("dtype", "largest", "tolerance"),
+    # Where float32 has steps of 6e-5; that is the relative error of a weight.
+    [(torch.float32, 800.0, 1e-4), (torch.bfloat16, 1e4, TOLERANCE[torch.bfloat16])],
+)
+def test_scores_far_apart_neither_overflow_nor_lose_the_largest(
+    dtype: torch.dtype, largest: float, tolerance: float, variant: Variant
+) -> None:
     layer = _layer(2, 1)
-    (seq,) = _sequences(layer, [(600, 3)])
-    seq.k *= 200.0
-    # Scores reach 800, where float32 has steps of 6e-5; that is the relative error of a weight.
-    _check(layer, [seq], tolerance=1e-4)
+    sequences = _sequences(layer, [(600, 1), (600, 3), (600, 9), (600, 40)], dtype)
+    for seq in sequences:
+        seq.k *= largest / 4
+    _check(layer, sequences, variant, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
