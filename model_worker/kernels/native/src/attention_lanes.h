@@ -10,7 +10,7 @@
 #include <memory>
 
 #include "attention_call.h"
-#include "simd.h"
+#include "attention_math.h"
 #include "tiles.h"
 
 namespace carousel {
@@ -145,8 +145,8 @@ class LaneTile {
       const bf16* rows[kDepth];
       for (int i = 0; i < kDepth; ++i) rows[i] = t0 + i < num_keys ? pool_row(call_.v_pool, t0 + i) : kZeros;
       for (int c = 0; c < head_dim_; c += kDepth) {
-        pack_values(rows, c, interleaving(0), work_.values + t0 * head_dim_ + c * kDepth);
-        pack_values(rows, c, interleaving(kLanes), work_.values + t0 * head_dim_ + (c + kLanes) * kDepth);
+        pack_values(rows, c, interleaving(0, 32), work_.values + t0 * head_dim_ + c * kDepth);
+        pack_values(rows, c, interleaving(kLanes, 32), work_.values + t0 * head_dim_ + (c + kLanes) * kDepth);
       }
     }
   }
@@ -160,13 +160,6 @@ class LaneTile {
     }
     transpose(pairs);
     std::memcpy(to, pairs, sizeof pairs);
-  }
-
-  // first, 32 + first, first + 1, 32 + first + 1 ...: element i of one vector, then of another.
-  static __m512i interleaving(int first) {
-    const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    const __m512i low = _mm512_add_epi32(step, _mm512_set1_epi32(first));
-    return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(32)), 16));
   }
 
   // Keys [begin, begin + num_keys) to 16 rows: as many of them as any row sees, in steps of kDepth.
@@ -251,7 +244,7 @@ class LaneTile {
       total *= shrink;
       store(work_.max + g * kLanes, highest);
     }
-    const __m512i order = halves_to_pairs();
+    const __m512i order = interleaving(0, 16);
     const vfloat shift = highest * scale_;
     vfloat odd_total = {};
     for (int t = from; t < to; t += 2) {
@@ -264,12 +257,6 @@ class LaneTile {
       _mm512_store_si512(work_.weights[t / 2], _mm512_permutexvar_epi16(order, halves));
     }
     store(work_.total + g * kLanes, total + odd_total);
-  }
-
-  // 0, 16, 1, 17 ...
-  static __m512i halves_to_pairs() {
-    const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
-    return _mm512_or_si512(step, _mm512_slli_epi32(_mm512_add_epi32(step, _mm512_set1_epi32(16)), 16));
   }
 
   // sums += values by weights of keys [from, to).

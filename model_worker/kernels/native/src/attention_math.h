@@ -42,6 +42,13 @@ struct FloatMath {
 
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
 
+// Of elements of 16 bits, `first` and the one `apart` from it, the next ones of both, and so on: 16 pairs.
+inline __m512i interleaving(int first, int apart) {
+  const __m512i step = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+  const __m512i low = _mm512_add_epi32(step, _mm512_set1_epi32(first));
+  return _mm512_or_si512(low, _mm512_slli_epi32(_mm512_add_epi32(low, _mm512_set1_epi32(apart)), 16));
+}
+
 struct Bf16PairMath {
   using Stored = bf16;
   using Unit = uint32_t;  // two: neighbouring dimensions of q and k; keys of weights and v, kKeysApart from each other
@@ -81,14 +88,6 @@ struct Bf16PairMath {
       _mm512_storeu_si512(to + c, _mm512_permutex2var_epi16(a, low, b));
       _mm512_storeu_si512(to + c + 16, _mm512_permutex2var_epi16(a, high, b));
     }
-  }
-
- private:
-  // first, other + first, first + 1, other + first + 1 ...: element i of one row, then of the other.
-  static __m512i interleaving(int first, int other) {
-    uint16_t index[32];
-    for (int i = 0; i < 32; ++i) index[i] = (uint16_t)(first + i / 2 + i % 2 * other);
-    return _mm512_loadu_si512(index);
   }
 };
 
