@@ -16,7 +16,7 @@ TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
 @dataclass
 class Paged:
-    """Sequences whose keys and values lie on scattered pages."""
+    """Sequences whose keys and values lie on scattered pages; what no new token sees is NaN."""
 
     k: list[Tensor]  # [len, kv_heads, D]
     v: list[Tensor]
@@ -27,7 +27,16 @@ class Paged:
     kv_lens: Tensor
 
 
-def paged(lens: list[int], kv_heads: int, head_dim: int, page_size: int, dtype: torch.dtype) -> Paged:
+def paged(
+    lens: list[int],
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    dtype: torch.dtype,
+    *,
+    num_new: list[int],
+    window: int | None,
+) -> Paged:
     generator = torch.Generator().manual_seed(len(lens) + page_size)
     max_pages = -(-max(lens) // page_size)
     num_pages = len(lens) * max_pages
@@ -35,13 +44,13 @@ def paged(lens: list[int], kv_heads: int, head_dim: int, page_size: int, dtype: 
     page_table = torch.zeros(len(lens) + 3, max_pages + 1, dtype=torch.int32)
     rows = torch.arange(len(lens)).flip(0) + 2
     page_table[rows, :max_pages] = order.view(len(lens), max_pages).int()
-    pools = torch.full((2, (num_pages + 1) * page_size, kv_heads, head_dim), 1e4).to(dtype)
+    pools = torch.full((2, (num_pages + 1) * page_size, kv_heads, head_dim), torch.nan, dtype=dtype)
     k = [torch.randn(n, kv_heads, head_dim, generator=generator).to(dtype) for n in lens]
     v = [torch.randn(n, kv_heads, head_dim, generator=generator).to(dtype) for n in lens]
-    for row, keys, values in zip(rows.tolist(), k, v, strict=True):
-        at = torch.arange(len(keys))
+    for row, new, keys, values in zip(rows.tolist(), num_new, k, v, strict=True):
+        at = torch.arange(max(0, len(keys) - new + 1 - (window or len(keys))), len(keys))
         slots = page_table[row, at // page_size].long() * page_size + at % page_size
-        pools[0, slots], pools[1, slots] = keys, values
+        pools[0, slots], pools[1, slots] = keys[at], values[at]
     return Paged(k, v, pools[0], pools[1], page_table, rows, torch.tensor(lens))
 
 
@@ -86,7 +95,7 @@ def test_decode_attention(
     dtype: torch.dtype,
     num_splits: int,
 ) -> None:
-    cache = paged([1, 70, 64, 131], kv_heads, head_dim, page_size, dtype)
+    cache = paged([1, 70, 64, 131], kv_heads, head_dim, page_size, dtype, num_new=[1] * 4, window=window)
     q = torch.randn(4, heads + 1, head_dim, generator=torch.Generator().manual_seed(3)).to(dtype)[:, :heads]
     out = torch.empty(4, heads, head_dim, dtype=dtype)
     decode_attention(
@@ -127,7 +136,7 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
     dtype: torch.dtype,
 ) -> None:
     num_new, lens = [1, 100, 3, 65], [1, 150, 130, 65]
-    cache = paged(lens, kv_heads, head_dim, page_size, dtype)
+    cache = paged(lens, kv_heads, head_dim, page_size, dtype, num_new=num_new, window=window)
     starts = [0, 1, 101, 104, 169]
     q = torch.randn(169, heads, head_dim, generator=torch.Generator().manual_seed(4)).to(dtype)
     out = torch.empty_like(q)
@@ -154,7 +163,7 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
 
 @pytest.mark.parametrize("num_new", [1, 70])
 def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: int) -> None:
-    cache = paged([131], 2, 16, 16, torch.float16)
+    cache = paged([131], 2, 16, 16, torch.float16, num_new=[num_new], window=None)
     k_pool, v_pool = (pool.to(torch.float8_e4m3fn) for pool in (cache.k_pool, cache.v_pool))
     q = torch.randn(num_new, 4, 16, generator=torch.Generator().manual_seed(5)).half()
     out = torch.empty_like(q)
