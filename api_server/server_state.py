@@ -15,7 +15,7 @@ from api_server.tokenizer import ServerTokenizer
 from client.async_client import AsyncClient
 from runtime.checkpoint_config import SamplingDefaults
 from runtime.config import RuntimeConfig
-from runtime.errors import Overloaded, RequestError, RingClosed
+from runtime.errors import InvalidRequest, Overloaded, RequestError, RingClosed
 from runtime.status_page import StatusPage
 
 # A scrape gives up after ten seconds by default; it is to get this answer before.
@@ -51,15 +51,19 @@ class ServerState:
 
     def check_room(self, num_new: int) -> None:
         """Raises Overloaded when so many more sequences are beyond this process's share of the queue, all of
-        it while no other client is connected: the ring would say so at more cost. More than there can ever be
-        it refuses for good.
+        it while no other client is connected: the ring would say so at more cost. InvalidRequest for more
+        than there can ever be.
         """
         config, num_in_flight = self.config, self.client.num_in_flight
+        most = config.max_running_requests + config.max_waiting
+        if num_new > most:
+            raise InvalidRequest(
+                f"{num_new} sequences at once; this server runs and queues {most} at most. Ask for fewer, or "
+                "for several prompts without stream: they are then begun as there is room"
+            )
         is_shared = self.status.read("detokenizer").num_clients > 1
-        limit = config.max_running_requests + (
-            config.max_waiting_of_client if is_shared else config.max_waiting
-        )
-        if num_in_flight + num_new > limit >= num_new:
+        limit = config.max_running_requests + config.max_waiting_of_client if is_shared else most
+        if num_in_flight and num_in_flight + num_new > limit:
             raise Overloaded(
                 f"{num_in_flight} sequences of this server are running or waiting, at most {limit} may be; "
                 "try again later",

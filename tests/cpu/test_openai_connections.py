@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 import struct
 import time
@@ -290,12 +291,19 @@ def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "client_overloaded")
         assert int(refused.headers["retry-after"]) >= 1
         assert len(front.ring.requests) == 3
-        # More than can ever be is the ring's to refuse, for good.
-        waiting.append(front.open_raw("/v1/completions", prompt="silence", n=7))
-        wait_requests(front, "silence", 4)
         for connection in waiting:
             connection.close()
-        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4 + num_left + 7)
+        front.ring.wait_for(lambda: len(front.ring.aborted()) == 4 + num_left)
+
+
+@pytest.mark.parametrize("body", [{"n": 7}, {"n": 2, "prompt": ["x"] * 4, "stream": True}])
+def test_what_can_never_have_room_is_refused_for_good(tmp_path: Path, body: dict[str, Any]) -> None:
+    with http_front(tmp_path, answer, max_running_requests=2, max_queued_requests=4) as front:
+        refused = front.complete(**body)
+        assert refused.status_code == 400
+        message = refused.json()["error"]["message"]
+        assert re.match(r"[78] sequences at once; this server runs and queues 6 at most", message)
+        assert not front.ring.requests
 
 
 def test_prompts_that_are_not_begun_together_need_no_room_together(tmp_path: Path) -> None:
