@@ -206,8 +206,8 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
         changes[name] = tuple(_as_tuple(name, word) for word in words)
     if sampling.seed is None or sampling.seed == -1:
         changes["seed"] = secrets.randbits(63)
-    elif isinstance(sampling.seed, int) and -SEEDS <= sampling.seed < 0:
-        changes["seed"] = sampling.seed + SEEDS
+    elif type(sampling.seed) is int and -SEEDS <= sampling.seed < 2 * SEEDS:
+        changes["seed"] = sampling.seed % SEEDS
     sampling = msgspec.structs.replace(sampling, **changes)
     sampling.validate()
     return sampling

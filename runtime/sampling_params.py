@@ -58,8 +58,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
-    """Seed of this request's noise; None lets the client library draw one. It takes negative ones too: -1 is
-    none, as in vLLM, and any other down to -2**63 stands for itself + 2**63.
+    """Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, signed or
+    not: -1 is none, as in vLLM, and one that is not from 0 to 2**63 - 1 stands for its remainder by 2**63.
     """
     stop: Annotated[
         tuple[Annotated[str, Meta(max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOP_STRINGS)
@@ -174,7 +174,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             )
         _check_int("top_k", self.top_k, -1, MAX_TOP_K)
         if self.seed is not None:
-            _check_int("seed", self.seed, -SEEDS, SEEDS - 1)
+            _check_int("seed", self.seed, -SEEDS, 2 * SEEDS - 1)
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from client.request_builder import build_request
+from client.request_builder import build_request, normalize
 from client.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.errors import InvalidRequest
 from runtime.handle import make_handle
@@ -187,3 +187,17 @@ def test_wrong_retention_is_refused_by_name(config: Any, says: str) -> None:
     with pytest.raises(InvalidRequest, match=says) as caught:
         build(kv_cache_retention_config=config)
     assert caught.value.param == "kv_cache_retention_config"
+
+
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [(7, 7), (-5, (1 << 63) - 5), (-(1 << 63), 0), ((1 << 63) + 9, 9), ((1 << 64) - 1, (1 << 63) - 1)],
+)
+def test_a_seed_of_64_bits_is_sent_as_one_of_63(given: int, sent: int) -> None:
+    assert normalize(SamplingParams(seed=given)).seed == sent
+
+
+@pytest.mark.parametrize("given", [False, 1 << 64, -(1 << 63) - 1])
+def test_what_is_no_seed_is_not_made_one(given: int) -> None:
+    with pytest.raises(InvalidRequest, match="seed"):
+        normalize(SamplingParams(seed=given))

@@ -35,7 +35,7 @@ BAD: list[tuple[str, Any]] = [
     ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1),
     ("seed", -(1 << 63) - 1),
-    ("seed", 1 << 63),
+    ("seed", 1 << 64),
     ("seed", False),
     ("stop", ("",)),
     ("stop", ("x" * 257,)),
