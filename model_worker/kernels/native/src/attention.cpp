@@ -28,6 +28,7 @@ namespace carousel {
 // threads share the splits of a tile. Not of one with many rows, whose partial results would take more memory
 // than the keys they are of.
 constexpr int kMaxSharedRows = 32;
+static_assert(kMinLaneRows > kMaxSharedRows, "lanes take all splits of a tile at once");
 
 template <class T>
 void store_kv(const AttentionCall& call, int token) {

@@ -105,8 +105,8 @@ void rotate(const T* x, const float* cos_sin, int head_dim, T* out) {
   std::copy_n(r, rest, out + half + i);
 }
 
-// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end). What comes before `first` nobody sees, and
-// it may be another sequence's by now, whose NaN would be NaN times 0, too: there it is the slot of `first`.
+// slots[t - begin] = the slot of token t of a sequence, for t in [begin, end). Nobody sees those before `first`, and
+// their pages may be another sequence's by now, whose NaN would be NaN times 0, too: they have the slot of `first`.
 inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_t first, int64_t end, int64_t* slots) {
   const int64_t size = call.page_size;
   const int32_t* page = call.page_table + call.rows[seq] * call.page_table_stride + begin / size;

@@ -25,12 +25,11 @@ void attend_by_lanes(const AttentionCall& call, const Tile& tile);
 
 constexpr int kLaneKeys = 128;  // of a block: packed keys and values of 64 dimensions are 32 KiB
 constexpr int kSumsOfTile = kTileRows * kLanes;  // floats
-constexpr int kDepth = 32;      // of a tile: dimensions of a query, keys of a weight
 constexpr float kLowestScore = -1e30f;  // finite: what a row that has seen no key starts from
 
 struct LaneWorkspace {
   alignas(64) bf16 keys[kLaneKeys * kMaxHeadDim];             // [kLaneKeys][head_dim]
-  alignas(64) bf16 values[kLaneKeys * kMaxHeadDim];           // [kLaneKeys / kDepth][head_dim][kDepth]
+  alignas(64) bf16 values[kLaneKeys * kMaxHeadDim];           // [kLaneKeys / kTileDepth][head_dim][kTileDepth]
   alignas(64) uint32_t queries[kLaneRows * kMaxHeadDim / 2];  // [groups][head_dim / 2][kLanes], pairs
   alignas(64) float sums[kLaneRows * kMaxHeadDim];            // [groups][head_dim][kLanes]
   alignas(64) float scores[kLaneKeys][kLanes];
@@ -102,7 +101,7 @@ class LaneTile {
       work_.first_key[g * kLanes + i] = (int32_t)tile_.first_key(row, group_, call_.window);
       work_.end_key[g * kLanes + i] = (int32_t)tile_.end_key(row, group_);
     }
-    for (int c = 0; c < head_dim_; c += kDepth) {
+    for (int c = 0; c < head_dim_; c += kTileDepth) {
       vfloat pairs[kLanes];
       for (int i = 0; i < kLanes; ++i) std::memcpy(&pairs[i], rows[i] + c, sizeof pairs[i]);
       transpose(pairs);
@@ -124,7 +123,7 @@ class LaneTile {
   // Memory answers slowly: the next block is asked for while this one is multiplied.
   void prefetch(int key, int end_key) const {
     for (; key < end_key; ++key) {
-      for (int c = 0; c < head_dim_; c += kDepth) {
+      for (int c = 0; c < head_dim_; c += kTileDepth) {
         __builtin_prefetch(pool_row(call_.k_pool, key) + c);
         __builtin_prefetch(pool_row(call_.v_pool, key) + c);
       }
@@ -135,23 +134,23 @@ class LaneTile {
   void pack_keys(int num_keys) {
     for (int t = 0; t < num_keys; ++t) {
       const bf16* key = pool_row(call_.k_pool, t);
-      for (int c = 0; c < head_dim_; c += kDepth) std::memcpy(work_.keys + t * head_dim_ + c, key + c, 64);
+      for (int c = 0; c < head_dim_; c += kTileDepth) std::memcpy(work_.keys + t * head_dim_ + c, key + c, 64);
     }
   }
 
   // Zeros behind the last: their weights are 0.
   void pack_values(int num_keys) {
-    for (int t0 = 0; t0 < num_keys; t0 += kDepth) {
-      const bf16* rows[kDepth];
-      for (int i = 0; i < kDepth; ++i) rows[i] = t0 + i < num_keys ? pool_row(call_.v_pool, t0 + i) : kZeros;
-      for (int c = 0; c < head_dim_; c += kDepth) {
-        pack_values(rows, c, interleaving(0, 32), work_.values + t0 * head_dim_ + c * kDepth);
-        pack_values(rows, c, interleaving(kLanes, 32), work_.values + t0 * head_dim_ + (c + kLanes) * kDepth);
+    for (int t0 = 0; t0 < num_keys; t0 += kTileDepth) {
+      const bf16* rows[kTileDepth];
+      for (int i = 0; i < kTileDepth; ++i) rows[i] = t0 + i < num_keys ? pool_row(call_.v_pool, t0 + i) : kZeros;
+      for (int c = 0; c < head_dim_; c += kTileDepth) {
+        pack_values(rows, c, interleaving(0, 32), work_.values + t0 * head_dim_ + c * kTileDepth);
+        pack_values(rows, c, interleaving(kLanes, 32), work_.values + t0 * head_dim_ + (c + kLanes) * kTileDepth);
       }
     }
   }
 
-  // A tile of values: 16 dimensions of kDepth keys, those of dimensions c to c + 31 that `order` takes.
+  // A tile of values: 16 dimensions of kTileDepth keys, those of dimensions c to c + 31 that `order` takes.
   static void pack_values(const bf16* const* rows, int c, __m512i order, bf16* to) {
     vfloat pairs[kLanes];
     for (int i = 0; i < kLanes; ++i) {
@@ -162,12 +161,12 @@ class LaneTile {
     std::memcpy(to, pairs, sizeof pairs);
   }
 
-  // Keys [begin, begin + num_keys) to 16 rows: as many of them as any row sees, in steps of kDepth.
+  // Keys [begin, begin + num_keys) to 16 rows: as many of them as any row sees, in steps of kTileDepth.
   void add_block(int g, int begin, int num_keys) {
     const int32_t *first_key = work_.first_key + g * kLanes, *end_key = work_.end_key + g * kLanes;
     const int first = std::max(0, first_key[0] - begin), end = std::min(num_keys, end_key[kLanes - 1] - begin);
     if (first >= end) return;
-    const int from = first / kDepth * kDepth, to = (end + kDepth - 1) / kDepth * kDepth;
+    const int from = first / kTileDepth * kTileDepth, to = (end + kTileDepth - 1) / kTileDepth * kTileDepth;
     const bool all_see_all = first_key[kLanes - 1] <= begin + from && end_key[0] >= begin + to;
     see_memory();
     compute_scores(g, from, to);
@@ -180,7 +179,7 @@ class LaneTile {
 
   void compute_scores(int g, int from, int to) {
     int t = from;
-    for (; t + 2 * kDepth <= to; t += 2 * kDepth) compute_scores<4>(g, t);
+    for (; t + 2 * kTileDepth <= to; t += 2 * kTileDepth) compute_scores<4>(g, t);
     if (t < to) compute_scores<2>(g, t);
   }
 
@@ -191,7 +190,7 @@ class LaneTile {
     const uint32_t* queries = queries_of(g);
     const bf16* keys = work_.keys + t * head_dim_;
     zero_sums();
-    for (int c = 0; c < head_dim_; c += kDepth, keys += kDepth, queries += kTileRows * kLanes) {
+    for (int c = 0; c < head_dim_; c += kTileDepth, keys += kTileDepth, queries += kTileRows * kLanes) {
       _tile_loadd(4, queries, 64);
       _tile_loadd(5, keys, stride);
       _tile_dpbf16ps(0, 5, 4);
@@ -269,7 +268,7 @@ class LaneTile {
   // Of `Tiles` times 16 dimensions.
   template <int Tiles>
   void add_values(int g, int c, int from, int to) {
-    constexpr int kNext = kTileRows * kDepth;
+    constexpr int kNext = kTileRows * kTileDepth;
     float* sums = sums_of(g) + c * kLanes;
     _tile_loadd(0, sums, 64);
     _tile_loadd(1, sums + kSumsOfTile, 64);
@@ -277,8 +276,8 @@ class LaneTile {
       _tile_loadd(2, sums + 2 * kSumsOfTile, 64);
       _tile_loadd(3, sums + 3 * kSumsOfTile, 64);
     }
-    for (int t = from; t < to; t += kDepth) {
-      const bf16* values = work_.values + t * head_dim_ + c * kDepth;
+    for (int t = from; t < to; t += kTileDepth) {
+      const bf16* values = work_.values + t * head_dim_ + c * kTileDepth;
       _tile_loadd(4, work_.weights[t / 2], 64);
       _tile_loadd(5, values, 64);
       _tile_dpbf16ps(0, 5, 4);

@@ -20,8 +20,7 @@
 
 namespace carousel {
 
-constexpr int kTileDepth = 32;   // elements of k in a tile: a step
-constexpr int kTileWords = 256;  // of W in a tile
+constexpr int kTileWords = 256;  // of W in a tile, a step of k
 constexpr int kBlockRows = 2 * kTileRows;
 constexpr int kPartSteps = 16;  // 32 KiB of x
 constexpr int kKeptPanels = 8;

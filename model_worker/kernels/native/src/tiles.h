@@ -13,6 +13,7 @@
 namespace carousel {
 
 constexpr int kTileRows = 16;
+constexpr int kTileDepth = 32;  // elements of bf16 in a row: what a product of two tiles sums over
 constexpr int kLineWords = 16;  // of 32 bits in a line of a cache
 
 // Whether this process may use tiles: Linux gives their 8 KiB of state only to those who ask.
