@@ -108,6 +108,7 @@ def _check_packed_linear(
     assert ((together.double() - expected).abs() / scale).max() < RTOL[
         out_dtype
     ] / 4  # rounded once, to nearest
+    # 50 and 81: blocks of 32 rows, then one of 17 to 31.
     for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 16, 17, 25, 32, 33, 50, 64, 81, 97, 400):
         assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
