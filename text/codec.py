@@ -17,6 +17,12 @@ class PromptEncoder(Protocol):
     def max_token_chars(self) -> int | None:
         """Characters of a text per token of it, at most; None when that has no bound. Ask once."""
 
+    @property
+    def is_template_open(self) -> bool:
+        """Whether a conversation takes no longer than its text. If not, the first one opens what writes it,
+        half a second's work.
+        """
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, str]],

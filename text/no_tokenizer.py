@@ -35,6 +35,10 @@ class NoTokenizer:
     def max_token_chars(self) -> None:
         return None
 
+    @property
+    def is_template_open(self) -> bool:
+        return True
+
     def apply_chat_template(
         self,
         messages: Sequence[Mapping[str, str]],

@@ -33,14 +33,23 @@ if TYPE_CHECKING:
 class Tokenizer:
     """A checkpoint's tokenizer. Several threads may encode at a time, and other threads run meanwhile."""
 
-    def __init__(self, backend: Backend, open_wrapper: Callable[[], PreTrainedTokenizerFast]) -> None:
-        """`open_wrapper` is called for the first conversation."""
+    def __init__(
+        self,
+        backend: Backend,
+        open_wrapper: Callable[[], PreTrainedTokenizerFast],
+        *,
+        is_wrapper_open: bool = True,
+    ) -> None:
+        """`open_wrapper` is called for the first conversation. `is_wrapper_open`: whether that has no more to
+        read or to import.
+        """
         # A file may ask for padding or truncation, left over from training; both would change prompts
         # silently.
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
         self._open_wrapper = open_wrapper
+        self._is_wrapper_open = is_wrapper_open
         added = backend.get_added_tokens_decoder()
         self.vocabulary: dict[int, str] = {
             token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
@@ -56,6 +65,13 @@ class Tokenizer:
     def vocab_size(self) -> int:
         """One more than the highest id. A model may have more rows than that, for padding."""
         return max(self.vocabulary) + 1
+
+    @property
+    def is_template_open(self) -> bool:
+        """Whether a conversation takes no longer than its text. If not, the first one imports transformers
+        and reads the template with it, in one thread.
+        """
+        return self._is_wrapper_open or "_chat_template" in self.__dict__
 
     @cached_property
     def _chat_template(self) -> ChatTemplate:
@@ -139,7 +155,8 @@ def load(path: Path, *, chat_template: Path | None = None, prepared: Path | None
     Raises: ModelError when a file is missing or cannot be read.
     """
     if prepared is not None and prepared.exists():
-        return Tokenizer(Backend.from_file(str(prepared)), lambda: _read(path, chat_template))
+        backend = Backend.from_file(str(prepared))
+        return Tokenizer(backend, lambda: _read(path, chat_template), is_wrapper_open=False)
     wrapper = _read(path, chat_template)
     if prepared is not None:
         _leave(wrapper.backend_tokenizer, prepared)

@@ -58,10 +58,13 @@ class _TextPrompt:
 
 @dataclass(slots=True, eq=False)
 class _LongPrompt:
-    """A text prompt that the thread is encoding."""
+    """A text prompt that the thread is encoding, or a conversation that it is writing first."""
 
-    prompt: _TextPrompt
-    ids: Future[list[IntArray]]
+    job: Job
+    prompt_field: PromptField
+    num_chars: int
+    """0 of a conversation: its text is not there yet."""
+    ids: Future[IntArray]
     aborted: set[bytes] = field(default_factory=set)
     """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""
 
@@ -214,11 +217,27 @@ class TokenizerLoop:
         if field == "input_ids":
             self._pass_on(job, field, self._validator.input_ids(request))
         elif field == "messages":
-            # The template has written the special tokens already.
-            self._add_text(_TextPrompt(job, field, self._render(request), add_special_tokens=False))
+            self._take_messages(job, field)
         else:
             assert request.text is not None
             self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
+
+    def _take_messages(self, job: Job, field: PromptField) -> None:
+        """Conversations that come before the template is open wait for the thread, which opens it."""
+        self._validator.check_messages(job.request)
+        if self._tokenizer.is_template_open:
+            assert job.request.messages is not None
+            self._turn_chars += CHARS_PER_MESSAGE * len(job.request.messages)
+            self._add_text(self._render(job, field))
+            return
+        self.num_encoding += len(job.handles)
+        ids = self._thread.submit(self._render_and_encode, job, field)
+        self._long.append(_LongPrompt(job, field, 0, ids))
+
+    def _render_and_encode(self, job: Job, field: PromptField) -> IntArray:
+        prompt = self._render(job, field)
+        self._check_text(prompt)
+        return self._encode_one(prompt)
 
     def _admit(self, request: GenerateRequest) -> None:
         """Raises Overloaded when there is no room, or will be none."""
@@ -228,33 +247,38 @@ class TokenizerLoop:
         num_sent = self._sent_count.total(self.num_sent, status)
         self._admission.check(status, num_sent, request.sampling.n)
 
-    def _render(self, request: GenerateRequest) -> str:
-        self._validator.check_messages(request)
+    def _render(self, job: Job, field: PromptField) -> _TextPrompt:
+        request = job.request
         assert request.messages is not None
-        self._turn_chars += CHARS_PER_MESSAGE * len(request.messages)
-        return self._tokenizer.apply_chat_template(
+        text = self._tokenizer.apply_chat_template(
             [_as_dict(message) for message in request.messages],
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=self._validator.template_kwargs(request),
         )
+        # The template has written the special tokens already.
+        return _TextPrompt(job, field, text, add_special_tokens=False)
 
-    def _add_text(self, prompt: _TextPrompt) -> None:
+    def _check_text(self, prompt: _TextPrompt) -> None:
         max_len = self._scheduler_status().max_len
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
+
+    def _add_text(self, prompt: _TextPrompt) -> None:
+        self._check_text(prompt)
         is_long = len(prompt.text) > MAX_BATCH_CHARS
         if is_long and not attempt_of(prompt.job.handles[0]):
             self._check_long(len(prompt.text))
         self.num_encoding += len(prompt.job.handles)
         if is_long:
-            self._long.append(_LongPrompt(prompt, self._thread.submit(self._encode, [prompt])))
+            ids = self._thread.submit(self._encode_one, prompt)
+            self._long.append(_LongPrompt(prompt.job, prompt.field, len(prompt.text), ids))
             return
         self._batch.append(prompt)
         self._turn_chars += len(prompt.text)
 
     def _check_long(self, num_chars: int) -> None:
         """Raises Overloaded when too much waits for the thread; one text may always."""
-        num_waiting = sum(len(long.prompt.text) for long in self._long)
+        num_waiting = sum(long.num_chars for long in self._long)
         if num_waiting and num_waiting + num_chars > MAX_LONG_CHARS:
             raise Overloaded(
                 f"texts of {num_waiting} characters wait to be encoded; try a long one again later",
@@ -284,13 +308,16 @@ class TokenizerLoop:
         texts = [prompt.text for prompt in prompts]
         return self._tokenizer.encode_batch(texts, add_special_tokens=prompts[0].add_special_tokens)
 
+    def _encode_one(self, prompt: _TextPrompt) -> IntArray:
+        return self._encode([prompt])[0]
+
     def _encode_alone(self, prompt: _TextPrompt) -> None:
-        self._pass_on(prompt.job, prompt.field, self._encode([prompt])[0])
+        self._pass_on(prompt.job, prompt.field, self._encode_one(prompt))
 
     def _finish_long_texts(self) -> None:
         while self._long and self._long[0].ids.done():
             long = self._long.popleft()
-            job = long.prompt.job
+            job = long.job
             self.num_encoding -= len(job.handles)
             self._guard(job.request, partial(self._pass_on_long, long))
             if long.aborted:
@@ -299,11 +326,11 @@ class TokenizerLoop:
                 )
 
     def _pass_on_long(self, long: _LongPrompt) -> None:
-        self._pass_on(long.prompt.job, long.prompt.field, long.ids.result()[0])
+        self._pass_on(long.job, long.prompt_field, long.ids.result())
 
     def _mark_aborted(self, abort: AbortRequest) -> None:
         for long in self._long:
-            handles = long.prompt.job.handles
+            handles = long.job.handles
             if abort.client and client_of(handles[0]) == abort.client:
                 long.aborted.update(handles)
             else:

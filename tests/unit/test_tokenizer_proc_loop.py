@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 import pytest
@@ -175,6 +176,40 @@ def test_a_turn_encodes_no_more_than_its_share_so_the_heartbeat_goes_on(demo: To
         num_sent.append(len(ring.scheduler.drain()))
     num_sent.append(len(ring.scheduler.drain()))
     assert num_sent == [5, 5, 2]
+
+
+def test_the_first_conversation_after_a_restart_holds_up_nobody(demo: Tokenizer) -> None:
+    """It imports a library, which took the loop a second: /ready named the tokenizer, and all waited."""
+
+    class Closed(GatedTokenizer):
+        @property
+        def is_template_open(self) -> bool:
+            return self.gate.is_set()
+
+        def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+            assert self.gate.wait(10)
+            return super().apply_chat_template(messages, **options)
+
+    closed = Closed(demo)
+    ring = Ring(closed)
+    hello = (ChatMessage("user", "def f(x):"),)
+    odd = request(1, messages=hello, template_kwargs=msgspec.msgpack.encode({"tokenize": True}))
+    ring.send(request(0, messages=hello), odd, request(2, text="short"))
+    ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(2)]
+    assert ring.loop.num_encoding == 2
+    closed.gate.set()
+    for long in tuple(ring.loop._long):
+        long.ids.exception(timeout=10)
+    ring.send(request(3, messages=hello))
+    ring.loop.turn()
+    prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
+    assert prompts.keys() == {handle(0), handle(3)}
+    assert prompts[handle(0)] == prompts[handle(3)]
+    (refused,) = ring.refusals()
+    assert (refused.handle, refused.error.param) == (handle(1), "chat_template_kwargs")
+    assert ring.loop.num_encoding == 0
+    ring.loop.close()
 
 
 @pytest.mark.parametrize("abort", [AbortRequest((handle(0),)), AbortRequest(client=CLIENT)])
