@@ -22,7 +22,7 @@ from pathlib import Path
 from benchmarks.process_cpu import machine_busy, tree_cpu
 
 NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 64, 128, 128
-READY = "ready"
+READY, DONE = "ready", "done:"
 Prompts = list[list[int]]
 
 
@@ -70,7 +70,7 @@ def serve(name: str, model: Path) -> None:
         prompts = [draw.choices(vocabulary, k=INPUT_LEN) for _ in range(NUM_PROMPTS)]
         began = time.perf_counter()
         num_tokens = generate(prompts)
-        print(json.dumps([num_tokens, time.perf_counter() - began]), flush=True)
+        print(DONE, num_tokens, time.perf_counter() - began, flush=True)
 
 
 class Engine:
@@ -88,7 +88,7 @@ class Engine:
         assert self.process.stdin is not None
         began, busy, own = time.monotonic(), machine_busy(), tree_cpu(self.process.pid)
         print(number, file=self.process.stdin, flush=True)
-        num_tokens, seconds = json.loads(self._line_after("["))
+        num_tokens, seconds = map(float, self._line_after(DONE).split()[1:])
         assert num_tokens == NUM_PROMPTS * OUTPUT_LEN
         cpu_s = tree_cpu(self.process.pid) - own
         others_s = machine_busy() - busy - cpu_s
