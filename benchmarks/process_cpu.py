@@ -44,6 +44,11 @@ def tree_cpu(root: int) -> float:
     return sum(processes[pid].cpu_s for pid in _tree(root, processes))
 
 
+def tree_pids(root: int) -> list[int]:
+    """`root` and all processes below it."""
+    return _tree(root, _all_processes())
+
+
 def pss_bytes(root: int) -> int:
     """Memory of `root` and all processes below it, each shared page divided among those that share it."""
     return sum(map(_pss_bytes, _tree(root, _all_processes())))

@@ -2,7 +2,8 @@
 
 An engine is NAME=COMMAND: carousel or vllm, and what starts its Python, for instance vllm="env LD_PRELOAD=LIB
 /path/to/python". Each has a process of its own for all rounds, of which the first warms up, and sleeps while
-the other works. Prompts are drawn from the ids in MODEL_DIR/safe_token_ids.json, or else from all.
+the other works; --stop NAME stops one that computes even then. Prompts are drawn from the ids in
+MODEL_DIR/safe_token_ids.json, or else from all.
 Run: python -m benchmarks.cpu.offline --model MODEL_DIR carousel=.venv/bin/python vllm=/path/to/python
 """
 
@@ -10,8 +11,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
@@ -19,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks.process_cpu import machine_busy, tree_cpu
+from benchmarks.process_cpu import machine_busy, tree_cpu, tree_pids
 
 NUM_PROMPTS, INPUT_LEN, OUTPUT_LEN = 64, 128, 128
 READY, DONE = "ready", "done:"
@@ -103,6 +106,11 @@ class Engine:
                 return line
         raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
 
+    def signal(self, number: signal.Signals) -> None:
+        """To all of its processes."""
+        for pid in tree_pids(self.process.pid):
+            os.kill(pid, number)
+
     def close(self) -> None:
         assert self.process.stdin is not None
         self.process.stdin.close()
@@ -116,13 +124,30 @@ def main() -> None:
     parser.add_argument("engines", nargs="*", type=lambda text: text.partition("="), metavar="NAME=COMMAND")
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument(
+        "--stop", choices=ENGINES, nargs="*", default=[], help="SIGSTOP these in others' turns"
+    )
     parser.add_argument("--serve", choices=ENGINES, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         serve(args.serve, args.model)
         return
     engines = [Engine(name, command, args.model) for name, _, command in args.engines]
-    runs = [{engine.name: engine.run(number) for engine in engines} for number in range(args.rounds + 1)][1:]
+    stopped = [engine for engine in engines if engine.name in args.stop]
+    for engine in stopped:
+        engine.signal(signal.SIGSTOP)
+    runs: list[dict[str, dict[str, float]]] = []
+    for number in range(args.rounds + 1):
+        runs.append({})
+        for engine in engines:
+            if engine in stopped:
+                engine.signal(signal.SIGCONT)
+            runs[-1][engine.name] = engine.run(number)
+            if engine in stopped:
+                engine.signal(signal.SIGSTOP)
+    del runs[0]
+    for engine in stopped:
+        engine.signal(signal.SIGCONT)
     for engine in engines:
         engine.close()
         for figure in ("tokens_per_s", "cpu_s", "others_cores"):
