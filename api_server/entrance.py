@@ -8,7 +8,8 @@ answered, and nobody is seen to leave.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+
+from runtime.paced_line import PacedLine
 
 TURN_BYTES = 256 << 10
 """Of bodies in a turn, and one body of any size: a few milliseconds' work, 15 for the largest (2026-11)."""
@@ -20,32 +21,10 @@ class Entrance:
     """Of one event loop. Who comes first goes first."""
 
     def __init__(self) -> None:
-        self._line: deque[tuple[int, asyncio.Future[None]]] = deque()
-        self._spent = 0
-        """Bytes that were let in in this turn."""
+        self._line = PacedLine(TURN_BYTES)
 
     async def enter(self, num_bytes: int) -> None:
         """Wait until a body of so many bytes may go on: not at all where there is no crowd."""
-        cost = max(num_bytes, LEAST_BYTES)
-        if not self._line and self._has_room(cost):
-            self._let_in(cost)
-            return
         place = asyncio.get_running_loop().create_future()
-        self._line.append((cost, place))
+        self._line.wake(place, max(num_bytes, LEAST_BYTES))
         await place
-
-    def _has_room(self, cost: int) -> bool:
-        return not self._spent or self._spent + cost <= TURN_BYTES
-
-    def _let_in(self, cost: int) -> None:
-        if not self._spent:
-            asyncio.get_running_loop().call_soon(self._begin_turn)
-        self._spent += cost
-
-    def _begin_turn(self) -> None:
-        self._spent = 0
-        while self._line and self._has_room(self._line[0][0]):
-            cost, place = self._line.popleft()
-            if not place.done():  # a task that was cancelled has left the line
-                place.set_result(None)
-                self._let_in(cost)

@@ -18,7 +18,7 @@ from client.connection import RING_TIMEOUT_S
 from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
 from client.embedding import NO_OUTPUT, Embedding, embedding_of
-from client.loop_mailbox import LoopMailbox, Waker
+from client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
 from client.request_builder import EmbedOptions, Prompt, RequestOptions, TokenIds
 from client.request_state import RequestState
 from client.result import Completion, Delta
@@ -26,6 +26,7 @@ from client.session import Session, control_result, deadline_after
 from client.stats import AsyncStatsStream, R, StatsOp, StatsPlace
 from runtime.errors import CarouselError, RequestAborted, RingClosed
 from runtime.messages import ControlOp, PauseMode
+from runtime.paced_line import PacedLine
 from runtime.sampling_params import SamplingParams
 from runtime.stats import IterationStats, RequestStatsPerIteration
 
@@ -237,10 +238,10 @@ class AsyncClient:
         """The session, connected."""
         loop = asyncio.get_running_loop()
         if self._session is None:
-            self._loop, waker = loop, Waker(loop)
+            self._loop, line = loop, PacedLine(WAKES_PER_TURN)
             self._session = Session(
                 self._target,
-                lambda: LoopMailbox(loop, waker),
+                lambda: LoopMailbox(loop, line),
                 lambda function, argument: _call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
                 ring_timeout_s=self._ring_timeout_s,

@@ -3,31 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import pytest
 
 from api_server.entrance import LEAST_BYTES, TURN_BYTES, Entrance
+from tests.loop_turns import gone_on_in_turns
 
 PER_TURN = TURN_BYTES // LEAST_BYTES
 
 
-async def begun_in_turns(sizes: Sequence[int], leaving: frozenset[int] = frozenset()) -> list[list[int]]:
+async def begun_in_turns(sizes: Sequence[int], leaving: Collection[int] = ()) -> list[list[int]]:
     """Which of so many bodies, that come together, go on in each turn; `leaving` give up at once."""
-    entrance, turns = Entrance(), [list[int]()]
-
-    async def come(number: int) -> None:
-        await entrance.enter(sizes[number])
-        turns[-1].append(number)
-
-    tasks = [asyncio.ensure_future(come(number)) for number in range(len(sizes))]
-    await asyncio.sleep(0)
-    for number in leaving:
-        tasks[number].cancel()
-    while not all(task.done() for task in tasks):
-        turns.append([])
-        await asyncio.sleep(0)
-    return [turn for turn in turns if turn]
+    return await gone_on_in_turns(map(Entrance().enter, sizes), leaving)
 
 
 def test_a_crowd_goes_on_a_few_at_a_time_in_the_order_in_which_it_came() -> None:

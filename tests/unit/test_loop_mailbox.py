@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Collection
 
-from client.loop_mailbox import WAKES_PER_TURN, LoopMailbox, Waker
+from client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
+from client.session import Item
+from runtime.errors import RingClosed
+from runtime.paced_line import PacedLine
+from tests.loop_turns import gone_on_in_turns
+
+ARRIVED: list[Item] = [RingClosed("first"), RingClosed("second")]
 
 
-async def woken_in_turns(num_waiters: int, leaving: frozenset[int] = frozenset()) -> list[list[int]]:
+async def woken_in_turns(num_waiters: int, leaving: Collection[int] = ()) -> list[list[int]]:
     """For whom something arrives at once; `leaving` give up before they are woken."""
-    loop = asyncio.get_running_loop()
-    waker, turns = Waker(loop), [list[int]()]
-    mailboxes = [LoopMailbox(loop, waker) for _ in range(num_waiters)]
+    loop, line = asyncio.get_running_loop(), PacedLine(WAKES_PER_TURN)
+    mailboxes = [LoopMailbox(loop, line) for _ in range(num_waiters)]
 
-    async def wait(number: int) -> None:
-        items: list[Any] = await mailboxes[number].take()
-        assert items == [number, "more"]
-        turns[-1].append(number)
+    async def wait(mailbox: LoopMailbox) -> None:
+        assert await mailbox.take() == ARRIVED
 
-    tasks = [asyncio.ensure_future(wait(number)) for number in range(num_waiters)]
-    await asyncio.sleep(0)
-    for number, mailbox in enumerate(mailboxes):
-        mailbox.put(number)  # type: ignore[arg-type]
-        mailbox.put("more")  # type: ignore[arg-type]
-    for number in leaving:
-        tasks[number].cancel()
-    while not all(task.done() for task in tasks):
-        turns.append([])
-        await asyncio.sleep(0)
-    return [turn for turn in turns if turn]
+    def arrive() -> None:
+        for mailbox in mailboxes:
+            for item in ARRIVED:
+                mailbox.put(item)
+
+    return await gone_on_in_turns(map(wait, mailboxes), leaving, when_all_wait=arrive)
 
 
 def test_a_crowd_is_woken_a_part_in_each_turn_in_the_order_of_arrival() -> None:
@@ -42,3 +40,4 @@ def test_who_has_left_takes_nobodys_place() -> None:
     leaving = frozenset(range(WAKES_PER_TURN, 3 * WAKES_PER_TURN))
     turns = asyncio.run(woken_in_turns(4 * WAKES_PER_TURN, leaving))
     assert [len(turn) for turn in turns] == [WAKES_PER_TURN, WAKES_PER_TURN]
+    assert not leaving & set(turns[1])
