@@ -50,12 +50,11 @@ class ServerState:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
 
     def check_room(self, num_new: int) -> None:
-        """Raises Overloaded when so many more sequences are beyond this process's share of the queue, all of
-        it while no other client is connected: the ring would say so at more cost. InvalidRequest for more
-        than there can ever be.
+        """Raises Overloaded when so many more sequences are beyond this process's share of the queue: the
+        ring would say so at more cost. InvalidRequest for more than there can ever be.
         """
         config, num_in_flight = self.config, self.client.num_in_flight
-        most = config.max_running_requests + config.max_waiting
+        most = config.max_running_requests + config.max_waiting_of_lone_client
         if num_new > most:
             raise InvalidRequest(
                 f"{num_new} sequences at once; this server runs and queues {most} at most. Ask for fewer, or "

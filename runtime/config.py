@@ -32,9 +32,14 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
 
     @property
     def max_waiting_of_client(self) -> int:
-        """Of `max_waiting`, what one client may have while it is alone."""
+        """Of `max_waiting`, what one client may have while others are connected and have nothing waiting."""
         share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4
         return min(share, self.max_waiting)
+
+    @property
+    def max_waiting_of_lone_client(self) -> int:
+        """Of `max_waiting`, what the only client that is connected may have: all, unless a limit was set."""
+        return self.max_waiting_of_client if self.max_queued_requests_per_client else self.max_waiting
 
     @property
     def batching(self) -> str:

@@ -23,20 +23,18 @@ class ClientShare:
 
     Alone it may have `max_of_client` of the `max_live` places. What others have lowers that: a client may
     have as many as are still free, times max_of_client / (max_live - max_of_client). The next one finds some
-    left. Where nobody else is connected, all are for the one who is.
+    left.
     """
 
     max_of_client: int
     max_live: int
-    has_several: Callable[[], bool] = lambda: True
-    """Clients that are connected."""
+    is_lifted: Callable[[], bool] = lambda: False
+    """Whether a client that has used it up may have more all the same. Asked of no other: it takes time."""
 
     def is_used_up(self, num_own: int, num_live: int) -> bool:
         """Of sequences that run or wait: the client's and everybody's."""
-        if not self.has_several():
-            return False
         num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_client
-        return num_own * num_reserved >= self.max_of_client * num_free
+        return num_own * num_reserved >= self.max_of_client * num_free and not self.is_lifted()
 
 
 @dataclass(slots=True, frozen=True)

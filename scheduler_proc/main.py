@@ -69,9 +69,10 @@ def build_scheduler(
     outboxes: Sequence[Outbox],
     epoch: int = FIRST_EPOCH,
     profile_dir: Path | None = None,
-    has_several_clients: Callable[[], bool] = lambda: True,
+    is_client_alone: Callable[[], bool] = lambda: False,
 ) -> Scheduler:
-    """Compose the parts. `outboxes`: one for each detokenizer; `profile_dir`: as StepProfile's.
+    """Compose the parts. `outboxes`: one for each detokenizer; `profile_dir`: as StepProfile's;
+    `is_client_alone`: whether one client is connected and no other.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -91,19 +92,9 @@ def build_scheduler(
         _settings_in_force(config, executor, limits),
         StepProfile(profile_dir),
     )
-    max_live = limits.max_rows + config.max_waiting
     intake = Intake(
         lifecycle,
-        Limits(
-            limits.vocab_size,
-            max_len,
-            eos_ids,
-            max_live,
-            config.gather_context_logits,
-            config.gather_generation_logits,
-            config.max_logits_bytes,
-            ClientShare(limits.max_rows + config.max_waiting_of_client, max_live, has_several_clients),
-        ),
+        _limits_of_requests(config, eos_ids, limits, max_len, is_client_alone),
         embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
         controls=controls,
         epoch=epoch,
@@ -119,6 +110,31 @@ def build_scheduler(
     builder = make_batch_builder(batching, lifecycle, policy)
     step_log = StepLog(kv, lifecycle.waiting, config.decode_log_interval)
     return Scheduler(lifecycle, intake, builder, executor, step_log, controls)
+
+
+def _limits_of_requests(
+    config: RuntimeConfig,
+    eos_ids: frozenset[int],
+    worker: WorkerReady,
+    max_len: int,
+    is_client_alone: Callable[[], bool],
+) -> Limits:
+    max_live = worker.max_rows + config.max_waiting
+    share = ClientShare(
+        worker.max_rows + config.max_waiting_of_client,
+        max_live,
+        is_lifted=lambda: not config.max_queued_requests_per_client and is_client_alone(),
+    )
+    return Limits(
+        worker.vocab_size,
+        max_len,
+        eos_ids,
+        max_live,
+        config.gather_context_logits,
+        config.gather_generation_logits,
+        config.max_logits_bytes,
+        share,
+    )
 
 
 def _settings_in_force(
@@ -226,7 +242,7 @@ def main(context: ProcessContext) -> None:
         outboxes,
         context.epoch,
         profile_dir,
-        has_several_clients=lambda: context.status.read("detokenizer").num_clients > 1,
+        is_client_alone=lambda: context.status.read("detokenizer").num_clients <= 1,
     )
     scheduler.controls.is_paused = context.was_paused
     loop = SchedulerLoop(scheduler, inbox)

@@ -22,8 +22,8 @@ class SchedulingSettings(KVCacheSettings, frozen=True, forbid_unknown_fields=Tru
         int,
         setting(
             "of those, how many may be one client's: a connection of the client library, or an HTTP server "
-            "process; less where several have many, so that others find room, and all where no other is "
-            "connected; 0: three quarters",
+            "process; less where several have many, so that others find room; 0: three quarters, and all "
+            "where no other is connected",
             ge=0,
             le=1 << 20,
         ),

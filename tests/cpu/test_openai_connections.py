@@ -278,12 +278,13 @@ def test_a_client_that_leaves_has_its_requests_aborted_at_once(
     assert time.monotonic() - began < 0.5 * SLACK
 
 
-@pytest.mark.parametrize(("num_clients", "num_left"), [(1, 2), (2, 1)])
+@pytest.mark.parametrize(("num_clients", "share", "num_left"), [(1, 0, 2), (2, 0, 1), (1, 3, 1)])
 def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(
-    tmp_path: Path, num_clients: int, num_left: int
+    tmp_path: Path, num_clients: int, share: int, num_left: int
 ) -> None:
-    """Its share is three quarters, and all of it while no other client is connected."""
-    with http_front(tmp_path, answer, max_running_requests=2, max_queued_requests=4) as front:
+    """Its share is three quarters, and all of it while no other client is connected, unless one was set."""
+    queue = {"max_running_requests": 2, "max_queued_requests": 4, "max_queued_requests_per_client": share}
+    with http_front(tmp_path, answer, **queue) as front:
         front.ring.set_state("detokenizer", "ready", num_clients=num_clients)
         waiting = [front.open_raw("/v1/completions", prompt="silence", n=n) for n in (2, 2, num_left)]
         wait_requests(front, "silence", 3)
@@ -297,8 +298,11 @@ def test_a_server_that_has_its_share_of_the_queue_refuses_by_itself(
 
 
 @pytest.mark.parametrize("body", [{"n": 7}, {"n": 2, "prompt": ["x"] * 4, "stream": True}])
-def test_what_can_never_have_room_is_refused_for_good(tmp_path: Path, body: dict[str, Any]) -> None:
-    with http_front(tmp_path, answer, max_running_requests=2, max_queued_requests=4) as front:
+@pytest.mark.parametrize("queue", [{"max_queued_requests": 4}, {"max_queued_requests_per_client": 4}])
+def test_what_can_never_have_room_is_refused_for_good(
+    tmp_path: Path, queue: dict[str, int], body: dict[str, Any]
+) -> None:
+    with http_front(tmp_path, answer, max_running_requests=2, **queue) as front:
         refused = front.complete(**body)
         assert refused.status_code == 400
         message = refused.json()["error"]["message"]

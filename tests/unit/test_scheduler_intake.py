@@ -154,12 +154,20 @@ def test_a_client_may_be_allowed_the_whole_queue() -> None:
 
 
 def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects() -> None:
-    connected = [1]
+    connected, num_looks = [1], 0
+
+    def is_alone() -> bool:
+        nonlocal num_looks
+        num_looks += 1
+        return len(connected) == 1
+
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        share = ClientShare(76, 100, has_several=lambda: len(connected) > 1)
+        share = ClientShare(76, 100, is_lifted=is_alone)
         intake._limits = dataclasses.replace(intake._limits, client_share=share)
-        assert num_taken_in(system, 1, range(90)) == 90
+        assert num_taken_in(system, 1, range(76)) == 76
+        assert not num_looks, "at the status page while the share is not used up"
+        assert num_taken_in(system, 1, range(76, 90)) == 14
         connected.append(2)
         assert num_taken_in(system, 1, range(90, 100)) == 0
         assert num_taken_in(system, 2, range(1)) == 1

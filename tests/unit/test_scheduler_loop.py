@@ -15,8 +15,10 @@ from runtime.messages import ControlRequest
 from runtime.plan import WorkerReady
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.main import Heartbeat, build_scheduler
+from scheduler_proc.policy.base import SchedulePolicy
 from scheduler_proc.policy.longest_prefix import LongestPrefix
 from scheduler_proc.prefill_adder import PrefillTotals
+from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.step_log import StepLog
 from tests.fakes import FakeExecutor, RecordingOutbox
 from tests.sim_system import System
@@ -113,11 +115,14 @@ def test_a_fast_model_writes_one_decode_line_a_second(caplog: pytest.LogCaptureF
     assert all("(token/s): 40.0," in line for line in lines[1:])
 
 
-def build(**changes: object) -> tuple[object, object]:
+def build(**changes: object) -> tuple[Scheduler, SchedulePolicy]:
+    """With one client connected, who has no other beside him."""
     config = msgspec.structs.replace(RuntimeConfig(context_length=2048, model="m"), **changes)
     executor = FakeExecutor(10, 4, 3, 40)
     executor.close()
-    scheduler = build_scheduler(config, frozenset({2}), executor, LIMITS, [RecordingOutbox()])
+    scheduler = build_scheduler(
+        config, frozenset({2}), executor, LIMITS, [RecordingOutbox()], is_client_alone=lambda: True
+    )
     return scheduler, scheduler.builder._admission.policy
 
 
@@ -135,17 +140,27 @@ def test_no_sequence_may_outgrow_the_pool_the_worker_or_the_context() -> None:
 def test_settings_choose_policy_and_cache() -> None:
     scheduler, policy = build(schedule_policy="lpm", disable_radix_cache=True)
     assert isinstance(policy, LongestPrefix)
-    assert not scheduler.kv.cache.shares  # type: ignore[attr-defined]
+    assert not scheduler.kv.cache.shares
 
 
 def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> None:
     scheduler, _ = build(max_running_requests=3, max_queued_requests=5, gather_context_logits=True)
-    limits = scheduler.intake._limits  # type: ignore[attr-defined]
+    limits = scheduler.intake._limits
     assert limits.max_live == LIMITS.max_rows + 5
     share = limits.client_share
+    assert share is not None
     assert (share.max_of_client, share.max_live) == (LIMITS.max_rows + 4, limits.max_live)
+    assert not share.is_used_up(limits.max_live - 1, limits.max_live - 1)
     assert (limits.gather_context_logits, limits.gather_generation_logits) == (True, False)
     assert limits.max_logits_bytes == RuntimeConfig().max_logits_bytes
+
+
+def test_a_share_that_was_set_is_a_lone_clients_too() -> None:
+    scheduler, _ = build(max_queued_requests=5, max_queued_requests_per_client=2)
+    share = scheduler.intake._limits.client_share
+    assert share is not None
+    most = LIMITS.max_rows + 2
+    assert [share.is_used_up(number, number) for number in (most - 1, most)] == [False, True]
 
 
 def test_an_unknown_policy_ends_the_start() -> None:
