@@ -18,7 +18,7 @@ import msgspec
 import torch
 
 from model_worker.device import Device, Ticket
-from model_worker.device.cuda import has_fp8
+from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.device_memory import TRIAL_TOKENS, free_beside_graphs, make_kv_pool
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.embedding_runner import EmbeddingRunner
@@ -236,5 +236,5 @@ def _kv_dtype(config: RuntimeConfig) -> torch.dtype:
         dtype: torch.dtype = getattr(torch, config.dtype)
         return dtype
     if not has_fp8():
-        raise ConfigError("kv_cache_dtype: fp8_e4m3 needs a GPU of compute capability 8.9 (Ada) or later")
+        raise ConfigError(f"kv_cache_dtype: fp8_e4m3 needs {FP8_NEEDS}")
     return torch.float8_e4m3fn

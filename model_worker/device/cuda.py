@@ -16,8 +16,8 @@ T = TypeVar("T")
 
 # bf16 in the matrix units, and asynchronous copies into shared memory: Ampere and later.
 MIN_CAPABILITY = (8, 0)
-# float8: Ada and later.
 FP8_CAPABILITY = (8, 9)
+FP8_NEEDS = "a GPU of compute capability 8.9 (Ada) or later"
 
 
 def has_fp8() -> bool:

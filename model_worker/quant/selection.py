@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from model_worker.device.cuda import has_fp8
+from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.fp8 import Fp8
 from model_worker.quant.int8 import Int8
@@ -26,19 +26,20 @@ def select_quant_method(
     requested: str, checkpoint: CheckpointQuantization | None, device: str
 ) -> QuantMethod:
     """requested: --quantization. What the method does not load as it is, the loader dequantises."""
-    as_stored = None
-    if checkpoint is not None and not checkpoint.block and (device != "cuda" or has_fp8()):
-        as_stored = AS_STORED.get((checkpoint.dtype, device))
-    if requested == "auto":
-        method = as_stored or UNQUANTIZED
+    method = UNQUANTIZED if requested == "auto" else AT_LOAD[requested]
+    if checkpoint is None:
+        return method
+    if requested not in ("auto", checkpoint.dtype):
+        reason = f"{requested} was asked for"
+    elif checkpoint.block:
+        reason = "nothing computes with a scale for each block"
+    elif (as_stored := AS_STORED.get((checkpoint.dtype, device))) is None:
+        reason = f"on this device ({device}) nothing computes with them"
+    elif checkpoint.dtype == "float8_e4m3fn" and not has_fp8():
+        reason = f"to compute with them takes {FP8_NEEDS}"
     else:
-        is_stored = checkpoint is not None and checkpoint.dtype == requested
-        method = (as_stored if is_stored else None) or AT_LOAD[requested]
-    if checkpoint is not None and method.stored is None:
-        logger.info(
-            "the checkpoint's %s weights are dequantised as they are loaded: on this device (%s) nothing "
-            "computes with them",
-            checkpoint.dtype,
-            device,
-        )
+        return as_stored
+    logger.info(
+        "the checkpoint's %s weights are dequantised as they are loaded: %s", checkpoint.dtype, reason
+    )
     return method

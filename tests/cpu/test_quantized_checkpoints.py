@@ -25,6 +25,7 @@ from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.config import DEMO_MODEL
 from runtime.errors import ModelError
 from runtime.model_config import ModelConfig
+from runtime.quantization import CheckpointQuantization
 from tests.cpu.native import needs_compiler
 from tests.cpu.paged_forward import PagedForward
 from tests.cpu.rank_threads import on_ranks
@@ -206,10 +207,35 @@ def test_an_int8_checkpoint_is_near_its_dequantised_weights_on_any_number_of_ran
     assert (leader - expected).norm() < bound
 
 
+@pytest.mark.parametrize(
+    ("requested", "device", "block", "reason"),
+    [
+        ("auto", "cuda", None, "to compute with them takes a GPU of compute capability 8.9 (Ada) or later"),
+        ("auto", "cpu", None, "on this device (cpu) nothing computes with them"),
+        ("auto", "cuda", (128, 128), "nothing computes with a scale for each block"),
+        ("int8", "cuda", None, "int8 was asked for"),
+    ],
+)
+def test_the_log_says_why_weights_are_dequantised(
+    requested: str,
+    device: str,
+    block: tuple[int, int] | None,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """On a GPU before Ada, where `device` is one."""
+    monkeypatch.setattr("model_worker.quant.selection.has_fp8", lambda: False)
+    with caplog.at_level("INFO"):
+        method = select_quant_method(requested, CheckpointQuantization("float8_e4m3fn", block), device)
+    assert method.stored is None
+    assert caplog.messages == [
+        f"the checkpoint's float8_e4m3fn weights are dequantised as they are loaded: {reason}"
+    ]
+
+
 def test_the_method_follows_setting_checkpoint_and_device(monkeypatch: pytest.MonkeyPatch) -> None:
     def stored(requested: str, dtype: Any, device: str, block: Any = None) -> str:
-        from runtime.quantization import CheckpointQuantization
-
         checkpoint = None if dtype is None else CheckpointQuantization(dtype, block)
         method = select_quant_method(requested, checkpoint, device)
         return f"{type(method).__name__} {method.stored}"
