@@ -119,9 +119,8 @@ def _check_packed_linear(
 def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
     width: int, k: int, with_bias: bool
 ) -> None:
+    """Where the CPU has tiles; where it has none, the gate is an operator of its own."""
     kernels = packing_kernels()
-    if not kernels.gates_linear(k):
-        pytest.skip("this CPU has no AMX, so the gate is an operator of its own")
     weight = _normal(2 * width, k, dtype=torch.bfloat16)
     bias = _normal(2 * width, dtype=torch.bfloat16, seed=1) if with_bias else None
     pack(kernels, weight)
@@ -129,6 +128,9 @@ def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
     rows = _normal(97, k, dtype=torch.bfloat16, seed=2)
     for activation in NATIVE_ACTIVATIONS:
         gated = linear.gated(activation)
+        if not kernels.gates_linear(k):
+            assert gated is None
+            continue
         assert gated is not None
         expected = Activate(kernels, activation, has_up=True)(linear(rows))
         for num_rows in (0, 1, 16, 17, 32, 50, 97):
