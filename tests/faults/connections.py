@@ -83,10 +83,12 @@ class Probe:
             await asyncio.sleep(PROBE_S)
 
     def take_ms(self) -> dict[str, float]:
-        """Median, 99.9th percentile and longest since the last time."""
+        """Median, 99.9th percentile and longest since the last time; nothing without an answer since then."""
         took, self.took_s = sorted(self.took_s), []
         parts = {"p50": 0.5, "p99.9": 0.999, "most": 1.0}
-        return {name: round(1000 * took[int(part * (len(took) - 1))], 1) for name, part in parts.items()}
+        return {
+            name: round(1000 * took[int(part * (len(took) - 1))], 1) for name, part in parts.items() if took
+        }
 
 
 async def run(launch: Launched, num_streams: int, num_idle: int) -> dict[str, Any]:
@@ -150,7 +152,7 @@ async def _reopen(callers: list[Caller]) -> None:
 
 async def _refresh(callers: list[Caller]) -> None:
     groups = [callers[at : at + AT_ONCE] for at in range(0, len(callers), AT_ONCE)]
-    while True:
+    while groups:
         for group in groups:
             await asyncio.gather(*(caller.ask(LIVE) for caller in group))
             await asyncio.sleep(REFRESH_S / len(groups))
