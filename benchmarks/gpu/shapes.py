@@ -16,6 +16,15 @@ _LLAMA: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+_GEMMA: dict[str, Any] = {
+    **_LLAMA,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "rms_norm_eps": 1e-6,
+    "head_dim": 256,
+    "query_pre_attn_scalar": 256,
+    "num_hidden_layers": 26,
+    "tie_word_embeddings": True,
+}
 _QWEN3: dict[str, Any] = {**_LLAMA, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "head_dim": 128}
 SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.1-8b": {
@@ -57,6 +66,34 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 4,
         "tie_word_embeddings": False,
         "vocab_size": 151936,
+    },
+    "gemma-2-2b": {
+        **_GEMMA,
+        "architectures": ["Gemma2ForCausalLM"],
+        "model_type": "gemma2",
+        "rope_theta": 10000.0,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "sliding_window": 4096,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 256000,
+    },
+    "gemma-3-1b": {
+        **_GEMMA,
+        "architectures": ["Gemma3ForCausalLM"],
+        "model_type": "gemma3_text",
+        "rope_theta": 1000000.0,
+        "rope_local_base_freq": 10000.0,
+        "sliding_window": 512,
+        "sliding_window_pattern": 6,
+        "hidden_size": 1152,
+        "intermediate_size": 6912,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 1,
+        "vocab_size": 262144,
     },
     # Everything that the others have, so small that an interpreter gets through it.
     "tiny": {

@@ -40,11 +40,11 @@ class TritonAttention:
     stays_on_device = True
     """Decodes take their lengths from the device: batch.kv_lens may be more than they are."""
 
-    def __init__(self) -> None:
-        if torch.cuda.is_available():
-            self._num_multiprocessors = torch.cuda.get_device_properties().multi_processor_count
-        else:
-            self._num_multiprocessors = 1  # Triton's interpreter, in tests
+    def __init__(self, num_multiprocessors: int = 0) -> None:
+        """num_multiprocessors: what the keys of few decodes are split for; 0: those of this process's GPU."""
+        if not num_multiprocessors and torch.cuda.is_available():
+            num_multiprocessors = torch.cuda.get_device_properties().multi_processor_count
+        self._num_multiprocessors = num_multiprocessors or 1  # 1: Triton's interpreter, in tests
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Lay out lengths and tiles, once for all layers; at most one copy to the device."""
