@@ -113,11 +113,13 @@ def _of_layers() -> Iterator[Variant]:
         "HALF": 64,
         "BLOCK_HALF": 64,
     }
-    constants["ROTATES"] = True
-    yield Variant("rope and store", rope_kv_store._rotate_and_store, constants, 4)
-    yield Variant("rope and store, fp8", rope_kv_store._rotate_and_store, constants, 4, kinds=FP8_POOLS)
+    for norms in (False, True):
+        constants |= {"NORMS": norms, "ROTATES": True}
+        name = "norm, rope and store" if norms else "rope and store"
+        yield Variant(name, rope_kv_store._turn_and_store, constants, 4)
+        yield Variant(f"{name}, fp8", rope_kv_store._turn_and_store, constants, 4, kinds=FP8_POOLS)
     for adds in (False, True):
-        constants = {"SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
+        constants = {"NUM_HEADS": 1, "SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
         yield Variant("add and norm" if adds else "norm", rms_norm._norm_row, constants, 8)
     for width, warps in ((4096, 4), (14336, 8)):
         constants = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeGuard
 
 from torch import Tensor
 
@@ -40,6 +40,14 @@ def widest_window(windows: Iterable[int | None]) -> int:
     return widest
 
 
+class HeadNorms(NamedTuple):
+    """Norms of each head of the queries and of the keys, as `rms_norm` computes them; weights [head_dim]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
+
+
 class AttentionBackend(Protocol):
     """Causal attention of new tokens over the paged KV pool. One instance serves all layers and steps."""
 
@@ -65,3 +73,30 @@ class AttentionBackend(Protocol):
         Returns: [T, num_heads, head_dim] in that dtype, contiguous.
         """
         ...
+
+
+class NormingBackend(AttentionBackend, Protocol):
+    """A backend that norms heads itself, where it reads them to rotate them anyway."""
+
+    norms_heads: bool
+
+    def forward(
+        self,
+        layer: AttentionLayer,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        batch: ForwardBatch,
+        kv_pool: MHATokenToKVPool,
+        cos_sin: Tensor | None = None,
+        head_norms: HeadNorms | None = None,
+    ) -> Tensor:
+        """See AttentionBackend.forward. First of all the heads of q and k are normed by head_norms; None:
+        they have been, or the model has no such norms.
+        """
+        ...
+
+
+def norms_heads(backend: AttentionBackend) -> TypeGuard[NormingBackend]:
+    """Whether the backend says so; any other is given heads that are normed."""
+    return getattr(backend, "norms_heads", False)

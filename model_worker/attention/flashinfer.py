@@ -1,4 +1,4 @@
-"""Attention by the FlashInfer library's paged kernels, where it is installed; rope and KV store are Triton's.
+"""Attention by the FlashInfer library's paged kernels, where it is installed; what comes before is Triton's.
 
     prepare                  the batch's pages, as the library lists them
     first layer of a kind    plan: who computes what, decided on the host for the lengths of this step
@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionLayer, HeadNorms
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kv_pool import MHATokenToKVPool
@@ -89,6 +89,8 @@ class _Planned:
 class FlashInferAttention:
     """AttentionBackend for float16 and bfloat16 with heads of 64, 128 or 256, on one NVIDIA GPU."""
 
+    norms_heads = True
+
     def __init__(self) -> None:
         self._workspace: Tensor | None = None
         self._plans: defaultdict[_Kind, list[_Planned]] = defaultdict(list)
@@ -117,12 +119,13 @@ class FlashInferAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
         cos_sin: Tensor | None = None,
+        head_norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See AttentionBackend.forward. Rotates q in place."""
+        """See NormingBackend.forward. Norms and rotates q in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
-        rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots)
+        rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots, head_norms)
         kind = _Kind(
             layer.num_heads,
             layer.num_kv_heads,

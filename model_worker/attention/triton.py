@@ -1,8 +1,8 @@
 """Attention by the Triton kernels, straight from the pages: the CUDA path.
 
-    rotate q and k, store k and v      one launch
-    decodes                            split over the keys, then merged
-    chunks of prompts                  tiles of new tokens
+    norm and rotate q and k, store k and v    one launch
+    decodes                                   split over the keys, then merged
+    chunks of prompts                         tiles of new tokens
 
 A step of decodes alone needs nothing from the host that the forward does not have on the device already.
 """
@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionLayer, HeadNorms
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import BLOCK_M, extend_attention
@@ -39,6 +39,7 @@ class TritonAttention:
 
     stays_on_device = True
     """Decodes take their lengths from the device: batch.kv_lens may be more than they are."""
+    norms_heads = True
 
     def __init__(self, num_multiprocessors: int = 0) -> None:
         """num_multiprocessors: what the keys of few decodes are split for; 0: those of this process's GPU."""
@@ -76,12 +77,13 @@ class TritonAttention:
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
         cos_sin: Tensor | None = None,
+        head_norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See AttentionBackend.forward. Rotates q in place."""
+        """See NormingBackend.forward. Norms and rotates q in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
-        rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots)
+        rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots, head_norms)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes = batch.num_decodes
         decode_attention(

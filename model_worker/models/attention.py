@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from model_worker.attention.base import AttentionBackend, AttentionLayer
+from model_worker.attention.base import AttentionBackend, AttentionLayer, HeadNorms, norms_heads
 from model_worker.distributed.cut import Cut
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kv_pool import MHATokenToKVPool
@@ -47,6 +47,10 @@ class SelfAttention(nn.Module):
         self.q_norm = self._head_norm(parts, queries)
         self.k_norm = self._head_norm(parts, keys)
         self._norms_projections = spec.qk_norm == "projection"
+        self._head_norms: HeadNorms | None = None
+        """What a backend can compute itself."""
+        if spec.qk_norm == "head" and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
+            self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps)
 
     def _head_norm(self, parts: Parts, features: Cut) -> RMSNorm | LayerNorm | None:
         if not parts.config.qk_norm:
@@ -77,9 +81,12 @@ class SelfAttention(nn.Module):
             q, k = self._normed(q, k)
         heads = (-1, self.layer.head_dim)
         q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
-        if not self._norms_projections:
-            q, k = self._normed(q, k)
-        attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin)
+        if self._head_norms is not None and norms_heads(backend):
+            attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin, self._head_norms)
+        else:
+            if not self._norms_projections:
+                q, k = self._normed(q, k)
+            attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin)
         projected: Tensor = self.o_proj(attended.flatten(1))
         return projected
 

@@ -1,4 +1,4 @@
-"""Rotate a layer's queries and keys and put keys and values into their KV slots, in one launch.
+"""Norm and rotate a layer's queries and keys and put keys and values into their KV slots, in one launch.
 
 grid   token
 """
@@ -9,6 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.attention.base import HeadNorms
+
 
 def rope_and_store_kv(
     q: Tensor,
@@ -18,23 +20,28 @@ def rope_and_store_kv(
     k_pool: Tensor,
     v_pool: Tensor,
     slots: Tensor,
+    norms: HeadNorms | None = None,
 ) -> None:
-    """Rotate q in place by cos_sin; store the rotated k, and v, at slots. None: neither is rotated.
+    """Norm the heads of q and k as `rms_norm` does, rotate them as `apply_rope` does, q in place; store k,
+    and v as it is, at slots. Without norms, or cos_sin, that step is left out.
 
     q [T, num_heads, D], k and v [T, num_kv_heads, D], of any row stride, the last two dimensions contiguous;
     cos_sin [T, D] float32 as `rope_cos_sin` makes it; slots [T] int64; pools [num_slots, num_kv_heads, D] of
-    the same dtype, or float8_e4m3fn, where what is beyond 448 is stored as 448.
+    the same dtype, or float8_e4m3fn, where what is beyond 448 is stored as 448; the norms' weights [D].
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     if num_tokens == 0:
         return
+    q_weight, k_weight, eps = (q, q, 0.0) if norms is None else norms
     half = head_dim // 2
-    _rotate_and_store[(num_tokens,)](
+    _turn_and_store[(num_tokens,)](
         q,
         k,
         v,
         cos_sin if cos_sin is not None else q,
+        q_weight,
+        k_weight,
         k_pool,
         v_pool,
         slots,
@@ -42,23 +49,27 @@ def rope_and_store_kv(
         k.stride(0),
         v.stride(0),
         k_pool.stride(0),
+        eps,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_H=triton.next_power_of_2(num_heads),
         BLOCK_KV=triton.next_power_of_2(num_kv_heads),
         HALF=half,
         BLOCK_HALF=triton.next_power_of_2(half),
+        NORMS=norms is not None,
         ROTATES=cos_sin is not None,
         num_warps=4,
     )
 
 
 @triton.jit
-def _rotate_and_store(
+def _turn_and_store(
     q,
     k,
     v,
     cos_sin,
+    q_weight,
+    k_weight,
     k_pool,
     v_pool,
     slots,
@@ -66,43 +77,77 @@ def _rotate_and_store(
     k_stride,
     v_stride,
     slot_stride,
+    eps,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_KV: tl.constexpr,
     HALF: tl.constexpr,
     BLOCK_HALF: tl.constexpr,
+    NORMS: tl.constexpr,
     ROTATES: tl.constexpr,
 ):
     t = tl.program_id(0).to(tl.int64)
-    slot = tl.load(slots + t)
-    d = tl.arange(0, BLOCK_HALF)
+    at_slot = tl.load(slots + t) * slot_stride
+    angles = cos_sin + t * (2 * HALF)
+    d = tl.arange(0, BLOCK_HALF)[None, :]
     h = tl.arange(0, BLOCK_H)[:, None]
     kv_h = tl.arange(0, BLOCK_KV)[:, None]
-    kv_left = kv_h * (2 * HALF) + d[None, :]
-    kv_inside = (kv_h < NUM_KV_HEADS) & (d[None, :] < HALF)
-    k_left = tl.load(k + t * k_stride + kv_left, mask=kv_inside, other=0.0)
-    k_right = tl.load(k + t * k_stride + kv_left + HALF, mask=kv_inside, other=0.0)
-    if ROTATES:
-        cos = tl.load(cos_sin + t * (2 * HALF) + d, mask=d < HALF, other=0.0)[None, :]
-        sin = tl.load(cos_sin + t * (2 * HALF) + HALF + d, mask=d < HALF, other=0.0)[None, :]
-        left = h * (2 * HALF) + d[None, :]
-        inside = (h < NUM_HEADS) & (d[None, :] < HALF)
-        q_left = tl.load(q + t * q_stride + left, mask=inside, other=0.0).to(tl.float32)
-        q_right = tl.load(q + t * q_stride + left + HALF, mask=inside, other=0.0).to(tl.float32)
+    is_q, is_kv = (h < NUM_HEADS) & (d < HALF), (kv_h < NUM_KV_HEADS) & (d < HALF)
+    in_q, in_kv = h * (2 * HALF) + d, kv_h * (2 * HALF) + d  # of left halves
+    # All loads come before the first store: none can be moved before a store to what may be the same memory.
+    if NORMS or ROTATES:
+        q += t * q_stride
+        q_left = tl.load(q + in_q, mask=is_q, other=0.0)
+        q_right = tl.load(q + in_q + HALF, mask=is_q, other=0.0)
+    k += t * k_stride
+    k_left = tl.load(k + in_kv, mask=is_kv, other=0.0)
+    k_right = tl.load(k + in_kv + HALF, mask=is_kv, other=0.0)
+    v += t * v_stride
+    v_left = tl.load(v + in_kv, mask=is_kv, other=0.0)
+    v_right = tl.load(v + in_kv + HALF, mask=is_kv, other=0.0)
+    if NORMS or ROTATES:
+        q_left, q_right = _turned(q_left, q_right, q_weight, angles, eps, HALF, BLOCK_HALF, NORMS, ROTATES)
+        k_left, k_right = _turned(k_left, k_right, k_weight, angles, eps, HALF, BLOCK_HALF, NORMS, ROTATES)
         dtype = q.dtype.element_ty
-        tl.store(q + t * q_stride + left, (q_left * cos - q_right * sin).to(dtype), mask=inside)
-        tl.store(q + t * q_stride + left + HALF, (q_right * cos + q_left * sin).to(dtype), mask=inside)
-        wide_left, wide_right = k_left.to(tl.float32), k_right.to(tl.float32)
-        k_left = wide_left * cos - wide_right * sin
-        k_right = wide_right * cos + wide_left * sin
+        tl.store(q + in_q, q_left.to(dtype), mask=is_q)
+        tl.store(q + in_q + HALF, q_right.to(dtype), mask=is_q)
     kept = k_pool.dtype.element_ty
-    tl.store(k_pool + slot * slot_stride + kv_left, _as_kept(k_left, kept), mask=kv_inside)
-    tl.store(k_pool + slot * slot_stride + kv_left + HALF, _as_kept(k_right, kept), mask=kv_inside)
-    v_left = tl.load(v + t * v_stride + kv_left, mask=kv_inside, other=0.0)
-    v_right = tl.load(v + t * v_stride + kv_left + HALF, mask=kv_inside, other=0.0)
-    tl.store(v_pool + slot * slot_stride + kv_left, _as_kept(v_left, kept), mask=kv_inside)
-    tl.store(v_pool + slot * slot_stride + kv_left + HALF, _as_kept(v_right, kept), mask=kv_inside)
+    k_pool += at_slot
+    tl.store(k_pool + in_kv, _as_kept(k_left, kept), mask=is_kv)
+    tl.store(k_pool + in_kv + HALF, _as_kept(k_right, kept), mask=is_kv)
+    v_pool += at_slot
+    tl.store(v_pool + in_kv, _as_kept(v_left, kept), mask=is_kv)
+    tl.store(v_pool + in_kv + HALF, _as_kept(v_right, kept), mask=is_kv)
+
+
+@triton.jit
+def _turned(
+    left, right, weight, angles, eps, HALF: tl.constexpr, BLOCK_HALF: tl.constexpr, NORMS: tl.constexpr,
+    ROTATES: tl.constexpr,
+):  # fmt: skip
+    """The halves [heads, BLOCK_HALF] of heads, normed and rotated, in float32."""
+    dtype = left.dtype
+    d = tl.arange(0, BLOCK_HALF)
+    left, right = left.to(tl.float32), right.to(tl.float32)
+    if NORMS:
+        scale = 1.0 / tl.sqrt(tl.sum(left * left + right * right, 1) / (2 * HALF) + eps)
+        left = _weighted(left * scale[:, None], weight + d, d < HALF, dtype)
+        right = _weighted(right * scale[:, None], weight + HALF + d, d < HALF, dtype)
+    if ROTATES:
+        cos = tl.load(angles + d, mask=d < HALF, other=0.0)[None, :]
+        sin = tl.load(angles + HALF + d, mask=d < HALF, other=0.0)[None, :]
+        left, right = left * cos - right * sin, right * cos + left * sin
+    return left, right
+
+
+@triton.jit
+def _weighted(normed, weight, inside, dtype: tl.constexpr):
+    """Rounded where `rms_norm` rounds."""
+    w = tl.load(weight, mask=inside, other=0.0)
+    if w.dtype != tl.float32:
+        normed = normed.to(dtype).to(tl.float32)
+    return (w.to(tl.float32)[None, :] * normed).to(dtype).to(tl.float32)
 
 
 @triton.jit

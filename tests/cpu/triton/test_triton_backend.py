@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, Gemma2Config, MistralConfig, PreTrainedConfig
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    Gemma3TextConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen3Config,
+)
 
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.attention.triton import TritonAttention
@@ -31,6 +38,8 @@ _CONFIGS: dict[str, PreTrainedConfig] = {
     "plain": MistralConfig(**_TINY, sliding_window=None),
     "window": MistralConfig(**_TINY, sliding_window=9),
     "soft_cap": Gemma2Config(**_TINY, sliding_window=9, query_pre_attn_scalar=4, attn_logit_softcapping=3.0),
+    "norms": Qwen3Config(**_TINY),
+    "wide_norms": Gemma3TextConfig(**_TINY, sliding_window=9, query_pre_attn_scalar=4),
 }
 
 
@@ -38,7 +47,11 @@ _CONFIGS: dict[str, PreTrainedConfig] = {
 def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> CausalLM:
     torch.manual_seed(3)
     path: Path = tmp_path_factory.mktemp("model")
-    AutoModelForCausalLM.from_config(_CONFIGS[request.param]).float().save_pretrained(path)
+    reference = AutoModelForCausalLM.from_config(_CONFIGS[request.param]).float()
+    for name, weight in reference.named_parameters():
+        if name.endswith(("q_norm.weight", "k_norm.weight")):
+            weight.data.uniform_(0.5, 2.0)
+    reference.save_pretrained(path)
     return load_model(path, ModelConfig.from_path(path), torch.float32, "cpu")
 
 

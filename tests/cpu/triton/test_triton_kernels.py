@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.launches import count_launches
+from model_worker.attention.base import HeadNorms
 from model_worker.kernels import decode_inputs as inputs_reference
 from model_worker.kernels import fp8_rows as fp8_rows_reference
 from model_worker.kernels import rms_norm as norm_reference
@@ -36,6 +38,16 @@ def test_rms_norm(shape: tuple[int, ...], dtype: torch.dtype) -> None:
     assert_close(rms_norm(x, weight, 1e-5), norm_reference.rms_norm(x, weight, 1e-5))
 
 
+def test_norms_of_strided_heads_copy_none() -> None:
+    qkv = normal(3, 7, 10, dtype=torch.float32)
+    weight = normal(10, dtype=torch.float32, seed=1)
+    for heads in (qkv[:, 2:5], qkv[:, ::2], qkv.transpose(0, 1)):
+        assert_close(rms_norm(heads, weight, 1e-5), norm_reference.rms_norm(heads, weight, 1e-5))
+        with count_launches() as counts:
+            rms_norm(heads, weight, 1e-5)
+        assert counts.names == ["_norm_row"]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 8), (3, 96), (5, 33), (0, 8)])
 def test_fused_add_rms_norm_changes_the_residual_and_returns_its_norm(
@@ -59,8 +71,9 @@ def test_silu_and_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(4, 2, 16), (3, 1, 24), (6, 6, 8)])
 @pytest.mark.parametrize("rotates", [True, False])
-def test_rope_and_store_kv_reads_strided_heads_and_writes_scattered_slots(
-    heads: int, kv_heads: int, head_dim: int, rotates: bool, dtype: torch.dtype
+@pytest.mark.parametrize("norms", [None, "narrow", "wide"])
+def test_heads_are_normed_and_rotated_and_written_to_scattered_slots(
+    heads: int, kv_heads: int, head_dim: int, rotates: bool, norms: str | None, dtype: torch.dtype
 ) -> None:
     tokens = 5
     qkv = normal(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype)
@@ -69,8 +82,15 @@ def test_rope_and_store_kv_reads_strided_heads_and_writes_scattered_slots(
     cos_sin = rope_cos_sin(torch.tensor([7, 0, 3, 100, 1]), inverse) if rotates else None
     slots = torch.tensor([9, 2, 11, 3, 0])
     pools = torch.zeros(2, 12, kv_heads, head_dim, dtype=dtype)
-    expected_q, expected_k = (q.clone(), k.clone()) if cos_sin is None else apply_rope(q, k, cos_sin)
-    rope_and_store_kv(q, k, v, cos_sin, pools[0], pools[1], slots)
+    expected_q, expected_k, head_norms = q.clone(), k.clone(), None
+    if norms is not None:
+        kept = torch.float32 if norms == "wide" else dtype
+        head_norms = HeadNorms(*(normal(head_dim, dtype=kept, seed=seed) for seed in (1, 2)), 1e-3)
+        expected_q = norm_reference.rms_norm(q, head_norms.q_weight, 1e-3)
+        expected_k = norm_reference.rms_norm(k, head_norms.k_weight, 1e-3)
+    if cos_sin is not None:
+        expected_q, expected_k = apply_rope(expected_q, expected_k, cos_sin)
+    rope_and_store_kv(q, k, v, cos_sin, pools[0], pools[1], slots, head_norms)
     assert_close(q, expected_q)
     assert_close(pools[0][slots], expected_k)
     assert torch.equal(pools[1][slots], v)
