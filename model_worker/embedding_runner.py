@@ -27,8 +27,7 @@ class EmbeddingRunner(ModelRunner):
         """Apply the plan and compute its tokens."""
         batch, _ = self.apply(plan)
         if self._pooler.needs_every_token:
-            every = torch.arange(len(batch.positions), device=batch.positions.device)
-            batch = replace(batch, output_indices=every)
+            batch = replace(batch, output_indices=None)
         self._backend.prepare(batch)
         hidden = self._model(batch, self.kv_pool, self._backend)
         complete, _ = sampled_positions(plan)

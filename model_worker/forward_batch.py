@@ -24,7 +24,8 @@ class ForwardBatch:
     page_table: Tensor  # [max_rows, max_pages] int32, the device table, addressed by row
     page_size: int  # tokens
     num_decodes: int  # the first num_decodes sequences have exactly one new token
-    output_indices: Tensor  # [W] int64, the tokens whose final hidden states are wanted; W may be 0
+    output_indices: Tensor | None  # [W] int64, whose final hidden states are wanted; W may be 0; None: all
+    decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
     attn_metadata: object | None = None  # set and read by the attention backend alone
 
     @property

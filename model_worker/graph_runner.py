@@ -30,7 +30,7 @@ from model_worker.attention.base import AttentionBackend
 from model_worker.device.base import Device, Graph
 from model_worker.forward_batch import ForwardBatch
 from model_worker.future_map import FutureMap
-from model_worker.kernels.decode_inputs import resolve_decodes, write_pages
+from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.kv_pool import DUMMY_PAGE, MHATokenToKVPool
 from model_worker.req_to_token_pool import ReqToTokenPool
 from model_worker.sampling.columns import SampleRows
@@ -110,7 +110,6 @@ class GraphRunner:
         self._block = torch.zeros(NUM_COLUMNS * largest, dtype=torch.int64, device=at)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=at)  # of the tokens to be sampled
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=at)
-        self._every = torch.arange(largest, device=at)
         num_logits = 0 if state.sampler is None else largest
         self._logits = torch.empty((num_logits, vocab_size), dtype=torch.float32, device=at)
         self._recorded: dict[int, _Recorded] = {}
@@ -215,9 +214,9 @@ class GraphRunner:
         """From the block to the logits; what graph 1 records."""
         ids, starts, rows, entries, pages = (self._column(i, size) for i in range(NUM_COLUMNS))
         table, kv_pool = self._state.table, self._state.kv_pool
-        write_pages(table.page_table, entries, pages)
-        slots = resolve_decodes(
-            ids, rows, starts, self._state.future.last_token, table.page_table, table.page_size
+        lens, last_token = self._positions[:size], self._state.future.last_token
+        slots = lay_out_decodes(
+            ids, rows, starts, entries, pages, last_token, table.page_table, table.page_size, lens=lens
         )
         batch = ForwardBatch(
             input_ids=ids,
@@ -231,12 +230,12 @@ class GraphRunner:
             page_table=table.page_table,
             page_size=table.page_size,
             num_decodes=size,
-            output_indices=self._every[:size],
+            output_indices=None,
+            decode_lens=lens,
         )
         self._backend.prepare(batch)
         hidden = self._model(batch, kv_pool, self._backend)
         self._model.compute_logits(hidden, out=self._logits[:size])
-        torch.add(starts, 1, out=self._positions[:size])
 
     def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
         """From the logits to the tokens; what graph 2 records."""

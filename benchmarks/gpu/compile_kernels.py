@@ -34,6 +34,7 @@ from model_worker.kernels.triton import (
     fp8_rows,
     logit_edits,
     rms_norm,
+    rope,
     rope_kv_store,
     silu_and_mul,
     top_logprobs,
@@ -160,12 +161,13 @@ def _of_a_step() -> Iterator[Variant]:
         name = "draw: best in block" + (", truncated" if truncates else "")
         yield Variant(name, draw._best_in_block, {**block, "TRUNCATES": truncates}, 4, 3, kinds)
     yield Variant("draw: best of blocks", draw._best_of_blocks, {"BLOCK": 128}, 1, 3, kinds)
-    kinds = dict.fromkeys(("input_ids", "positions", "last_token", "entries", "pages"), "*i64")
-    kinds["n"] = "i32"
-    block = {"BLOCK": decode_inputs.BLOCK}
-    yield Variant("write pages", decode_inputs._write_pages, block, 4, 3, kinds)
-    block["PAGE_SIZE"] = 16
-    yield Variant("resolve decodes", decode_inputs._resolve_decodes, block, 4, 3, kinds)
+    kinds = dict.fromkeys(("input_ids", "positions", "last_token", "entries", "pages", "lens"), "*i64")
+    kinds |= {"n": "i32", "num_entries": "i32"}
+    block = {"BLOCK": decode_inputs.BLOCK, "PAGE_SIZE": 16}
+    yield Variant("lay out decodes", decode_inputs._lay_out, block, 4, 3, kinds)
+    kinds = dict.fromkeys(("inv_freq", "amplitude", "out"), "*fp32") | {"positions": "*i64"}
+    constants = {"HALF": 64, "BLOCK": 64, "SCALES": True}
+    yield Variant("rope: cosines and sines", rope._cos_sin, constants, 2, 3, kinds)
 
 
 def _of_sampling() -> Iterator[Variant]:

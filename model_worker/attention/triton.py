@@ -51,7 +51,9 @@ class TritonAttention:
         """Lay out lengths and tiles, once for all layers; at most one copy to the device."""
         num_decodes = batch.num_decodes
         # A decode is the last token of its sequence.
-        decode_lens = batch.positions[:num_decodes] + 1
+        decode_lens = batch.decode_lens
+        if decode_lens is None:
+            decode_lens = batch.positions[:num_decodes] + 1
         max_decode_len = max(batch.kv_lens[:num_decodes], default=0)
         if num_decodes == batch.batch_size:
             batch.attn_metadata = _Step(decode_lens, max_decode_len)

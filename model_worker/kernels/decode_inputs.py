@@ -1,44 +1,38 @@
-"""What a step of decodes needs before its forward, from integers that are on the device already.
-
-write_pages        the page table's new entries
-resolve_decodes    last tokens for the ids that only the device knows; the slots the new keys go to
-"""
+"""What a step of decodes needs before its forward, from integers that are on the device already."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-# Triton is imported where a GPU is used, and only there: a CPU needs none.
 
-
-def write_pages(page_table: Tensor, entries: Tensor, pages: Tensor) -> None:
-    """page_table.flatten()[entries[i]] = pages[i], in place; page_table int32 contiguous, entries and pages
-    [n] int64. An entry that comes twice has the same page both times.
-    """
-    if page_table.is_cuda:
-        from model_worker.kernels.triton import decode_inputs as triton_kernels
-
-        triton_kernels.write_pages(page_table, entries, pages)
-        return
-    page_table.view(-1)[entries] = pages.int()
-
-
-def resolve_decodes(
+def lay_out_decodes(
     input_ids: Tensor,
     rows: Tensor,
     positions: Tensor,
+    entries: Tensor,
+    pages: Tensor,
     last_token: Tensor,
     page_table: Tensor,
     page_size: int,
+    *,
+    lens: Tensor,
 ) -> Tensor:
-    """Replace negative input_ids [n] by the last tokens of their rows, in place; returns KV slots [n].
+    """Write the page table's new entries; replace negative input_ids [n] by the last tokens of their rows; in
+    lens [n] positions + 1, a row's tokens with its new one. Returns the KV slots [n] of the new tokens.
 
-    Token i goes to position positions[i] of row rows[i]; all int64, page_table int32 contiguous.
+    Token i goes to position positions[i] of row rows[i]; page_table.flatten()[entries[j]] = pages[j] for all
+    j of [m]. All int64, but page_table, int32 contiguous. An entry that comes twice has the same page both
+    times.
     """
     if input_ids.is_cuda:
+        # Imported where a GPU is used, and only there: a CPU needs no triton.
         from model_worker.kernels.triton import decode_inputs as triton_kernels
 
-        return triton_kernels.resolve_decodes(input_ids, rows, positions, last_token, page_table, page_size)
+        return triton_kernels.lay_out_decodes(
+            input_ids, rows, positions, entries, pages, last_token, page_table, page_size, lens=lens
+        )
+    page_table.view(-1)[entries] = pages.int()
     input_ids.copy_(torch.where(input_ids < 0, last_token[rows], input_ids))
+    torch.add(positions, 1, out=lens)
     return page_table[rows, positions // page_size].long() * page_size + positions % page_size

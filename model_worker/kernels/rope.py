@@ -6,10 +6,18 @@ import torch
 from torch import Tensor
 
 
-def rope_cos_sin(positions: Tensor, inv_freq: Tensor) -> Tensor:
-    """positions [T] int64, inv_freq [D / 2] float32 -> [T, D] float32: D / 2 cosines, then D / 2 sines."""
+def rope_cos_sin(positions: Tensor, inv_freq: Tensor, amplitude: Tensor | None = None) -> Tensor:
+    """positions [T] int64, inv_freq [D / 2] or of each token [T, D / 2] -> [T, D]: D / 2 cosines, then D / 2
+    sines, both times amplitude [D] if there is one. All float32, the angles too.
+    """
+    if positions.is_cuda:
+        # Imported where a GPU is used, and only there: a CPU needs no triton.
+        from model_worker.kernels.triton import rope as triton_kernels
+
+        return triton_kernels.rope_cos_sin(positions, inv_freq, amplitude)
     angles = positions.to(inv_freq.dtype).unsqueeze(1) * inv_freq
-    return torch.cat((angles.cos(), angles.sin()), dim=-1)
+    cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
+    return cos_sin if amplitude is None else cos_sin * amplitude
 
 
 def apply_rope(q: Tensor, k: Tensor, cos_sin: Tensor) -> tuple[Tensor, Tensor]:

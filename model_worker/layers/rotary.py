@@ -46,8 +46,7 @@ class RotaryEmbedding:
         inv_freq = self._inv_freq
         if self._rope.type == "dynamic":
             inv_freq = self._padded(_dynamic_frequencies(positions, self._rope))
-        cos_sin = rope_cos_sin(positions, inv_freq)
-        return cos_sin if self._amplitude is None else cos_sin * self._amplitude
+        return rope_cos_sin(positions, inv_freq, self._amplitude)
 
     def _padded(self, values: Tensor, still: float = 0.0) -> Tensor:
         """[..., rotary_dim / 2] -> [..., head_dim / 2]."""

@@ -78,7 +78,9 @@ class Decoder(nn.Module):
             update = layer(residual, update, attend)
         assert update is not None, "a model has at least one layer"
         wanted = batch.output_indices
-        return self.norm.add_and_norm(self._take(residual, wanted), self._take(update, wanted))
+        if wanted is not None:
+            residual, update = self._take(residual, wanted), self._take(update, wanted)
+        return self.norm.add_and_norm(residual, update)
 
 
 def _take_rows(table: Tensor, index: Tensor) -> Tensor:
@@ -158,8 +160,9 @@ class CausalLM(nn.Module):
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
         """Compute the batch's tokens, write their KV, return final hidden states [W, hidden_size].
 
-        backend.prepare(batch) must have run. Row w of the result belongs to token batch.output_indices[w]; W
-        may be 0. Call it under torch.inference_mode: no gradient is needed, and each operation gets cheaper.
+        backend.prepare(batch) must have run. Row w of the result belongs to token batch.output_indices[w], or
+        w without these; W may be 0. Call it under torch.inference_mode: no gradient is needed, and each
+        operation gets cheaper.
         """
         hidden: Tensor = self.model(batch, kv_pool, backend)
         return hidden

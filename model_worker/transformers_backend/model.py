@@ -73,7 +73,8 @@ class TransformersModel:
                 use_cache=False,
             )
         hidden: Tensor = output.last_hidden_state[0]
-        return hidden.index_select(0, batch.output_indices)
+        wanted = batch.output_indices
+        return hidden if wanted is None else hidden.index_select(0, wanted)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """See CausalLM.compute_logits."""

@@ -13,7 +13,7 @@ from model_worker.kernels import fp8_rows as fp8_rows_reference
 from model_worker.kernels import rms_norm as norm_reference
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.silu_and_mul import silu_and_mul as silu_and_mul_reference
-from model_worker.kernels.triton import decode_inputs, fp8_rows
+from model_worker.kernels.triton import decode_inputs, fp8_rows, rope
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kernels.triton.silu_and_mul import silu_and_mul
@@ -129,26 +129,52 @@ def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more() -> None:
     assert not pools.float()[:, [0, 3]].any()
 
 
-@pytest.mark.parametrize(("rows", "page_size"), [(0, 16), (1, 1), (5, 16), (130, 3)])
-def test_decode_inputs_write_pages_resolve_ids_and_find_slots(rows: int, page_size: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "num_entries", "page_size"), [(0, 0, 16), (1, 1, 1), (5, 5, 16), (130, 7, 3), (300, 300, 4)]
+)
+def test_decodes_are_laid_out_over_the_new_pages(rows: int, num_entries: int, page_size: int) -> None:
     generator = torch.Generator().manual_seed(rows)
 
     def numbers(high: int) -> Tensor:
         return torch.randint(0, high, (rows,), generator=generator)
 
     pages_of_a_row = 7
-    table = torch.randint(0, 99, (140, pages_of_a_row), generator=generator, dtype=torch.int32)
-    entries = torch.randperm(table.numel(), generator=generator)[:rows]
-    pages, ids = numbers(99), torch.where(numbers(2) > 0, numbers(50), -1)
-    which, positions = torch.randperm(140, generator=generator)[:rows], numbers(pages_of_a_row * page_size)
-    last_token = 100 + torch.arange(140)
-    other_table, other_ids = table.clone(), ids.clone()
-    inputs_reference.write_pages(table, entries, pages)
-    decode_inputs.write_pages(other_table, entries, pages)
-    assert torch.equal(other_table, table)
-    assert table.view(-1)[entries].tolist() == pages.tolist()
-    expected = inputs_reference.resolve_decodes(ids, which, positions, last_token, table, page_size)
-    got = decode_inputs.resolve_decodes(other_ids, which, positions, last_token, table, page_size)
-    assert torch.equal(got, expected)
-    assert torch.equal(other_ids, ids)
-    assert (ids >= 0).all()
+    table = torch.randint(0, 99, (310, pages_of_a_row), generator=generator, dtype=torch.int32)
+    which, positions = torch.randperm(310, generator=generator)[:rows], numbers(pages_of_a_row * page_size)
+    # Those that the tokens go to, of other rows than their own number.
+    entries = (which * pages_of_a_row + positions // page_size).flip(0)[:num_entries]
+    pages, ids = 100 + numbers(99)[:num_entries], torch.where(numbers(2) > 0, numbers(50), -1)
+    last_token = 100 + torch.arange(310)
+    results = []
+    for lay_out in (inputs_reference.lay_out_decodes, decode_inputs.lay_out_decodes):
+        own_ids, own_table, lens = ids.clone(), table.clone(), torch.zeros_like(positions)
+        slots = lay_out(
+            own_ids, which, positions, entries, pages, last_token, own_table, page_size, lens=lens
+        )
+        results.append((own_ids, own_table, lens, slots))
+    for expected, got in zip(*results, strict=True):
+        assert torch.equal(got, expected)
+    own_ids, own_table, lens, slots = results[1]
+    assert own_table.view(-1)[entries].tolist() == pages.tolist()
+    assert (own_ids >= 0).all()
+    assert torch.equal(lens, positions + 1)
+    assert (slots[rows - num_entries :] >= 100 * page_size).all()
+
+
+@pytest.mark.parametrize("half", [64, 12])
+def test_angles_of_a_million_radians_are_right_to_the_last_bit(half: int) -> None:
+    positions = torch.tensor([0, 1, 2, 7, 1000, 103_993, 131_071, 710_000, 999_983, (1 << 20) - 1])
+    inv_freq = 10000.0 ** (-torch.arange(half) / half)
+    angles = (positions.float().unsqueeze(1) * inv_freq).double()
+    expected = torch.cat((angles.cos(), angles.sin()), dim=1)
+    got = rope.rope_cos_sin(positions, inv_freq)
+    assert ((got - expected).abs() <= 1.0001 * 2.0**-24 * expected.abs()).all()
+    torch.testing.assert_close(got, rope_cos_sin(positions, inv_freq), atol=1.2e-7, rtol=0.0)
+
+
+def test_frequencies_of_each_token_and_amplitudes_of_each_dimension() -> None:
+    positions, inv_freq = torch.tensor([3, 40_000, 9]), torch.rand(3, 6)
+    amplitude = 1.0 + torch.rand(12)
+    got = rope.rope_cos_sin(positions, inv_freq, amplitude)
+    assert_close(got, rope_cos_sin(positions, inv_freq, amplitude))
+    assert rope.rope_cos_sin(positions[:0], inv_freq[:0]).shape == (0, 12)
