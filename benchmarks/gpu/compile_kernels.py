@@ -29,6 +29,7 @@ from model_worker.kernels.triton import (
     decode_attention,
     decode_inputs,
     draw,
+    expert_choice,
     experts,
     extend_attention,
     fp8_rows,
@@ -131,8 +132,13 @@ def _of_layers() -> Iterator[Variant]:
 
 def _of_experts() -> Iterator[Variant]:
     """Qwen3-30B-A3B: 128 experts of 768, 8 a token."""
-    kinds = dict.fromkeys(("order", "ends", "tile_ends"), "*i64")
-    kinds["num_experts"] = "i32"
+    kinds = dict.fromkeys(("order", "ends", "tile_ends", "ids"), "*i32")
+    kinds |= {"num_experts": "i32", "num_pairs": "i32"}
+    constants = {"NUM_EXPERTS": 128, "PER_TOKEN": 8, "RENORMALIZES": True, "BLOCK_E": 128, "BLOCK_K": 8}
+    yield Variant("experts: choice", expert_choice._choose, constants, 1, 3, kinds)
+    for pairs in (128, 1024):
+        constants = {"BLOCK_M": experts.SMALL_TILE, "BLOCK_E": 128, "BLOCK_P": pairs}
+        yield Variant(f"experts: sort, blocks of {pairs}", experts._sort, constants, 4, 3, kinds)
     for rows in (experts.SMALL_TILE, experts.LARGE_TILE):
         for weighted, scaled in ((False, False), (True, False), (False, True), (True, True)):
             constants = {

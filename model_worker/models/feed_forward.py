@@ -6,11 +6,11 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-import torch
 from torch import Tensor, nn
 
 from model_worker.distributed.cut import padded, whole
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
+from model_worker.kernels.expert_choice import choose_experts
 from model_worker.kernels.native.experts import ExpertScratch, NativeExperts
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import LANES, Activate
@@ -179,7 +179,8 @@ class SparseMLP(nn.Module):
         """
         if self._native is not None:
             return self._native(hidden, self.router(hidden))
-        weights, ids = self._route(hidden)
+        scores = self.router(hidden)[:, : self._num_experts]
+        weights, ids = choose_experts(scores, self._num_per_token, renormalizes=self._renormalize)
         if hidden.is_cuda:
             return self.experts.all_at_once(hidden, weights, ids)
         by_expert = ids.flatten().argsort(stable=True)
@@ -196,14 +197,6 @@ class SparseMLP(nn.Module):
         # Each token's outputs side by side again: summed in the order of its experts, whatever the batch is.
         places = by_expert.argsort()
         return outputs[places].view(-1, self._num_per_token, hidden.shape[1]).sum(1)
-
-    def _route(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """The chosen experts' weights, in hidden's dtype, and numbers, both [T, num_per_token]."""
-        scores = self.router(hidden)[:, : self._num_experts].softmax(-1, dtype=torch.float32)
-        weights, ids = scores.topk(self._num_per_token, dim=-1)
-        if self._renormalize:
-            weights /= weights.sum(-1, keepdim=True)
-        return weights.to(hidden.dtype), ids
 
 
 class ParallelSparseMLP(SparseMLP):

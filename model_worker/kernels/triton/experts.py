@@ -1,6 +1,6 @@
 """A mixture of gated experts: each token through the experts chosen for it, in two grouped products.
 
-    torch     pairs of token and expert sorted by expert; how many tiles of pairs each expert has
+    grid      expert                         its pairs of token and expert, in order; how many tiles they are
     grid      tile × block of the width      gate and up of each pair, from its token
     torch     the gate
     grid      tile × block of the width      down, back to the pair's place, times its weight
@@ -42,29 +42,23 @@ def fused_experts(
     """As model_worker.models.feed_forward.SparseMLP computes it; [T, H].
 
     hidden [T, H] of any row stride; gate_up [E, 2 * I, H], down [E, H, I] contiguous; weights [T, K] of
-    hidden's dtype, ids [T, K] int64. activate: [n, 2 * I] -> [n, I]. With scales, [E, 2 * I, 1] and [E, H, 1]
-    float32 contiguous, the matrices are float8_e4m3fn or int8.
+    hidden's dtype, ids [T, K] of an integer dtype. activate: [n, 2 * I] -> [n, I]. With scales,
+    [E, 2 * I, 1] and [E, H, 1] float32 contiguous, the matrices are float8_e4m3fn or int8.
     """
     num_experts = gate_up.shape[0]
     num_tokens, per_token = ids.shape
     num_pairs = num_tokens * per_token
     if num_pairs == 0:
         return torch.empty_like(hidden)
-    order = ids.flatten().argsort(stable=True)
-    every = torch.arange(num_experts, device=ids.device)
-    ends = torch.searchsorted(ids.flatten()[order], every, right=True)
     block_m = SMALL_TILE if num_pairs <= SMALL_TILE * num_experts else LARGE_TILE
-    counts = ends.diff(prepend=ends.new_zeros(1))
-    tile_ends = ((counts + block_m - 1) // block_m).cumsum(0)
-    num_tiles = min(num_experts, num_pairs) + num_pairs // block_m
-    tiles = _Tiles(order, ends, tile_ends, num_tiles, block_m, per_token)
+    tiles = _sorted_by_expert(ids, num_experts, block_m)
     gated = activate(_grouped(hidden, gate_up, gate_up_scale, tiles, None))
     outputs = _grouped(gated, down, down_scale, tiles, weights.flatten())
     return outputs.view(num_tokens, per_token, -1).sum(1)
 
 
 class _Tiles(NamedTuple):
-    """Of P pairs sorted by expert."""
+    """Of P pairs sorted by expert; tensors are int32."""
 
     order: Tensor  # [P] the pairs
     ends: Tensor  # [E] of the experts' pairs
@@ -72,6 +66,18 @@ class _Tiles(NamedTuple):
     num_tiles: int  # at most
     block_m: int  # pairs of a tile
     per_token: int
+
+
+def _sorted_by_expert(ids: Tensor, num_experts: int, block_m: int) -> _Tiles:
+    num_pairs, device = ids.numel(), ids.device
+    order = torch.empty(num_pairs, dtype=torch.int32, device=device)
+    ends, tile_ends = torch.empty((2, num_experts), dtype=torch.int32, device=device).unbind(0)
+    _sort[(num_experts,)](
+        ids.contiguous(), order, ends, tile_ends, num_pairs, BLOCK_M=block_m,
+        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128 if num_pairs <= 128 else 1024, num_warps=4,
+    )  # fmt: skip
+    num_tiles = min(num_experts, num_pairs) + num_pairs // block_m
+    return _Tiles(order, ends, tile_ends, num_tiles, block_m, ids.shape[1])
 
 
 def _grouped(
@@ -92,6 +98,33 @@ def _grouped(
     return out
 
 
+@triton.jit(do_not_specialize=["num_pairs"])
+def _sort(
+    ids, order, ends, tile_ends, num_pairs, BLOCK_M: tl.constexpr, BLOCK_E: tl.constexpr,
+    BLOCK_P: tl.constexpr,
+):  # fmt: skip
+    """One expert's pairs, behind those of the experts before it. Each program counts all experts' pairs, so
+    that none waits for another: they are few, and in the cache.
+    """
+    expert = tl.program_id(0)
+    e = tl.arange(0, BLOCK_E)
+    p = tl.arange(0, BLOCK_P)
+    counts = tl.zeros([BLOCK_E], tl.int32)
+    for start in range(0, num_pairs, BLOCK_P):
+        inside = start + p < num_pairs
+        id = tl.load(ids + start + p, mask=inside, other=0).to(tl.int32)
+        counts += tl.histogram(id, BLOCK_E, mask=inside)
+    end = tl.sum(tl.where(e <= expert, counts, 0), 0)
+    tl.store(ends + expert, end)
+    tl.store(tile_ends + expert, tl.sum(tl.where(e <= expert, tl.cdiv(counts, BLOCK_M), 0), 0))
+    place = tl.sum(tl.where(e < expert, counts, 0), 0)
+    for start in range(0, tl.where(end > place, num_pairs, 0), BLOCK_P):
+        id = tl.load(ids + start + p, mask=start + p < num_pairs, other=-1).to(tl.int32)
+        is_own = (id == expert).to(tl.int32)
+        tl.store(order + place + tl.cumsum(is_own, 0) - 1, start + p, mask=id == expert)
+        place += tl.sum(is_own, 0)
+
+
 @triton.jit
 def _grouped_product(
     a, matrices, out, order, ends, tile_ends, weights, scales, num_experts, a_stride, WIDTH: tl.constexpr,
@@ -100,7 +133,7 @@ def _grouped_product(
 ):  # fmt: skip
     tile = tl.program_id(0)
     e = tl.arange(0, BLOCK_E)
-    end_of_tiles = tl.load(tile_ends + e, mask=e < num_experts, other=1 << 40)
+    end_of_tiles = tl.load(tile_ends + e, mask=e < num_experts, other=1 << 30)
     # Those whose tiles end before this one.
     expert = tl.sum((end_of_tiles <= tile).to(tl.int32), 0)
     if expert < num_experts:
@@ -108,9 +141,9 @@ def _grouped_product(
         first_tile = tl.load(tile_ends + expert - 1, mask=is_first == 0, other=0)
         begin = tl.load(ends + expert - 1, mask=is_first == 0, other=0)
         end = tl.load(ends + expert)
-        place = begin + (tile - first_tile) * BLOCK_M + tl.arange(0, BLOCK_M)
+        place = begin.to(tl.int64) + (tile - first_tile) * BLOCK_M + tl.arange(0, BLOCK_M)
         inside = place < end
-        pair = tl.load(order + place, mask=inside, other=0)
+        pair = tl.load(order + place, mask=inside, other=0).to(tl.int64)
         source = place if WEIGHTED else pair // PER_TOKEN
         target = pair if WEIGHTED else place
         n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)

@@ -11,8 +11,10 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from model_worker.kernels.activation import activate_and_mul
+from model_worker.kernels.expert_choice import choose_experts
 from model_worker.kernels.silu_and_mul import silu_and_mul
-from model_worker.kernels.triton.experts import fused_experts
+from model_worker.kernels.triton import expert_choice
+from model_worker.kernels.triton.experts import _sorted_by_expert, fused_experts
 from model_worker.loader import load_model
 from model_worker.models.feed_forward import SparseMLP
 from runtime.model_config import ModelConfig
@@ -97,7 +99,7 @@ def test_the_layer_gives_the_same_both_ways(tmp_path: Path) -> None:
     (layer,) = [module for module in model.modules() if isinstance(module, SparseMLP)]
     hidden = torch.randn(7, 32, generator=torch.Generator().manual_seed(1))
     with torch.inference_mode():
-        weights, ids = layer._route(hidden)
+        weights, ids = choose_experts(layer.router(hidden)[:, :4], 2, renormalizes=True)
         together = layer.experts.all_at_once(hidden, weights, ids)
         torch.testing.assert_close(together, layer(hidden), atol=1e-5, rtol=1e-5)
 
@@ -110,3 +112,47 @@ def test_any_gate_of_two_halves_will_do() -> None:
     each = torch.stack([gelu(hidden @ gate_up[e].T) @ down[e].T for e in (0, 1)], dim=1)
     expected = (each * torch.zeros(3, 2).scatter(1, ids, weights)[:, :, None]).sum(1)
     torch.testing.assert_close(got, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("renormalizes", [True, False])
+@pytest.mark.parametrize(
+    ("tokens", "num_experts", "per_token"), [(1, 128, 8), (9, 5, 3), (3, 60, 4), (0, 8, 2)]
+)
+def test_the_choice_of_experts(
+    tokens: int, num_experts: int, per_token: int, renormalizes: bool, dtype: torch.dtype
+) -> None:
+    """Scores that differ, of which rows are longer than there are experts."""
+    generator = torch.Generator().manual_seed(tokens)
+    order = torch.stack(
+        [torch.randperm(num_experts + 3, generator=generator) for _ in range(tokens)]
+        or [torch.zeros(num_experts + 3)]
+    )
+    scores = (order / 8).to(dtype)[:tokens, :num_experts]
+    expected_weights, expected_ids = choose_experts(scores, per_token, renormalizes=renormalizes)
+    weights, ids = expert_choice.choose_experts(scores, per_token, renormalizes=renormalizes)
+    assert torch.equal(ids.long(), expected_ids)
+    tolerance = 1e-6 if dtype is torch.float32 else 1e-3
+    torch.testing.assert_close(weights, expected_weights, atol=0.0, rtol=tolerance)
+
+
+def test_of_equal_scores_the_first_are_chosen_and_none_that_is_not_there() -> None:
+    scores = torch.tensor([[1.0, 3.0, 1.0, 3.0, 1.0], [0.0, *[torch.nan] * 4]])
+    weights, ids = expert_choice.choose_experts(scores, 3, renormalizes=True)
+    assert ids[0].tolist() == [1, 3, 0]
+    torch.testing.assert_close(weights[0].sum(), torch.tensor(1.0))
+    assert (ids < 5).all()
+
+
+@pytest.mark.parametrize(("tokens", "num_experts", "per_token"), [(1, 128, 8), (3, 5, 2), (700, 6, 3)])
+def test_pairs_are_sorted_by_expert(tokens: int, num_experts: int, per_token: int) -> None:
+    """Experts with no pair, and more pairs than a program reads at a time."""
+    generator = torch.Generator().manual_seed(tokens)
+    scores = torch.randn(tokens, num_experts, generator=generator) - 9.0 * (torch.arange(num_experts) == 2)
+    ids = scores.topk(per_token, dim=1).indices
+    tiles = _sorted_by_expert(ids, num_experts, 16)
+    assert torch.equal(tiles.order.long(), ids.flatten().argsort(stable=True))
+    counts = ids.flatten().bincount(minlength=num_experts)
+    assert torch.equal(tiles.ends.long(), counts.cumsum(0))
+    assert torch.equal(tiles.tile_ends.long(), (-(-counts // 16)).cumsum(0))
+    assert tiles.tile_ends[-1] <= tiles.num_tiles
