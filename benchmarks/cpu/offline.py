@@ -77,8 +77,10 @@ def serve(name: str, model: Path) -> None:
 
 
 class Engine:
-    def __init__(self, name: str, command: str, model: Path) -> None:
+    def __init__(self, name: str, command: str, model: Path, *, is_stopped_between: bool) -> None:
+        """is_stopped_between: its processes get SIGSTOP but in its own turns."""
         self.name = name
+        self._is_stopped_between = is_stopped_between
         self.process = subprocess.Popen(
             [*shlex.split(command), "-m", "benchmarks.cpu.offline", "--serve", name, "--model", str(model)],
             stdin=subprocess.PIPE,
@@ -86,9 +88,11 @@ class Engine:
             text=True,
         )
         self._line_after(READY)
+        self._signal(signal.SIGSTOP)
 
     def run(self, number: int) -> dict[str, float]:
         assert self.process.stdin is not None
+        self._signal(signal.SIGCONT)
         began, busy, own = time.monotonic(), machine_busy(), tree_cpu(self.process.pid)
         print(number, file=self.process.stdin, flush=True)
         num_tokens, seconds = map(float, self._line_after(DONE).split()[1:])
@@ -96,6 +100,7 @@ class Engine:
         cpu_s = tree_cpu(self.process.pid) - own
         others_s = machine_busy() - busy - cpu_s
         others_cores = max(0.0, others_s / (time.monotonic() - began))
+        self._signal(signal.SIGSTOP)
         return {"tokens_per_s": num_tokens / seconds, "cpu_s": cpu_s, "others_cores": others_cores}
 
     def _line_after(self, start: str) -> str:
@@ -106,13 +111,15 @@ class Engine:
                 return line
         raise RuntimeError(f"{self.name} ended with {self.process.wait()}")
 
-    def signal(self, number: signal.Signals) -> None:
-        """To all of its processes."""
-        for pid in tree_pids(self.process.pid):
-            os.kill(pid, number)
+    def _signal(self, number: signal.Signals) -> None:
+        """To all of its processes, if it is one that is stopped."""
+        if self._is_stopped_between:
+            for pid in tree_pids(self.process.pid):
+                os.kill(pid, number)
 
     def close(self) -> None:
         assert self.process.stdin is not None
+        self._signal(signal.SIGCONT)
         self.process.stdin.close()
         self.process.wait()
 
@@ -132,22 +139,12 @@ def main() -> None:
     if args.serve:
         serve(args.serve, args.model)
         return
-    engines = [Engine(name, command, args.model) for name, _, command in args.engines]
-    stopped = [engine for engine in engines if engine.name in args.stop]
-    for engine in stopped:
-        engine.signal(signal.SIGSTOP)
-    runs: list[dict[str, dict[str, float]]] = []
-    for number in range(args.rounds + 1):
-        runs.append({})
-        for engine in engines:
-            if engine in stopped:
-                engine.signal(signal.SIGCONT)
-            runs[-1][engine.name] = engine.run(number)
-            if engine in stopped:
-                engine.signal(signal.SIGSTOP)
+    engines = [
+        Engine(name, command, args.model, is_stopped_between=name in args.stop)
+        for name, _, command in args.engines
+    ]
+    runs = [{engine.name: engine.run(number) for engine in engines} for number in range(args.rounds + 1)]
     del runs[0]
-    for engine in stopped:
-        engine.signal(signal.SIGCONT)
     for engine in engines:
         engine.close()
         for figure in ("tokens_per_s", "cpu_s", "others_cores"):
