@@ -65,6 +65,10 @@ class Caller:
         with self.changed:
             assert self.changed.wait_for(condition, WAIT_S), "not in time"
 
+    def wait_responses(self, num: int) -> None:
+        """Until there are so many, or more."""
+        self.wait_for(lambda: len(self.responses) >= num)
+
     def wait_final(self, num_final: int = 1) -> None:
         self.wait_for(lambda: sum(is_final for _, _, is_final, _ in self.responses) == num_final)
 

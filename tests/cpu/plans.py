@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,7 +31,7 @@ PROMPTS = [
     [7, 7, 50, 21],
     [96, 3, 14, 15, 92, 65, 35, 89, 79, 32, 38],
 ]
-SCATTERED = np.random.default_rng(3).permutation(np.arange(1, NUM_PAGES + 1)).tolist()
+SCATTERED: list[int] = np.random.default_rng(3).permutation(np.arange(1, NUM_PAGES + 1)).tolist()
 
 
 def save_tiny_llama(path: Path) -> LlamaForCausalLM:
@@ -51,7 +51,7 @@ def save_tiny_llama(path: Path) -> LlamaForCausalLM:
         eos_token_id=None,
         pad_token_id=0,
     )
-    model = LlamaForCausalLM(config).float().eval()
+    model: LlamaForCausalLM = LlamaForCausalLM(config).float().eval()
     model.save_pretrained(path)
     return model
 
@@ -113,7 +113,7 @@ class PlanWriter:
         self._copies: list[tuple[int, int]] = []
         self._step = 0
 
-    def open_row(self, row: int, prompt: Sequence[int], pages: Sequence[int], **sampling: object) -> None:
+    def open_row(self, row: int, prompt: Sequence[int], pages: Sequence[int], **sampling: Any) -> None:
         """A new tenant whose KV will lie in `pages`, in that order."""
         self.pages[row] = list(pages)
         self.kv_len[row] = self._written[row] = 0
@@ -177,4 +177,5 @@ class PlanWriter:
 
 
 def tokens_of(result: StepResult) -> list[int]:
-    return unpack_ids(result.tokens).tolist()
+    tokens: list[int] = unpack_ids(result.tokens).tolist()
+    return tokens

@@ -7,7 +7,7 @@ attention (test_transformers_backend.py).
 from __future__ import annotations
 
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -37,12 +37,28 @@ class Pair(NamedTuple):
 def make_checkpoint(case: Case, path: Path) -> PreTrainedModel:
     """Save a model with random weights, biases and norms in `path`; the reference in eager attention."""
     torch.manual_seed(7)
-    hf = AutoModelForCausalLM.from_config(case.config, attn_implementation="eager").float().eval()
+    hf: PreTrainedModel = (
+        AutoModelForCausalLM.from_config(case.config, attn_implementation="eager").float().eval()
+    )
     vary_norms_and_biases(hf)
     with torch.no_grad():
         _spread_logits(hf)
     hf.save_pretrained(path)
     return hf
+
+
+def generated(hf: Any, ids: list[int], num_tokens: int) -> list[int]:
+    """So many greedy tokens from a model of transformers, whose `generate` no model's type fits."""
+    out = hf.generate(
+        torch.tensor([ids]),
+        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
+        max_new_tokens=num_tokens,
+        min_new_tokens=num_tokens,
+        do_sample=False,
+        pad_token_id=0,
+    )
+    tokens: list[int] = out[0, len(ids) :].tolist()
+    return tokens
 
 
 @torch.no_grad()

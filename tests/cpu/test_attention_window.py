@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, GenerationConfig, MistralConfig, MistralForCausalLM
+from transformers import AutoModelForCausalLM, MistralConfig, MistralForCausalLM
 
 from runtime.sampling_params import SamplingParams
 from tests.cpu.native import needs_compiler
 from tests.cpu.rank_ring import RankRing
+from tests.cpu.reference import generated
 from tests.cpu.ring import Ring, Setting
 from tests.model_registry import CASES, TINY, VOCAB_SIZE
 
@@ -47,7 +48,8 @@ def windowed_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _mistral(window: int | None) -> MistralForCausalLM:
     torch.manual_seed(5)
-    return MistralForCausalLM(MistralConfig(**TINY, sliding_window=window)).float().eval()
+    hf: MistralForCausalLM = MistralForCausalLM(MistralConfig(**TINY, sliding_window=window)).float().eval()
+    return hf
 
 
 @cache
@@ -65,14 +67,8 @@ def prompts() -> list[list[int]]:
 def reference(window: int | None) -> list[list[int]]:
     """What transformers generates from each prompt alone."""
     model = _mistral(window)
-    config = GenerationConfig(
-        do_sample=False, min_new_tokens=NUM_TOKENS, max_new_tokens=NUM_TOKENS, pad_token_id=0
-    )
     with torch.inference_mode():
-        return [
-            model.generate(torch.tensor([ids]), generation_config=config)[0, len(ids) :].tolist()
-            for ids in prompts()
-        ]
+        return [generated(model, ids, NUM_TOKENS) for ids in prompts()]
 
 
 def greedy() -> list[SamplingParams]:

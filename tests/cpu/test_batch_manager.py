@@ -49,7 +49,7 @@ def test_a_stream_has_a_response_for_what_each_step_adds(make: Make) -> None:
     caller.give(request(1, streaming=np.array([True])))
     for number, character in enumerate("xyz", 1):
         ring.send(output(ring.wait_request(), character, finish=finish() if number == 3 else None))
-        caller.wait_for(lambda number=number: len(caller.responses) == number)
+        caller.wait_responses(number)
     assert [tensors["output_ids"].tolist() for _, tensors, _, _ in caller.responses] == [
         [[[120]]],
         [[[121]]],

@@ -45,7 +45,7 @@ def test_an_id_is_free_with_its_final_response(make: Make, monkeypatch: pytest.M
     monkeypatch.setattr(Caller, "send", send_and_ask_again)
     _, _, caller = make(echo)
     caller.give(request(7))
-    caller.wait_for(lambda: len(caller.responses) >= 100)
+    caller.wait_responses(100)
     assert {error for _, _, _, error in caller.responses} == {""}
 
 
@@ -175,20 +175,20 @@ def test_made_from_a_directory_it_owns_the_runtime(tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("model_type", "max_beam_width", "policy", "named"),
     [
-        (("V2", 1, "MAX_UTILIZATION"), "model_type: V2"),
-        (("V1", 1, "MAX_UTILIZATION"), "scheduler_config: V1 batches are closed"),
-        (("InflightFusedBatching", 2, "MAX_UTILIZATION"), "max_beam_width: 2"),
-        (("InflightFusedBatching", 1, "GREEDY"), "scheduler_config: GREEDY"),
+        ("V2", 1, "MAX_UTILIZATION", "model_type: V2"),
+        ("V1", 1, "MAX_UTILIZATION", "scheduler_config: V1 batches are closed"),
+        ("InflightFusedBatching", 2, "MAX_UTILIZATION", "max_beam_width: 2"),
+        ("InflightFusedBatching", 1, "GREEDY", "scheduler_config: GREEDY"),
     ],
 )
 def test_what_is_not_built_is_refused_by_name(
-    arguments: tuple[Any, ...], named: str, monkeypatch: pytest.MonkeyPatch
+    model_type: str, max_beam_width: int, policy: str, named: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
     with pytest.raises(ConfigError, match=named):
-        BatchManager.create("tests", *arguments, lambda _: [], lambda *_: None)
+        BatchManager.create("tests", model_type, max_beam_width, policy, lambda _: [], lambda *_: None)
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def test_lengths_reach_both_bounds_and_none_is_beyond(ratio: float, shortest: in
 
 @pytest.mark.parametrize("dataset", sorted(set(DATASETS) - set(FILE_DATASETS)))
 def test_the_seed_decides_every_prompt(dataset: str, demo: TokenizerSource) -> None:
-    flags = ("--dataset-name", dataset, "--num-prompts", "4")
+    flags: tuple[str, ...] = ("--dataset-name", dataset, "--num-prompts", "4")
     if dataset == "generated-shared-prefix":
         flags += ("--gsp-num-groups", "2", "--gsp-prompts-per-group", "2", "--gsp-system-prompt-len", "16")
     assert make(*flags, source=demo) == make(*flags, source=demo)

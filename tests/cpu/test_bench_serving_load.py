@@ -42,6 +42,9 @@ class FakeBackend:
     async def aclose(self) -> None:
         return
 
+    async def flush_cache(self) -> None:
+        raise AssertionError("that is not for a load to do")
+
 
 def conversation(*prompts: str | list[int], output_len: int = 2) -> Conversation:
     return Conversation(tuple(Turn(prompt, len(prompt), output_len) for prompt in prompts))

@@ -31,7 +31,7 @@ TIMEOUT_S = 5.0 * SLACK
 
 
 def options(**changes: Any) -> GenerationOptions:
-    values = {"stream": True, "ignore_eos": True, "add_special_tokens": True, "extra": {}}
+    values: dict[str, Any] = {"stream": True, "ignore_eos": True, "add_special_tokens": True, "extra": {}}
     return GenerationOptions(**(values | changes))
 
 

@@ -6,6 +6,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,17 +58,24 @@ def test_many_at_once_get_their_own_answers(tmp_path: Path) -> None:
     run(tmp_path, lambda request: [output(request, str(request.text), finish=finish())], test)
 
 
-def test_a_batch_of_outputs_costs_one_wake_up_of_the_loop(tmp_path: Path) -> None:
+def test_a_batch_of_outputs_costs_one_wake_up_of_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
         calls = [asyncio.create_task(client.generate("x")) for _ in range(20)]
         await asyncio.to_thread(ring.wait_request, 19)
         loop = asyncio.get_running_loop()
-        wake_ups = []
-        original = loop.call_soon_threadsafe
-        loop.call_soon_threadsafe = lambda *args, **kw: (wake_ups.append(1), original(*args, **kw))[1]  # type: ignore[method-assign]
+        num_wake_ups, wake_up = 0, loop.call_soon_threadsafe
+
+        def count(*args: Any, **kw: Any) -> Any:
+            nonlocal num_wake_ups
+            num_wake_ups += 1
+            return wake_up(*args, **kw)
+
+        monkeypatch.setattr(loop, "call_soon_threadsafe", count)
         ring.send(*(output(request, "a", finish=finish()) for request in ring.requests))
         await asyncio.gather(*calls)
-        assert len(wake_ups) == 1
+        assert num_wake_ups == 1
 
     run(tmp_path, lambda request: [], test)
 

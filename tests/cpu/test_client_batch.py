@@ -141,8 +141,9 @@ def test_the_first_error_of_a_batch_is_raised_and_the_others_are_aborted(tmp_pat
 
 
 def test_a_wrong_prompt_in_a_batch_aborts_those_before_it(client: Client, ring: FakeRing) -> None:
+    prompts: list[Any] = ["good", [-1]]
     with pytest.raises(InvalidRequest, match="prompt"):
-        client.generate(["good", [-1]], timeout=WAIT_S)
+        client.generate(prompts, timeout=WAIT_S)
     assert ring.wait_abort().handles == (ring.requests[0].handle,)
 
 
@@ -212,6 +213,7 @@ def test_thousands_of_prompts_keep_their_order_within_bounded_memory(
             most = max(most, len(session._sequences))
 
         completions = session_client._generate(texts, None, WAIT_S * 4, watch)
+        assert isinstance(completions, list)
         assert [each.text for each in completions] == [f"{text}.0" for text in texts]
         assert most <= 50
         assert len(ring.requests) == 2000

@@ -156,7 +156,7 @@ def test_a_request_of_a_batch_manager_goes_on(tmp_path: Path, streaming: bool) -
         caller.give(request(7, length=5, streaming=np.array([streaming])))
         ring.wait_request()
         if streaming:
-            caller.wait_for(lambda: caller.responses)
+            caller.wait_responses(1)
         replace_engine(ring)
         caller.wait_final()
     ids = [[int(each) for each in tensors["output_ids"][0, 0]] for _, tensors, _, _ in caller.responses]

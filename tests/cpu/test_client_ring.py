@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
 from carousel import AsyncClient, Client, InvalidRequest, RingClosed, SamplingParams
@@ -57,9 +58,10 @@ def client(ring: Ring, request: pytest.FixtureRequest) -> Iterator[Client]:
         yield client
 
 
-def log_softmax(logits: np.ndarray) -> np.ndarray:
+def log_softmax(logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float64]:
     shifted = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    logprobs: npt.NDArray[np.float64] = shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
+    return logprobs
 
 
 def test_greedy_sequences_of_one_request_are_equal_and_count_the_prompt_once(client: Client) -> None:

@@ -181,7 +181,7 @@ def test_logprobs_come_with_their_tokens(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["stop", "stop_token_ids", "logit_bias"])
 def test_convenient_spellings_are_understood(client: Client, ring: FakeRing, text: str) -> None:
-    spelled = {"stop": "END", "stop_token_ids": [3], "logit_bias": {"5": 1.0, 6: -1.0}}
+    spelled: dict[str, Any] = {"stop": "END", "stop_token_ids": [3], "logit_bias": {"5": 1.0, 6: -1.0}}
     client.generate("x", SamplingParams(**{text: spelled[text]}))
     wire = {"stop": ("END",), "stop_token_ids": (3,), "logit_bias": ((5, 1.0), (6, -1.0))}
     assert getattr(ring.requests[0].sampling, text) == wire[text]
@@ -214,7 +214,12 @@ def test_convenient_spellings_are_understood(client: Client, ring: FakeRing, tex
     ],
 )
 def test_a_wrong_argument_is_refused_at_the_call_by_its_name(
-    client: Client, ring: FakeRing, prompt: object, sampling: dict, options: dict, param: str
+    client: Client,
+    ring: FakeRing,
+    prompt: Any,
+    sampling: dict[str, Any],
+    options: dict[str, Any],
+    param: str,
 ) -> None:
     with pytest.raises(InvalidRequest) as caught:
         client.generate(prompt, SamplingParams(**sampling), **options)
@@ -262,8 +267,9 @@ def test_closing_a_stream_ends_the_thread_that_waits_for_it(tmp_path: Path) -> N
 
 
 def test_an_unknown_keyword_is_a_type_error(client: Client) -> None:
+    options: dict[str, Any] = {"cach_salt": "y"}
     with pytest.raises(TypeError, match="cach_salt"):
-        client.generate("x", cach_salt="y")
+        client.generate("x", **options)
 
 
 def test_server_info_is_answered_by_number(client: Client) -> None:

@@ -26,11 +26,10 @@ def test_no_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         make_device("cuda", threaded=True)
 
 
-def test_no_memory_for_the_pool_names_what_to_turn() -> None:
-    class Nowhere(CpuDevice):
-        @property
-        def torch_device(self) -> torch.device:
-            raise torch.OutOfMemoryError("CUDA out of memory")
+def test_no_memory_for_the_pool_names_what_to_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
 
+    monkeypatch.setattr("model_worker.device_memory.MHATokenToKVPool", refuse)
     with pytest.raises(ConfigError, match=r"KV cache of 3\.00 GiB: lower --mem-fraction-static"):
-        make_kv_pool((1 << 14) - 1, 64, KVLayout(2, 6, 64), torch.bfloat16, Nowhere(threaded=False))
+        make_kv_pool((1 << 14) - 1, 64, KVLayout(2, 6, 64), torch.bfloat16, CpuDevice(threaded=False))

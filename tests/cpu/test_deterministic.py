@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -28,7 +29,7 @@ IDS = torch.randint(1, 4096, (NUM_ROWS, LENGTH), generator=torch.Generator().man
 
 
 def _load(**settings: object) -> ModelRunner:
-    config = {
+    config: dict[str, Any] = {
         "model": str(DEMO_MODEL),
         "dtype": "bfloat16",
         "device": "cpu",
@@ -61,6 +62,7 @@ class _Rows:
         decodes = [(row, part[0]) for row, part in parts.items() if len(part) == 1]
         chunks = [(row, part, True) for row, part in parts.items() if len(part) > 1]
         logits = self._runner.forward(self._plans.plan(decodes, chunks)).logits
+        assert logits is not None
         rows = [row for row, *_ in decodes] + [row for row, *_ in chunks]
         for row, own in zip(rows, logits, strict=True):
             self.done[row] += len(parts[row])

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import zmq
 
+from client.request_state import TensorName
 from detokenizer_proc.loop import MAX_KEPT_BYTES
 from detokenizer_proc.raw_window import RawWindow
 from detokenizer_proc.router import RouterChannel
@@ -112,7 +113,7 @@ def test_a_prompt_s_logprobs_of_an_unknown_sequence_are_dropped(ring: Ring) -> N
 # -- raw logits ----------------------------------------------------------------------------------------------
 
 
-def entry(handle: bytes, start: int, *, name: str = "generation_logits", rows: int = 1) -> TensorEntry:
+def entry(handle: bytes, start: int, *, name: TensorName = "generation_logits", rows: int = 1) -> TensorEntry:
     return TensorEntry(handle, name, "float32", (rows, 2), start)
 
 
@@ -331,7 +332,7 @@ def test_raw_logits_wait_here_and_not_in_the_socket_of_a_client_that_does_not_re
     dealer.setsockopt(zmq.RCVHWM, 1)
     decode = Codec(UNIONS["client_out"], EPOCH).decode
     shape = (2, 1 << 17)
-    raw = memoryview(np.arange(1 << 18, dtype=np.float32)).cast("B")
+    raw = np.arange(1 << 18, dtype=np.float32).data.cast("B")
     num_frames = 64
     try:
         dealer.connect(address)
@@ -361,7 +362,7 @@ def test_raw_logits_wait_here_and_not_in_the_socket_of_a_client_that_does_not_re
                     assert len(frames) == message.num_frames
                     starts += [one.start for one in message.entries]
                 if isinstance(message, OutputBatch):
-                    reasons += [output.finish.reason for output in message.outputs]
+                    reasons += [output.finish.reason for output in message.outputs if output.finish]
         assert starts == list(range(num_frames))
         assert reasons == ["length"]
         assert not ring.loop.is_busy

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from runtime.messages import Closed, Resume, StopMatched
+from runtime.messages import Closed, CloseReason, Resume, StopMatched
 from runtime.wire import pack_ids
 from tests.detokenizer_ring import Ring
 from text.incremental import DecoderFactory
@@ -38,7 +38,9 @@ def test_a_stop_string_ends_the_text_at_once_and_the_sequence_when_it_is_closed(
 
 
 @pytest.mark.parametrize("reason", ["length", "abort", "stop", "timeout"])
-def test_a_stop_string_in_the_text_goes_before_the_scheduler_s_reason(ring: Ring, reason: str) -> None:
+def test_a_stop_string_in_the_text_goes_before_the_scheduler_s_reason(
+    ring: Ring, reason: CloseReason
+) -> None:
     handle = ring.open(ring.handle(), stop=("END",))
     ring.generate(handle, "END")
     ring.close(handle, reason)

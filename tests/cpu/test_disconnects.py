@@ -68,8 +68,8 @@ async def storm(port: int, seed: int, num_streams: int) -> None:
 
 def is_at_rest(info: dict[str, Any]) -> bool:
     return (
-        info["num_running"] == 0
-        and info["num_waiting"] == 0
+        not info["num_running"]
+        and not info["num_waiting"]
         and info["num_free_pages"] + info["num_cached_pages"] == info["num_pages"]
         and info["num_accepted"] == info["num_terminated"] + info["num_replaced"]
     )

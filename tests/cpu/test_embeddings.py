@@ -68,7 +68,7 @@ def test_vectors_are_those_of_transformers(
     """All at once and then one by one: batched, in chunks of 16, from a pool that holds two of them, found in
     the cache (last) or not (mean).
     """
-    small = {"chunked_prefill_size": 16, "max_total_tokens": 320, "max_running_requests": 4}
+    small: dict[str, Any] = {"chunked_prefill_size": 16, "max_total_tokens": 320, "max_running_requests": 4}
     with LLM(task="embed", pooling=pooling, dtype="float32", cpu_threads=1, **small, **settings) as llm:
         together = llm.embed(prompts(), timeout=WAIT_S)
         alone = [llm.embed(ids, timeout=WAIT_S) for ids in prompts()]
@@ -240,6 +240,6 @@ def test_the_async_client_embeds_and_cancels(launch: Launched) -> None:
 
         def all_is_free() -> bool:
             info = sdk.server_info()
-            return info["num_running"] == 0 and info["num_waiting"] == 0
+            return not info["num_running"] and not info["num_waiting"]
 
         wait_until(all_is_free, WAIT_S, "rows free after the cancelled requests")

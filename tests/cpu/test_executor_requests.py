@@ -98,7 +98,8 @@ def test_the_query_stands_behind_the_prompt(make: Make) -> None:
     executor.submit(request).result(WAIT_S)
     assert (request.prompt_token_ids, request.query_token_ids) == ([1, 2], [3])
     assert ring.requests[0].input_ids == pack_ids([1, 2, 3])
-    for wrong in ([], "text", 7):
+    no_ids: list[Any] = [[], "text", 7]
+    for wrong in no_ids:
         with pytest.raises(InvalidRequest, match="query_token_ids") as caught:
             GenerationRequest([1], query_token_ids=wrong)
         assert caught.value.param == "query_token_ids"
@@ -214,10 +215,12 @@ def test_what_is_no_list_of_token_ids_is_refused_at_the_call(make: Make, prompt:
 @pytest.mark.parametrize("name", sorted(NOT_BUILT))
 def test_what_is_not_built_is_refused_by_name(make: Make, name: str) -> None:
     executor, ring = make(spell("a"))
+    asked: dict[str, Any] = {name: 2}
     with pytest.raises(InvalidRequest, match=name) as caught:
-        executor.generate_async([1], **{name: 2})
+        executor.generate_async([1], **asked)
     assert caught.value.param == name
-    executor.generate_async([1], **{name: None}).result(WAIT_S)
+    asked[name] = None
+    executor.generate_async([1], **asked).result(WAIT_S)
     with pytest.raises(TypeError, match="max_token'"):
         executor.generate_async([1], max_token=3)
     assert len(ring.requests) == 1

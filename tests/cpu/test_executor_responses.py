@@ -18,6 +18,7 @@ from carousel import (
     RingClosed,
     SamplingParams,
 )
+from client.responses import Result
 from runtime.handle import sibling
 from runtime.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
 from tests.executor_back_ends import BACK_ENDS, Make, echo, executors, spell_each
@@ -210,7 +211,7 @@ def test_streamed_sequences_come_by_themselves_and_only_the_last_response_is_fin
     texts = ("abcdef", "gh", "ijkl")
     executor, _ = make(spell_each(*texts))
     request_id = executor.enqueue_request(GenerationRequest([1], SamplingParams(n=3), streaming=True))
-    results = []
+    results: list[Result] = []
     while not results or not results[-1].is_final:
         results += [each.result for each in executor.await_responses(request_id, timeout=WAIT_S)]
     by_sequence = [[each for each in results if each.sequence_index == index] for index in range(3)]
@@ -257,7 +258,7 @@ def test_log_probs_belong_to_the_generated_tokens_of_their_response(make: Make) 
     params = SamplingParams(logprobs=0)
     request = GenerationRequest([1], params, streaming=True)
     request_id = executor.enqueue_request(request)
-    results = []
+    results: list[Result] = []
     for each in answer(ring.wait_request()):
         ring.send(each)
         results += [response.result for response in executor.await_responses(request_id, timeout=WAIT_S)]
@@ -281,7 +282,7 @@ def test_logits_come_with_the_last_result_of_the_sequence(make: Make) -> None:
     )
     ring.send_message(TensorBatch(entries), [context.tobytes(), generated.tobytes()])
     ring.send(*(output(request, "x", index=index, finish=finish()) for index in (0, 1)))
-    results = []
+    results: list[Result] = []
     while not results or not results[-1].is_final:
         results += [each.result for each in executor.await_responses(request_id, timeout=WAIT_S)]
     for result in results:

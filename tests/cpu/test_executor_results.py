@@ -297,7 +297,8 @@ def test_abort_by_id_and_by_result_reach_the_ring_while_the_request_runs(make: M
     by_id, by_result = executor.generate_async([1]), executor.generate_async([2])
     executor.abort_request(by_id.request.id)
     by_result.abort()
-    first, second = ring.wait_for(lambda: len(ring.requests) == 2 and ring.requests)
+    ring.wait_request(1)
+    first, second = ring.requests
     # In one message or in two.
     ring.wait_for(lambda: sum(len(abort.handles) for abort in ring.aborts) == 2)
     assert [handle for abort in ring.aborts for handle in abort.handles] == [first.handle, second.handle]

@@ -26,6 +26,7 @@ from runtime.plan import SampleMasks
 from runtime.process import LaunchFile, ProcessContext
 from runtime.status_page import StatusPage
 from runtime.wire import pack_ids, unpack_floats
+from scheduler_proc.main import ServingExecutor
 from tests.cpu.plans import (
     FEEDBACK,
     GREEDY,
@@ -110,9 +111,7 @@ def running(
             executor.close()
 
 
-def check_contract(
-    executor: inproc.InprocExecutor | process.ProcessExecutor, reference: LlamaForCausalLM
-) -> None:
+def check_contract(executor: ServingExecutor, reference: LlamaForCausalLM) -> None:
     """Two steps in flight, the second fed back; then a deferred step; then one with raw logits behind it."""
     assert executor.feeds_back
     assert executor.max_in_flight == 2
@@ -138,11 +137,7 @@ def check_contract(
     check_raw_logits(executor, plans, reference)
 
 
-def check_raw_logits(
-    executor: inproc.InprocExecutor | process.ProcessExecutor,
-    plans: PlanWriter,
-    reference: LlamaForCausalLM,
-) -> None:
+def check_raw_logits(executor: ServingExecutor, plans: PlanWriter, reference: LlamaForCausalLM) -> None:
     """Steps with frames behind their results, and one without in between, all in flight together."""
     plans.open_row(1, PROMPT, [11, 12, 13, 14], returns_logits=True, **GREEDY)
     wanted = {1: Wanted(PROMPT, 0, 2, returns_logits=True)}

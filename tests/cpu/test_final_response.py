@@ -38,7 +38,7 @@ def endings(launch: Launched) -> dict[str, SamplingParams]:
     """What ends a sequence, each in its own way."""
     with Client(launch.run_dir) as client:
         free = client.generate(PROMPT, GREEDY)
-    common = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
+    common: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "temperature": 0.0}
     return {
         "length": GREEDY,
         "stop token": SamplingParams(stop_token_ids=(free.token_ids[5],), **common),

@@ -24,6 +24,7 @@ from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
+from model_worker.models.feed_forward import GatedMLP
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
@@ -101,6 +102,7 @@ def _all_logits(runner: ModelRunner) -> list[Tensor]:
     logits = []
     for plan in steps:
         forward = runner.forward(plan)
+        assert forward.logits is not None
         logits.append(forward.logits.clone())
         output = runner.sample(forward, {})
         if output.prompt is not None and output.prompt.logprobs is not None:
@@ -138,6 +140,7 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
 
 def _torch_gate(model: CausalLM) -> None:
     for layer in model.model.layers:
+        assert isinstance(layer.mlp, GatedMLP)
         layer.mlp._activate, layer.mlp._gated = silu_and_mul, None
 
 
@@ -160,7 +163,10 @@ def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCa
         if kernels.tape is None:
             ctypes.memset(hidden.data_ptr(), 0, hidden.nbytes)
 
-    runner = _runner(lambda model: model.model.register_forward_hook(behind_its_back) and None)
+    def hook(model: CausalLM) -> None:
+        model.model.register_forward_hook(behind_its_back)
+
+    runner = _runner(hook)
     with caplog.at_level(logging.WARNING):
         runner.warm_up()
     assert runner._program is None
@@ -240,7 +246,7 @@ def test_a_recorded_step_draws_what_the_sampler_does() -> None:
         {"seed": 7, "min_p": 0.01},
     ]
     penalty = {"seed": 8, "presence_penalty": 1.5, "history_ids": pack_ids(IDS[4][:4])}
-    tokens = []
+    tokens: list[list[int]] = []
     for runner in (_runner(), _runner()):
         if tokens:
             runner.warm_up()

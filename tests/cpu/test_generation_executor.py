@@ -33,7 +33,8 @@ from tests.launched import is_alive, wait_until
 
 PROMPTS = [[5, 6, 7], [20, 21], [300, 301, 302, 303]]
 GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
-ENDLESS = SamplingParams(max_tokens=1500, ignore_eos=True)
+MOST = 1500
+ENDLESS = SamplingParams(max_tokens=MOST, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +119,7 @@ def test_a_time_limit_of_the_request_ends_it_with_what_there_is(executor: Genera
         assert limit_s <= time.monotonic() - began
         if output.token_ids:  # a machine that is held up may have had no time for any
             break
-    assert 0 < len(output.token_ids) < ENDLESS.max_tokens
+    assert 0 < len(output.token_ids) < MOST
 
 
 def test_without_a_limit_of_tokens_the_output_goes_to_the_end_of_the_context(
@@ -304,7 +305,12 @@ def test_an_executor_of_its_own_leaves_no_process_and_no_file(
 
 
 def test_a_killed_process_is_named_to_every_caller_that_waits() -> None:
-    settings = {"dtype": "float32", "cpu_threads": 1, "max_running_requests": 4, "restart": "never"}
+    settings: dict[str, Any] = {
+        "dtype": "float32",
+        "cpu_threads": 1,
+        "max_running_requests": 4,
+        "restart": "never",
+    }
     with GenerationExecutor.create(**settings) as executor:
         state = json.loads(Endpoints(executor.run_dir).state_file.read_bytes())
         worker = next(child["pid"] for child in state["children"] if child["role"] == "worker")

@@ -142,7 +142,9 @@ def test_a_quantised_layer_holds_one_byte_a_weight_and_a_scale_an_output() -> No
     plain, quantised = load(DEMO_MODEL, torch.bfloat16, quant=UNQUANTIZED), load(DEMO_MODEL, torch.bfloat16)
     for name, layer in quantised.named_modules():
         if isinstance(layer, StoredWeight):
-            before = plain.get_submodule(name).weight
+            wide = plain.get_submodule(name)
+            assert isinstance(wide, StoredWeight)
+            before = wide.weight
             assert layer.weight.nbytes == before.nbytes // 2
             assert layer.weight.untyped_storage().nbytes() == layer.weight.nbytes
             assert layer.weight_scale is not None

@@ -131,7 +131,8 @@ def test_the_death_of_any_process_ends_the_launch_and_every_call(role: str, inde
             # The scheduler outlives the worker for as long as it takes to fail what the worker held.
             with pytest.raises((RingClosed, RequestError)) as caught:
                 list(stream)
-            assert isinstance(caught.value, RingClosed) or caught.value.status == 503
+            if isinstance(caught.value, RequestError):
+                assert caught.value.status == 503
         assert launch.wait_exit(5.0) == 70
         assert (f"{role}:{index}" if index else role) in last_line(launch)
         assert not [pid for pid in pids if is_alive(pid)]

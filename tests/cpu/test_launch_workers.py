@@ -128,7 +128,8 @@ def test_http_is_served_by_every_api_process(launch: Launched) -> None:
     def complete() -> str:
         reply = httpx.post(f"{launch.url}/v1/completions", json=body, timeout=30.0)
         assert reply.status_code == 200, reply.text
-        return reply.json()["choices"][0]["text"]
+        text: str = reply.json()["choices"][0]["text"]
+        return text
 
     text = complete()
     for index in range(2):

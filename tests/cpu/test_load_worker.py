@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
+import time
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from runtime.config import RuntimeConfig
 from tests.cpu.native import native_kernels, needs_compiler
 from tests.cpu.plans import save_tiny_llama
 
+DType: TypeAlias = Literal["float32", "bfloat16"]
 NUM_TENSORS = 21  # embedding, head, final norm, and nine of each of two layers
 
 
@@ -27,7 +30,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(checkpoint: Path, dtype: str = "float32", backend: str = "torch_native") -> int:
+def load(checkpoint: Path, dtype: DType = "float32", backend: str = "torch_native") -> int:
     """Load the worker; how often it showed that it lives."""
     config = RuntimeConfig(
         model=str(checkpoint),
@@ -64,7 +67,7 @@ def test_loading_says_so_once_an_interval_at_most(
     checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = iter(range(1000))
-    monkeypatch.setattr(worker.time, "monotonic", lambda: 0.125 * next(ticks))
+    monkeypatch.setattr(time, "monotonic", lambda: 0.125 * next(ticks))
     with caplog.at_level(logging.INFO):
         progress = worker.LoadProgress(lambda: None)
         for n in range(1, 25):
@@ -81,7 +84,7 @@ def test_only_bfloat16_without_instructions_for_it_is_said_to_leave_linear_layer
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     target: Target,
-    dtype: str,
+    dtype: DType,
 ) -> None:
     kernels = native_kernels(target)
     monkeypatch.setattr(cpu_native, "load_kernels", lambda _: kernels)

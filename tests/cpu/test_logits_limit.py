@@ -5,6 +5,7 @@ notices.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import httpx
 import pytest
@@ -28,7 +29,7 @@ def launch() -> Iterator[Launched]:
         yield launch
 
 
-def asking(max_tokens: int, **fields: bool) -> SamplingParams:
+def asking(max_tokens: int, **fields: Any) -> SamplingParams:
     return SamplingParams(max_tokens=max_tokens, ignore_eos=True, temperature=0.0, **fields)
 
 

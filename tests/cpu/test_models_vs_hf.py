@@ -28,6 +28,7 @@ from tests.cpu.reference import (
     check_a_prefix_of_another_sequence,
     check_chunks_and_decodes_in_one_forward,
     check_greedy_tokens,
+    generated,
     make_checkpoint,
     prompts,
 )
@@ -127,19 +128,6 @@ def demo(kernels: NativeKernels | None) -> tuple[PreTrainedModel, CausalLM]:
     return hf.eval(), _load(DEMO_MODEL, torch.float32, kernels)
 
 
-def _generate(hf: PreTrainedModel, ids: list[int], num_tokens: int) -> list[int]:
-    out = hf.generate(
-        torch.tensor([ids]),
-        attention_mask=torch.ones(1, len(ids), dtype=torch.int64),
-        max_new_tokens=num_tokens,
-        min_new_tokens=num_tokens,
-        do_sample=False,
-        pad_token_id=0,
-    )
-    tokens: list[int] = out[0, len(ids) :].tolist()
-    return tokens
-
-
 def _demo_prompts() -> list[list[int]]:
     from tokenizers import Tokenizer
 
@@ -156,7 +144,7 @@ def test_demo_model_greedy_tokens_equal_generate(
     forward = paged(model, 16, kernels)
     first = [forward.prefill(row, ids, chunk=64) for row, ids in enumerate(prompts)]
     outputs = forward.decode(range(len(prompts)), first, num_steps=31)
-    assert outputs == [_generate(hf, ids, 32) for ids in prompts]
+    assert outputs == [generated(hf, ids, 32) for ids in prompts]
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])

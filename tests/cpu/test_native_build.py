@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import stat
+import subprocess
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -89,7 +90,7 @@ def test_a_compiler_that_cannot_be_run_is_an_error_not_a_crash(
         raise FileNotFoundError(command[0])
 
     monkeypatch.setattr(shutil, "which", lambda name: f"/nowhere/{name}")
-    monkeypatch.setattr(build.subprocess, "run", missing)
+    monkeypatch.setattr(subprocess, "run", missing)
     with pytest.raises(BuildError, match="cannot be run"):
         build_library(tmp_path)
 

@@ -40,13 +40,14 @@ def test_native_experts_are_those_of_torch(name: str, quant: QuantMethod, tmp_pa
     """Five and six experts, whose router's output is padded; more tokens than an expert takes at a time."""
     kernels = packing_kernels()
     plain, native = (_model(name, tmp_path, quant) for _ in range(2))
-    for ours, theirs in zip(native.parameters(), plain.parameters(), strict=True):
-        ours.data.copy_(theirs.data)
+    for weight, value in zip(native.parameters(), plain.parameters(), strict=True):
+        weight.data.copy_(value.data)
     native.use_native(kernels)
     hidden = torch.randn(3 * CHUNK, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.inference_mode():
         for ours, theirs in zip(native.model.layers, plain.model.layers, strict=True):
             assert isinstance(ours.mlp, SparseMLP)
+            assert isinstance(theirs.mlp, SparseMLP)
             assert ours.mlp.is_native
             got, expected = ours.mlp(hidden), theirs.mlp(hidden)
             # A router's rounding may decide for another expert: of a few tokens all of it may differ.

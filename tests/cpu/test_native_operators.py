@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -32,6 +33,7 @@ from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.layers.norm import LayerNorm, RMSNorm
+from model_worker.layers.weight import Weight
 from model_worker.loader import load_model
 from runtime.config import DEMO_MODEL
 from runtime.model_config import Activation, ModelConfig
@@ -206,11 +208,11 @@ def test_other_norms_equal_the_layers_without_kernels(
     norm.use_native(kernels)
     assert norm._native is not None
     # A layer norm's result is a difference, so the error is to be measured against what is subtracted.
-    tolerance = {"rtol": RTOL[dtype], "atol": RTOL[dtype]}
-    torch.testing.assert_close(norm(x), expected[0], **tolerance)
+    assert_close = partial(torch.testing.assert_close, rtol=RTOL[dtype], atol=RTOL[dtype])
+    assert_close(norm(x), expected[0])
     if name != "each_head":
-        torch.testing.assert_close(norm(x[:, 0]), expected[1], **tolerance)
-        torch.testing.assert_close(norm.add_and_norm(residual, update), expected[2], **tolerance)
+        assert_close(norm(x[:, 0]), expected[1])
+        assert_close(norm.add_and_norm(residual, update), expected[2])
         assert torch.equal(residual, x[:, 0] + x[:, 1])
 
 
@@ -224,11 +226,12 @@ def test_activations_equal_the_torch_versions(
     x = _normal(rows, 2 * size, dtype=dtype) * 3
     if rows:
         x[0, :4] = torch.tensor([-200.0, 200.0, -87.0, 0.0])
-    tolerance = {"rtol": RTOL[dtype], "atol": 1e-30 if activation == "silu" else 1e-5}
+    atol = 1e-30 if activation == "silu" else 1e-5
+    assert_close = partial(torch.testing.assert_close, rtol=RTOL[dtype], atol=atol)
     gated = Activate(kernels, activation, has_up=True)(x)
-    torch.testing.assert_close(gated, activate_and_mul(activation, x), **tolerance)
+    assert_close(gated, activate_and_mul(activation, x))
     plain = Activate(kernels, activation, has_up=False)(x)
-    torch.testing.assert_close(plain, ACTIVATIONS[activation](x), **tolerance)
+    assert_close(plain, ACTIVATIONS[activation](x))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -335,6 +338,7 @@ def test_a_packed_weight_cannot_be_loaded_again() -> None:
     assert model.lm_head.weight is model.model.embed_tokens.weight
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
+            assert isinstance(weight, Weight)
             with pytest.raises(AssertionError, match="can no longer be loaded"):
                 list(weight.targets(name))
 

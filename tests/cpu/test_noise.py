@@ -26,10 +26,9 @@ VOCAB = 1003  # not a multiple of the four words of a counter
     ids=["zeros", "ones", "pi"],
 )
 def test_philox_gives_the_published_vectors(counter: list[int], key: list[int], words: list[int]) -> None:
-    got = philox_4x32(
-        tuple(torch.tensor([c]) for c in counter),
-        tuple(torch.tensor([k]) for k in key),
-    )
+    c0, c1, c2, c3 = (torch.tensor([word]) for word in counter)
+    k0, k1 = (torch.tensor([word]) for word in key)
+    got = philox_4x32((c0, c1, c2, c3), (k0, k1))
     assert [int(w) for w in got] == words == reference.philox(counter, key)
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.chat import ChatCompletionMessageParam
 
 from runtime.endpoints import Endpoints
 from runtime.status_page import Status, StatusPage
@@ -166,7 +167,7 @@ def test_a_prompt_leaves_room_for_a_token_or_is_refused(client: openai.OpenAI, n
 
 
 def test_chat_streams_what_it_answers_whole(client: openai.OpenAI) -> None:
-    messages = [{"role": "user", "content": "import os\n"}]
+    messages: list[ChatCompletionMessageParam] = [{"role": "user", "content": "import os\n"}]
     whole = client.chat.completions.create(model="demo", messages=messages, max_tokens=16, temperature=0)
     stream = client.chat.completions.create(
         model="demo", messages=messages, max_tokens=16, temperature=0, stream=True
@@ -232,7 +233,7 @@ def test_a_second_request_with_the_same_prefix_finds_it_cached(client: openai.Op
         usage = client.completions.create(model="demo", prompt=prompt, max_tokens=2).usage
         assert usage is not None
         assert usage.prompt_tokens_details is not None
-        assert (usage.prompt_tokens_details.cached_tokens > 0) == cached
+        assert bool(usage.prompt_tokens_details.cached_tokens) == cached
 
 
 def test_errors_are_the_exceptions_of_the_library(client: openai.OpenAI) -> None:

@@ -375,7 +375,7 @@ def test_more_prompts_than_may_wait_are_served_one_after_the_other(tmp_path: Pat
         ring = front.ring
         for num_before in (0, 2, 4):
             num_due = min(num_before + 2, 5)
-            ring.wait_for(lambda num_due=num_due: len(ring.requests) >= num_due)
+            ring.wait_request(num_due - 1)
             assert front.http.get("/server_info").status_code == 200  # what was sent before has arrived
             assert len(ring.requests) == num_due
             ring.send(*(output(request, "a", finish=finish()) for request in ring.requests[num_before:]))

@@ -159,13 +159,14 @@ def test_langchain_answers_and_streams(launch: Launched) -> None:
     from langchain_openai import ChatOpenAI, OpenAI
 
     settings: dict[str, Any] = {"model": "demo", "base_url": f"{launch.url}/v1", "api_key": "none"}
-    chat = ChatOpenAI(**settings, temperature=0, max_tokens=8, max_retries=0)
+    settings |= {"temperature": 0, "max_tokens": 8, "max_retries": 0}
+    chat = ChatOpenAI(**settings)
     whole = chat.invoke("import os\n")
     assert whole.content
     assert whole.usage_metadata is not None
     assert whole.usage_metadata["output_tokens"] <= 8
     assert "".join(str(part.content) for part in chat.stream("import os\n")) == whole.content
-    completion = OpenAI(**settings, temperature=0, max_tokens=8, max_retries=0)
+    completion = OpenAI(**settings)
     assert isinstance(completion.invoke(PROMPT), str)
 
 

@@ -14,7 +14,7 @@ import json
 import random
 import textwrap
 from functools import cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -125,7 +125,7 @@ def greedy(load: Load) -> list[SamplingParams]:
 
 
 def seeded(load: Load) -> list[SamplingParams]:
-    common = {"max_tokens": load.num_tokens, "temperature": 1.0}
+    common: dict[str, Any] = {"max_tokens": load.num_tokens, "temperature": 1.0}
     return [SamplingParams(seed=1000 + n, **common) for n in range(load.num_prompts)]
 
 

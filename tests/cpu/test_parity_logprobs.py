@@ -75,7 +75,8 @@ def sampling() -> list[SamplingParams]:
 
 @cache
 def model() -> LlamaForCausalLM:
-    return LlamaForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+    hf: LlamaForCausalLM = LlamaForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32).eval()
+    return hf
 
 
 @torch.inference_mode()

@@ -185,12 +185,14 @@ def test_int8_weights_and_scales_are_loaded_as_they_are(tmp_path: Path) -> None:
     assert torch.equal(layer.weight, torch.cat([tensors[name] for name in names]))
     assert layer.weight_scale is not None
     assert torch.equal(layer.weight_scale, torch.cat([tensors[f"{name}_scale"] for name in names]))
-    for name in ("model.layers.1.mlp.down_proj", "model.layers.2.self_attn.qkv_proj"):
-        plain = model.get_submodule(name)
-        assert isinstance(plain, Linear)
-        assert plain.weight.dtype is torch.float32
+    down_proj, qkv_proj = map(
+        model.get_submodule, ("model.layers.1.mlp.down_proj", "model.layers.2.self_attn.qkv_proj")
+    )
+    assert isinstance(down_proj, Linear)
+    assert isinstance(qkv_proj, Linear)
+    assert down_proj.weight.dtype is qkv_proj.weight.dtype is torch.float32
     k_proj = meant["model.layers.2.self_attn.k_proj.weight"]
-    assert (plain.weight.unsqueeze(0).eq(k_proj[:1].unsqueeze(1)).all(-1)).any()
+    assert (qkv_proj.weight.unsqueeze(0).eq(k_proj[:1].unsqueeze(1)).all(-1)).any()
 
 
 @needs_compiler

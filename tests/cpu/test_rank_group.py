@@ -31,7 +31,8 @@ def join_gloo(folder: Path, rank: int, size: int) -> RankGroup:
 
 @pytest.fixture(params=[pytest.param(join_shared_memory, marks=needs_compiler), join_gloo])
 def join(request: pytest.FixtureRequest) -> Join:
-    return request.param
+    join: Join = request.param
+    return join
 
 
 def data_of(rank: int, *shape: int) -> torch.Tensor:
@@ -92,6 +93,7 @@ def test_rank_0_gathers_columns_in_the_order_of_the_ranks(
         2, tmp_path / "run", lambda group: [group.gather(parts[group.rank] + n) for n in range(3)], join
     )
     for n, gathered in enumerate(results[0]):
+        assert gathered is not None
         assert torch.equal(gathered, torch.cat(parts, 1) + n)
     assert results[1] == [None] * 3
 
@@ -188,12 +190,13 @@ def test_a_rank_that_never_starts_is_an_error(tmp_path: Path) -> None:
 def test_nobody_spins_with_more_ranks_than_cores(
     cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_memory.os, "sched_getaffinity", lambda _: set(range(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
 
     def work(group: RankGroup) -> int:
         assert isinstance(group, SharedMemoryGroup)
         assert group.all_reduce(torch.ones(3)).eq(2).all()
-        return group._call.spin_ns
+        spin_ns: int = group._call.spin_ns
+        return spin_ns
 
     assert on_ranks(2, tmp_path / "run", work) == [shared_memory.SPIN_NS if cores == 2 else 0] * 2
 

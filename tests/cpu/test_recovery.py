@@ -16,7 +16,7 @@ import pytest
 from client.request_state import RequestState
 from client.restarts import RestartedRole
 from client.session import Session
-from runtime.errors import CarouselError
+from runtime.errors import CarouselError, RequestError
 from runtime.handle import NO_HANDLE
 from runtime.sampling_params import SamplingParams
 from runtime.wire import unpack_ids
@@ -249,7 +249,7 @@ def test_a_request_that_kills_the_engine_runs_alone_and_is_then_refused(demo: To
         ring.close()
     assert ring.num_deaths["engine"] == 3
     error = asked[4].error
-    assert error is not None
+    assert isinstance(error, RequestError)
     assert (error.code, error.status) == ("quarantined", 400)
     others = [each for i, each in enumerate(asked) if i != 4]
     for one, other in zip(expected, others, strict=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,7 +48,7 @@ def device(request: pytest.FixtureRequest) -> CpuDevice:
     [{}, {"top_k": 9}, {"top_p": 0.8}, {"min_p": 0.05}, {"top_k": 20, "top_p": 0.9, "min_p": 0.02}],
     ids=["whole", "top_k", "top_p", "min_p", "all"],
 )
-def test_draws_follow_softmax_of_what_is_left(device: CpuDevice, truncation: dict[str, float]) -> None:
+def test_draws_follow_softmax_of_what_is_left(device: CpuDevice, truncation: dict[str, Any]) -> None:
     """Chi-square of 20,000 draws. The seed is fixed; for another one, false alarm below 1e-6."""
     vocab, draws = 32, 20_000
     logits = random_logits(1, seed=3, vocab=vocab, scale=1.5)

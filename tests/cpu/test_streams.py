@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[Device]:
 
 def test_work_runs_in_the_order_of_its_launch(device: Device) -> None:
     seen: list[int] = []
-    tickets = [device.forward_stream.launch(lambda i=i: seen.append(i)) for i in range(100)]
+    tickets = [device.forward_stream.launch(partial(seen.append, i)) for i in range(100)]
     tickets[-1].wait()
     assert seen == list(range(100))
     assert all(ticket.done() for ticket in tickets)
@@ -70,7 +71,7 @@ def test_close_finishes_what_was_launched_and_may_be_repeated() -> None:
     stream = cpu.ThreadedStream("test")
     done: list[int] = []
     for i in range(10):
-        stream.launch(lambda i=i: done.append(i))
+        stream.launch(partial(done.append, i))
     stream.close()
     stream.close()
     assert done == list(range(10))

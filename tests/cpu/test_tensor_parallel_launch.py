@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +33,7 @@ def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
     for n in range(NUM_MIXED):
         beginning = "import os\nimport sys\n\n" if n % 3 == 0 else ""
         prompts.append(beginning + " ".join(rng.choices(words, k=rng.randrange(2, 30))))
-        kinds = [
+        kinds: list[dict[str, Any]] = [
             {"temperature": 0.0},
             {"temperature": 1.0},
             {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.5},

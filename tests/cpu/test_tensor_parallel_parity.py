@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,7 +24,7 @@ from tests.cpu.test_parity import prompts
 
 NUM_PROMPTS = 25
 NUM_TOKENS = 24
-TINY = {"pool_tokens": 256, "max_rows": 8}
+TINY: dict[str, Any] = {"pool_tokens": 256, "max_rows": 8}
 
 pytestmark = needs_compiler
 
@@ -35,7 +36,7 @@ def one_thread() -> None:
 
 def sampling() -> list[SamplingParams]:
     """Greedy, seeded, and seeded with everything that looks at what came before."""
-    kinds = [
+    kinds: list[dict[str, Any]] = [
         {"temperature": 0.0},
         {"temperature": 1.0},
         {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "repetition_penalty": 1.2, "presence_penalty": 0.3},

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -189,11 +190,12 @@ def test_a_template_that_drops_the_final_message_cannot_continue_it(
 
 
 def test_the_prompt_is_what_transformers_renders(demo: Tokenizer) -> None:
-    for options in (
+    all_options: list[dict[str, Any]] = [
         {"add_generation_prompt": True},
         {"add_generation_prompt": False},
         {"add_generation_prompt": False, "continue_final_message": True},
-    ):
+    ]
+    for options in all_options:
         expected = demo._open_wrapper().apply_chat_template(HI, tokenize=False, **options)
         assert demo.apply_chat_template(HI, **options) == expected
 

@@ -169,7 +169,7 @@ def test_a_model_that_computes_otherwise_in_pieces_is_refused(
 ) -> None:
     _save(Recipe("llama", {"initializer_range": 0.2}), tmp_path)
     load(tmp_path)
-    compute = LlamaMLP.forward
+    compute: Callable[..., Tensor] = LlamaMLP.forward
     monkeypatch.setattr(LlamaMLP, "forward", lambda self, hidden: compute(self, fault(hidden)))
     with pytest.raises(ModelError, match=f"in the {phase} phase, by .* at most"):
         load(tmp_path)
