@@ -12,26 +12,21 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+import torch
 import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
+from benchmarks.gpu.attention_variants import GPUS, decode_variant, extend_variant
+from benchmarks.gpu.compiler import FP8_POOLS, Variant, compiled
 from model_worker.kernels.triton import (
     decode_attention,
     decode_inputs,
     draw,
     expert_choice,
     experts,
-    extend_attention,
     fp8_rows,
     logit_edits,
     rms_norm,
@@ -40,24 +35,7 @@ from model_worker.kernels.triton import (
     silu_and_mul,
     top_logprobs,
 )
-
-TARGET = GPUTarget("cuda", 90, 32)
-POINTER_KINDS = {"rows": "*i64", "kv_lens": "*i64", "slots": "*i64", "page_table": "*i32", "tiles": "*i32"}
-FP8_POOLS = dict.fromkeys(("k_pool", "v_pool"), "*fp8e4nv")
-FLOAT32 = {"partial", "lse", "cos_sin"}
-SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32"}
-
-
-@dataclass(frozen=True)
-class Variant:
-    """One kernel with its constants, as a launch would specialise it."""
-
-    name: str
-    kernel: Any
-    constants: dict[str, Any]
-    num_warps: int
-    num_stages: int = 3
-    kinds: dict[str, str] = field(default_factory=dict)
+from model_worker.kernels.triton.tiles import Heads
 
 
 def variants() -> Iterator[Variant]:
@@ -70,40 +48,22 @@ def variants() -> Iterator[Variant]:
 
 
 def _of_attention() -> Iterator[Variant]:
-    decode = {"HEAD_DIM": 128, "BLOCK_D": 128, "BLOCK_N": 64, "HAS_WINDOW": False, "HAS_SOFTCAP": False}
+    hopper, heads = GPUS[90], Heads(4, 128, torch.bfloat16, torch.bfloat16)
+    fp8 = heads._replace(kv_dtype=torch.float8_e4m3fn)
     for page_size in (1, 16):
-        for splits in (1, 8):
-            constants = {
-                **decode,
-                "NUM_SPLITS": splits,
-                "GROUP": 4,
-                "BLOCK_G": 16,
-                "PAGE_SIZE": page_size,
-            }
-            name = f"decode page {page_size} splits {splits}"
-            yield Variant(name, decode_attention._attend_split, constants, 4)
+        for is_split in (False, True):
+            name = f"decode page {page_size}{' split' * is_split}"
+            yield decode_variant(name, hopper, heads, page_size, is_split=is_split)
             if page_size > 1:
-                yield Variant(f"{name}, fp8", decode_attention._attend_split, constants, 4, 3, FP8_POOLS)
-    window = {**decode, "HAS_WINDOW": True, "HAS_SOFTCAP": True, "HEAD_DIM": 256, "BLOCK_D": 256}
-    yield Variant(
-        "decode window softcap head 256",
-        decode_attention._attend_split,
-        {**window, "NUM_SPLITS": 8, "GROUP": 2, "BLOCK_G": 16, "PAGE_SIZE": 16},
-        4,
-    )
-    yield Variant(
-        "merge",
-        decode_attention._merge_splits,
-        {"NUM_SPLITS": 8, "BLOCK_S": 8, "HEAD_DIM": 128, "BLOCK_D": 128},
-        1,
-    )
+                yield decode_variant(f"{name}, fp8", hopper, fp8, page_size, is_split=is_split)
+    large = heads._replace(group=2, head_dim=256)
+    yield decode_variant("decode window softcap head 256", hopper, large, 16, is_capped=True)
+    constants = {"BLOCK_S": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
+    yield Variant("merge", decode_attention._merge_splits, constants, 1)
     for page_size in (1, 16):
-        constants = {**decode, "GROUP": 4, "PAGE_SIZE": page_size, "BLOCK_M": extend_attention.BLOCK_M}
-        constants["BLOCK_N"] = extend_attention.BLOCK_N
-        kinds = {"kv_lens": "*i32", "query_start": "*i32"}
-        yield Variant(f"extend page {page_size}", extend_attention._attend_tile, constants, 4, 2, kinds)
-    kinds |= FP8_POOLS
-    yield Variant("extend page 16, fp8", extend_attention._attend_tile, constants, 4, 2, kinds)
+        yield extend_variant(f"extend page {page_size}", hopper, heads, page_size)
+    yield extend_variant("extend page 16, fp8", hopper, fp8, 16)
+    yield extend_variant("extend window softcap head 256", hopper, large, 16, is_capped=True)
 
 
 def _of_layers() -> Iterator[Variant]:
@@ -196,54 +156,6 @@ def _of_sampling() -> Iterator[Variant]:
     yield Variant("logprobs: merge", top_logprobs._merge, {"BLOCKS": 64, "KEYS": 1024}, 4, 3, kinds)
 
 
-def compiled(variant: Variant) -> dict[str, int]:
-    """Registers a thread, bytes of stack (spills) and of shared memory."""
-    kernel = variant.kernel
-    signature: dict[str, str] = {}
-    aligned: dict[tuple[int], list[list[Any]]] = {}
-    for position, name in enumerate(kernel.arg_names):
-        if name in variant.constants:
-            signature[name] = "constexpr"
-            continue
-        kind = variant.kinds.get(name) or _kind_of(name)
-        signature[name] = kind
-        if kind.startswith("*") or name.endswith("stride"):
-            aligned[(position,)] = [["tt.divisibility", 16]]
-    source = ASTSource(
-        fn=kernel,
-        signature=signature,
-        constexprs={(kernel.arg_names.index(k),): value for k, value in variant.constants.items()},
-        attrs=aligned,
-    )
-    binary = triton.compile(
-        source, target=TARGET, options={"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    )
-    return {**_usage_of(binary.asm["cubin"]), "shared": binary.metadata.shared}
-
-
-def _kind_of(name: str) -> str:
-    if name in POINTER_KINDS:
-        return POINTER_KINDS[name]
-    if name in SCALARS:
-        return SCALARS[name]
-    if name.endswith("stride") or name == "window":
-        return "i32"
-    return "*fp32" if name in FLOAT32 else "*bf16"
-
-
-def _usage_of(cubin: bytes) -> dict[str, int]:
-    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        listing = subprocess.run(
-            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
-        )
-    numbers = re.search(r"REG:(\d+).*?STACK:(\d+)", listing.stdout + listing.stderr)
-    assert numbers is not None, listing.stdout
-    return {"registers": int(numbers[1]), "stack": int(numbers[2])}
-
-
 def _record(path: Path, table: dict[str, dict[str, int]]) -> None:
     """One line a kernel, so that a difference can be read."""
     records = json.loads(path.read_text()) if path.exists() else {}
@@ -260,7 +172,7 @@ def main() -> int:
     parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
     parser.add_argument("--record", type=Path, help="file of records by compiler; changes this one's")
     arguments = parser.parse_args()
-    table = {variant.name: compiled(variant) for variant in variants()}
+    table = {variant.name: compiled(variant, 90) for variant in variants()}
     if arguments.json:
         print(json.dumps({"triton": triton.__version__, "kernels": table}))
         return 0

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from benchmarks.gpu.timing import median_ms
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
-from model_worker.kernels.triton.extend_attention import BLOCK_M, extend_attention
+from model_worker.kernels.triton.extend_attention import extend_attention
+from model_worker.kernels.triton.tiles import DecodeTile, ExtendTile
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128  # of Llama-3.1-8B
 
@@ -30,51 +31,86 @@ def _pages(batch: int, context: int, page_size: int, device: torch.device, dtype
     return Pages(pools[0], pools[1], table.int(), torch.arange(batch, device=device))
 
 
+class DecodeWork:
+    """Attention of one new token of each of `batch` sequences."""
+
+    def __init__(
+        self, batch: int, context: int, page_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        """context: tokens of each, the new one included."""
+        self._pages = _pages(batch, context, page_size, device, dtype)
+        self._q = torch.randn(batch, NUM_HEADS, HEAD_DIM, device=device, dtype=dtype)
+        self._lens = torch.full((batch,), context, device=device)
+        self._page_size = page_size
+        processors = 1
+        if device.type == "cuda":
+            processors = torch.cuda.get_device_properties(device).multi_processor_count
+        self.splits = choose_num_splits(batch, NUM_KV_HEADS, context, processors)
+        self.out = torch.empty_like(self._q)
+        self.num_bytes = 2 * batch * context * NUM_KV_HEADS * HEAD_DIM * dtype.itemsize  # read
+
+    def run(self, tile: DecodeTile | None = None, splits: int | None = None) -> None:
+        """None: as a server would choose."""
+        decode_attention(
+            self._q,
+            *self._pages,
+            self._lens,
+            page_size=self._page_size,
+            scale=HEAD_DIM**-0.5,
+            num_splits=splits or self.splits,
+            tile=tile,
+            out=self.out,
+        )
+
+
+class ExtendWork:
+    """Attention of a chunk of one prompt behind what is cached."""
+
+    def __init__(
+        self, num_new: int, num_cached: int, page_size: int, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        length = num_new + num_cached
+        self._pages = _pages(1, length, page_size, device, dtype)
+        self._q = torch.randn(num_new, NUM_HEADS, HEAD_DIM, device=device, dtype=dtype)
+        self._starts = torch.tensor([0, num_new], device=device, dtype=torch.int32)
+        self._lens = torch.tensor([length], device=device, dtype=torch.int32)
+        self._page_size = page_size
+        self.out = torch.empty_like(self._q)
+        # Two products; what is masked is not counted.
+        self.operations = 4 * NUM_HEADS * HEAD_DIM * num_new * (num_cached + num_new / 2)
+
+    def run(self, tile: ExtendTile | None = None) -> None:
+        extend_attention(
+            self._q,
+            *self._pages,
+            self._lens,
+            self._starts,
+            page_size=self._page_size,
+            scale=HEAD_DIM**-0.5,
+            tile=tile,
+            out=self.out,
+        )
+
+
 def decode_rate(
     batch: int, context: int, page_size: int, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> dict[str, Any]:
     """Bytes of keys and values per second, and the time of a launch."""
-    pages = _pages(batch, context, page_size, device, dtype)
-    q = torch.randn(batch, NUM_HEADS, HEAD_DIM, device=device, dtype=dtype)
-    out, lens = torch.empty_like(q), torch.full((batch,), context, device=device)
-    processors = 1
-    if device.type == "cuda":
-        processors = torch.cuda.get_device_properties(device).multi_processor_count
-    splits = choose_num_splits(batch, NUM_KV_HEADS, context, processors)
-
-    def work() -> None:
-        decode_attention(
-            q, *pages, lens, page_size=page_size, scale=HEAD_DIM**-0.5, num_splits=splits, out=out
-        )
-
-    ms = median_ms(work, device, repeats)
-    num_bytes = 2 * batch * context * NUM_KV_HEADS * HEAD_DIM * dtype.itemsize
-    return {"batch": batch, "context": context, "page_size": page_size, "splits": splits, "ms": ms,
-            "bytes_per_s": num_bytes / (ms * 1e-3)}  # fmt: skip
+    work = DecodeWork(batch, context, page_size, device, dtype)
+    ms = median_ms(work.run, device, repeats)
+    return {"batch": batch, "context": context, "page_size": page_size, "splits": work.splits, "ms": ms,
+            "bytes_per_s": work.num_bytes / (ms * 1e-3)}  # fmt: skip
 
 
 def extend_rate(
     num_tokens: int, page_size: int, device: torch.device, dtype: torch.dtype, repeats: int
 ) -> dict[str, Any]:
-    """Operations per second of causal attention over one prompt, masked ones not counted."""
-    pages = _pages(1, num_tokens, page_size, device, dtype)
-    q = torch.randn(num_tokens, NUM_HEADS, HEAD_DIM, device=device, dtype=dtype)
-    out = torch.empty_like(q)
-    starts = torch.tensor([0, num_tokens], device=device, dtype=torch.int32)
-    lens = torch.tensor([num_tokens], device=device, dtype=torch.int32)
-    tiles = torch.tensor([(0, at) for at in range(0, num_tokens, BLOCK_M)], device=device, dtype=torch.int32)
-
-    def work() -> None:
-        extend_attention(
-            q, *pages, lens, starts, tiles, page_size=page_size, scale=HEAD_DIM**-0.5, sliding_window=None,
-            softcap=0.0, out=out,
-        )  # fmt: skip
-
-    ms = median_ms(work, device, repeats)
-    operations = 2 * num_tokens**2 * NUM_HEADS * HEAD_DIM  # two products, half of each masked
+    """Operations per second of causal attention over one prompt."""
+    work = ExtendWork(num_tokens, 0, page_size, device, dtype)
+    ms = median_ms(work.run, device, repeats)
     return {
         "tokens": num_tokens,
         "page_size": page_size,
         "ms": ms,
-        "operations_per_s": operations / (ms * 1e-3),
+        "operations_per_s": work.operations / (ms * 1e-3),
     }

@@ -18,7 +18,7 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer, HeadNorms
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
-from model_worker.kernels.triton.extend_attention import BLOCK_M, extend_attention
+from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kv_pool import MHATokenToKVPool
 
@@ -29,9 +29,8 @@ class _Step:
 
     decode_lens: Tensor  # [num_decodes] int64
     max_decode_len: int
-    query_start: Tensor | None = None  # [B + 1] int32, when there is more than decodes
-    kv_lens: Tensor | None = None  # [B] int32
-    tiles: Tensor | None = None  # [N, 2] int32: sequence, its first new token of the tile
+    query_start: Tensor | None = None  # [num_chunks + 1] int32, when there is more than decodes
+    kv_lens: Tensor | None = None  # [num_chunks] int32
 
 
 class TritonAttention:
@@ -48,7 +47,7 @@ class TritonAttention:
         self._num_multiprocessors = num_multiprocessors or 1  # 1: Triton's interpreter, in tests
 
     def prepare(self, batch: ForwardBatch) -> None:
-        """Lay out lengths and tiles, once for all layers; at most one copy to the device."""
+        """Lay out lengths, once for all layers; at most one copy to the device."""
         num_decodes = batch.num_decodes
         # A decode is the last token of its sequence.
         decode_lens = batch.decode_lens
@@ -58,17 +57,11 @@ class TritonAttention:
         if num_decodes == batch.batch_size:
             batch.attn_metadata = _Step(decode_lens, max_decode_len)
             return
-        tiles = [
-            (b, start)
-            for b in range(num_decodes, batch.batch_size)
-            for start in range(0, batch.query_start[b + 1] - batch.query_start[b], BLOCK_M)
-        ]
-        host = np.array([*batch.query_start, *batch.kv_lens, *np.array(tiles).ravel()], np.int32)
-        num_starts, num_seqs = len(batch.query_start), batch.batch_size
-        query_start, kv_lens, flat = _upload(host, batch.positions.device).split(
-            [num_starts, num_seqs, 2 * len(tiles)]
+        starts, lens = batch.query_start[num_decodes:], batch.kv_lens[num_decodes:]
+        query_start, kv_lens = _upload(np.array([*starts, *lens], np.int32), batch.positions.device).split(
+            [len(starts), len(lens)]
         )
-        batch.attn_metadata = _Step(decode_lens, max_decode_len, query_start, kv_lens, flat.view(-1, 2))
+        batch.attn_metadata = _Step(decode_lens, max_decode_len, query_start, kv_lens)
 
     def forward(
         self,
@@ -104,18 +97,16 @@ class TritonAttention:
             softcap=layer.softcap or 0.0,
             out=out[:num_decodes],
         )
-        if step.tiles is not None:
+        if step.query_start is not None:
             assert step.kv_lens is not None
-            assert step.query_start is not None
             extend_attention(
                 q,
                 k_pool,
                 v_pool,
                 batch.page_table,
-                batch.rows,
+                batch.rows[num_decodes:],
                 step.kv_lens,
                 step.query_start,
-                step.tiles,
                 page_size=batch.page_size,
                 scale=layer.scale,
                 sliding_window=layer.sliding_window,

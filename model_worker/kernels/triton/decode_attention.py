@@ -14,9 +14,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-BLOCK_N = 64
-MIN_DOT_ROWS = 16
-"""The smallest side that the matrix units take."""
+from model_worker.kernels.triton.tiles import DecodeTile, Heads, decode_tile, gpu_of, group_rows, padded
+
 KEYS_PER_SPLIT = 256
 """A split shorter than this costs more in the merge than it gains."""
 MAX_SPLITS = 32
@@ -36,6 +35,7 @@ def decode_attention(
     num_splits: int,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    tile: DecodeTile | None = None,
     out: Tensor,
 ) -> None:
     """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b].
@@ -43,12 +43,14 @@ def decode_attention(
     q, out [B, num_heads, D], the last two dimensions contiguous; k_pool, v_pool [slots, num_kv_heads, D]
     contiguous, of q's dtype or float8_e4m3fn; page_table [max_rows, max_pages] int32; rows, kv_lens [B] of
     any integer dtype. softcap 0.0 means none. num_splits: see `choose_num_splits`.
+    tile: other launch parameters than `decode_tile` gives. Raises ConfigError when it has none.
     """
     batch, num_heads, head_dim = q.shape
     num_kv_heads = k_pool.shape[1]
     if batch == 0:
         return
     group = num_heads // num_kv_heads
+    tile = tile or decode_tile(gpu_of(q.device), Heads(group, head_dim, q.dtype, k_pool.dtype))
     if num_splits == 1:
         partial, lse = out, out  # never touched
     else:
@@ -57,16 +59,15 @@ def decode_attention(
     _attend_split[(batch, num_kv_heads, num_splits)](
         q, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q.stride(0), out.stride(0),
         page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap,
-        NUM_SPLITS=num_splits, GROUP=group, BLOCK_G=max(MIN_DOT_ROWS, triton.next_power_of_2(group)),
-        HEAD_DIM=head_dim, BLOCK_D=triton.next_power_of_2(head_dim), PAGE_SIZE=page_size,
-        BLOCK_N=BLOCK_N, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=4,
-        num_stages=3,
+        IS_SPLIT=num_splits > 1, GROUP=group, BLOCK_G=group_rows(group), HEAD_DIM=head_dim,
+        BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_N=tile.block_n,
+        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
         _merge_splits[(batch, num_heads)](
-            partial, lse, out, out.stride(0), NUM_SPLITS=num_splits,
-            BLOCK_S=triton.next_power_of_2(num_splits), HEAD_DIM=head_dim,
-            BLOCK_D=triton.next_power_of_2(head_dim), num_warps=1,
+            partial, lse, out, num_splits, out.stride(0), BLOCK_S=triton.next_power_of_2(num_splits),
+            HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), num_warps=1,
         )  # fmt: skip
 
 
@@ -80,19 +81,20 @@ def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multip
 @triton.jit
 def _attend_split(
     q, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q_stride, out_stride, table_stride,
-    slot_stride, scale, window, softcap, NUM_SPLITS: tl.constexpr, GROUP: tl.constexpr,
+    slot_stride, scale, window, softcap, IS_SPLIT: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
+    num_splits = tl.num_programs(2)
     row = tl.load(rows + b).to(tl.int64)
     kv_len = tl.load(kv_lens + b).to(tl.int32)
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(kv_len - window, 0)
-    per_split = tl.cdiv(tl.cdiv(kv_len - first, NUM_SPLITS), BLOCK_N) * BLOCK_N
+    per_split = tl.cdiv(tl.cdiv(kv_len - first, num_splits), BLOCK_N) * BLOCK_N
     start = first + split * per_split
     end = tl.minimum(start + per_split, kv_len)
 
@@ -103,16 +105,19 @@ def _attend_split(
     inside = (g[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
     queries = tl.load(q + b.to(tl.int64) * q_stride + at, mask=inside, other=0.0)
 
+    table = page_table + row * table_stride
+    keys_at = k_pool + kv_head * HEAD_DIM
+    values_at = v_pool + kv_head * HEAD_DIM
     best = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for n in range(start, end, BLOCK_N):
         position = n + tl.arange(0, BLOCK_N)
         seen = position < end
-        page = tl.load(page_table + row * table_stride + position // PAGE_SIZE, mask=seen, other=0)
-        slot = page.to(tl.int64) * PAGE_SIZE + position % PAGE_SIZE
+        page = tl.load(table + position // PAGE_SIZE, mask=seen, other=0)
+        slot = page * PAGE_SIZE + position % PAGE_SIZE
         keys = tl.load(
-            k_pool + slot[None, :] * slot_stride + kv_head * HEAD_DIM + d[:, None],
+            keys_at + slot[None, :].to(tl.int64) * slot_stride + d[:, None],
             mask=seen[None, :] & (d[:, None] < HEAD_DIM),
             other=0.0,
         )
@@ -125,19 +130,19 @@ def _attend_split(
         shrink = tl.exp2(best - new_best)
         total = total * shrink + tl.sum(weights, 1)
         values = tl.load(
-            v_pool + slot[:, None] * slot_stride + kv_head * HEAD_DIM + d[None, :],
+            values_at + slot[:, None].to(tl.int64) * slot_stride + d[None, :],
             mask=seen[:, None] & (d[None, :] < HEAD_DIM),
             other=0.0,
         ).to(queries.dtype)
         acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
         best = new_best
 
-    if NUM_SPLITS == 1:
+    if IS_SPLIT:
+        place = (b.to(tl.int64) * (tl.num_programs(1) * GROUP) + head) * num_splits + split
+        _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)
+    else:
         at_token = out + b.to(tl.int64) * out_stride + at
         tl.store(at_token, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
-    else:
-        place = (b.to(tl.int64) * (tl.num_programs(1) * GROUP) + head) * NUM_SPLITS + split
-        _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)
 
 
 @triton.jit
@@ -152,27 +157,21 @@ def _store_part(
     tl.store(lse + place, tl.where(total > 0.0, best + tl.log2(divisor), float("-inf")), mask=is_head)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_splits(
-    partial,
-    lse,
-    out,
-    out_stride,
-    NUM_SPLITS: tl.constexpr,
-    BLOCK_S: tl.constexpr,
-    HEAD_DIM: tl.constexpr,
+    partial, lse, out, num_splits, out_stride, BLOCK_S: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr,
-):
+):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    place = (b * tl.num_programs(1) + head) * NUM_SPLITS
+    place = (b * tl.num_programs(1) + head) * num_splits
     s = tl.arange(0, BLOCK_S)
     d = tl.arange(0, BLOCK_D)
-    scores = tl.load(lse + place + s, mask=s < NUM_SPLITS, other=float("-inf"))
+    scores = tl.load(lse + place + s, mask=s < num_splits, other=float("-inf"))
     weights = tl.exp2(scores - tl.max(scores, 0))
     parts = tl.load(
         partial + (place + s[:, None]) * HEAD_DIM + d[None, :],
-        mask=(s[:, None] < NUM_SPLITS) & (d[None, :] < HEAD_DIM),
+        mask=(s[:, None] < num_splits) & (d[None, :] < HEAD_DIM),
         other=0.0,
     )
     merged = tl.sum(parts * weights[:, None], 0) / tl.sum(weights, 0)

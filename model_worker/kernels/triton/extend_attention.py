@@ -1,6 +1,10 @@
 """Causal attention of chunks of new tokens over the paged pool: cached prefix and the chunk itself alike.
 
-    grid   tile of BLOCK_M new tokens of one sequence × query head
+    grid   tile of new tokens of one sequence × query head
+
+A program finds its sequence by itself: with tiles of M tokens, those of sequence b begin at number
+query_start[b] // M + b, which leaves room for all of them. At most one number a sequence stands for no tile,
+and those before the first.
 
 The chunk's own keys are in the pool already when it runs, so a tile reads everything by page. Blocks of keys
 that a whole tile sees go without a mask; those at the diagonal and at the edge of a window have one.
@@ -13,9 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.triton.decode_attention import LOG2_E, _tanh
-
-BLOCK_M = 64
-BLOCK_N = 64
+from model_worker.kernels.triton.tiles import ExtendTile, Heads, extend_tile, gpu_of, padded
 
 
 def extend_attention(
@@ -26,37 +28,41 @@ def extend_attention(
     rows: Tensor,
     kv_lens: Tensor,
     query_start: Tensor,
-    tiles: Tensor,
     *,
     page_size: int,
     scale: float,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    tile: ExtendTile | None = None,
     out: Tensor,
 ) -> None:
     """Attend the new tokens of each sequence to its tokens up to themselves, into out.
 
-    q, out [T, num_heads, D], the last two dimensions contiguous; sequence b owns the tokens query_start[b] to
-    query_start[b + 1] and has kv_lens[b] tokens in all, on the pages of row rows[b]. tiles [N, 2] int32:
-    (sequence, its first new token of the tile); a tile covers BLOCK_M tokens. Pools and table as in
-    decode_attention.
+    q, out [T, num_heads, D], the last two dimensions contiguous; sequence b of B owns the tokens
+    query_start[b] to query_start[b + 1] and has kv_lens[b] tokens in all, on the pages of row rows[b]; tokens
+    before query_start[0] are left alone. query_start [B + 1], ending with T, and kv_lens [B] int32, rows [B]
+    int64; pools and table as in decode_attention. tile: other launch parameters than `extend_tile` gives.
+    Raises ConfigError when it has none.
     """
-    num_heads, head_dim = q.shape[1:]
-    if len(tiles) == 0:
+    num_seqs, (num_tokens, num_heads, head_dim) = len(kv_lens), q.shape
+    if num_seqs == 0:
         return
-    block_d = triton.next_power_of_2(head_dim)
-    _attend_tile[(len(tiles), num_heads)](
-        q, k_pool, v_pool, page_table, rows, kv_lens, query_start, tiles, out, q.stride(0),
-        out.stride(0), page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap,
-        GROUP=num_heads // k_pool.shape[1], HEAD_DIM=head_dim, BLOCK_D=block_d, PAGE_SIZE=page_size,
-        BLOCK_M=BLOCK_M, BLOCK_N=BLOCK_N, HAS_WINDOW=sliding_window is not None,
-        HAS_SOFTCAP=softcap > 0.0, num_warps=4 if block_d <= 128 else 8, num_stages=2,
+    group = num_heads // k_pool.shape[1]
+    tile = tile or extend_tile(gpu_of(q.device), Heads(group, head_dim, q.dtype, k_pool.dtype))
+    num_tiles = num_tokens // tile.block_m + num_seqs
+    _attend_tile[(num_tiles, num_heads)](
+        q, k_pool, v_pool, page_table, rows, kv_lens, query_start, out, num_seqs, q.stride(0), out.stride(0),
+        page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap, GROUP=group,
+        HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_M=tile.block_m,
+        BLOCK_N=tile.block_n, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
-@triton.jit
+# A chunk's place in a batch decides these, and another alignment or a 1 would be compiled anew while serving.
+@triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["rows", "kv_lens", "query_start"])
 def _attend_tile(
-    q, k_pool, v_pool, page_table, rows, kv_lens, query_start, tiles, out, q_stride, out_stride,
+    q, k_pool, v_pool, page_table, rows, kv_lens, query_start, out, num_seqs, q_stride, out_stride,
     table_stride, slot_stride, scale, window, softcap, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
@@ -65,10 +71,12 @@ def _attend_tile(
     # at the end.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
-    b = tl.load(tiles + 2 * tile)
-    begin = tl.load(tiles + 2 * tile + 1)
+    b = _sequence_of(tile, query_start, num_seqs, BLOCK_M)
     token = tl.load(query_start + b).to(tl.int32)
     num_new = tl.load(query_start + b + 1).to(tl.int32) - token
+    begin = (tile - token // BLOCK_M - b) * BLOCK_M
+    if (begin < 0) | (begin >= num_new):
+        return
     kv_len = tl.load(kv_lens + b).to(tl.int32)
     num_cached = kv_len - num_new
     table = page_table + tl.load(rows + b).to(tl.int64) * table_stride
@@ -112,6 +120,19 @@ def _attend_tile(
 
 
 @triton.jit
+def _sequence_of(tile, query_start, num_seqs, BLOCK_M: tl.constexpr):
+    """The last sequence whose tiles begin at `tile` or before, by bisection."""
+    low = 0
+    high = num_seqs
+    while high - low > 1:
+        middle = (low + high) // 2
+        is_later = tl.load(query_start + middle).to(tl.int32) // BLOCK_M + middle > tile
+        low = tl.where(is_later, low, middle)
+        high = tl.where(is_later, middle, high)
+    return low
+
+
+@triton.jit
 def _attend_block(
     queries, keys, values, table, position, n, last, slot_stride, scale, window, softcap, best, total,
     acc, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
@@ -122,9 +143,9 @@ def _attend_block(
     d = tl.arange(0, BLOCK_D)
     present = key < last
     page = tl.load(table + key // PAGE_SIZE, mask=present, other=0)
-    slot = page.to(tl.int64) * PAGE_SIZE + key % PAGE_SIZE
+    slot = page * PAGE_SIZE + key % PAGE_SIZE
     k = tl.load(
-        keys + slot[None, :] * slot_stride + d[:, None],
+        keys + slot[None, :].to(tl.int64) * slot_stride + d[:, None],
         mask=present[None, :] & (d[:, None] < HEAD_DIM),
         other=0.0,
     )
@@ -143,7 +164,7 @@ def _attend_block(
     weights = tl.exp2(scores - base[:, None])
     shrink = tl.exp2(best - base)
     v = tl.load(
-        values + slot[:, None] * slot_stride + d[None, :],
+        values + slot[:, None].to(tl.int64) * slot_stride + d[None, :],
         mask=present[:, None] & (d[None, :] < HEAD_DIM),
         other=0.0,
     ).to(queries.dtype)

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
-from model_worker.kernels.triton.extend_attention import BLOCK_M, extend_attention
+from model_worker.kernels.triton.extend_attention import extend_attention
+from model_worker.kernels.triton.tiles import ExtendTile
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
 
@@ -117,13 +118,14 @@ def test_decode_attention(
         assert_close(out[b : b + 1], expected)
 
 
+@pytest.mark.parametrize("tile", [None, ExtendTile(64, 32), ExtendTile(16, 64)])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "page_size", "window", "softcap", "dtype"),
     [
         (4, 2, 16, 16, None, 0.0, torch.float32),
         (3, 1, 24, 1, None, 0.0, torch.float32),
         (2, 1, 16, 5, 40, 0.0, torch.float16),
-        (2, 2, 16, 16, 7, 4.0, torch.float32),
+        (2, 2, 8, 16, 7, 4.0, torch.float32),
     ],
 )
 def test_extend_attention_of_chunks_behind_cached_prefixes(
@@ -134,13 +136,14 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
     window: int | None,
     softcap: float,
     dtype: torch.dtype,
+    tile: ExtendTile | None,
 ) -> None:
+    """Behind 35 decodes, whose tokens are others' business."""
     num_new, lens = [1, 100, 3, 65], [1, 150, 130, 65]
     cache = paged(lens, kv_heads, head_dim, page_size, dtype, num_new=num_new, window=window)
-    starts = [0, 1, 101, 104, 169]
-    q = torch.randn(169, heads, head_dim, generator=torch.Generator().manual_seed(4)).to(dtype)
-    out = torch.empty_like(q)
-    tiles = [(b, start) for b, n in enumerate(num_new) for start in range(0, n, BLOCK_M)]
+    starts = [35, 36, 136, 139, 204]
+    q = torch.randn(204, heads, head_dim, generator=torch.Generator().manual_seed(4)).to(dtype)
+    out = torch.full_like(q, 7.0)
     extend_attention(
         q,
         cache.k_pool,
@@ -149,13 +152,14 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
         cache.rows,
         cache.kv_lens,
         torch.tensor(starts),
-        torch.tensor(tiles, dtype=torch.int32),
         page_size=page_size,
         scale=head_dim**-0.5,
         sliding_window=window,
         softcap=softcap,
+        tile=tile,
         out=out,
     )
+    assert (out[: starts[0]] == 7.0).all()
     for b in range(4):
         new = slice(starts[b], starts[b + 1])
         assert_close(out[new], dense(q[new], cache.k[b], cache.v[b], head_dim**-0.5, window, softcap))
@@ -181,7 +185,6 @@ def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: 
             out=out,
         )
     else:
-        tiles = torch.tensor([(0, start) for start in range(0, num_new, BLOCK_M)], dtype=torch.int32)
         extend_attention(
             q,
             k_pool,
@@ -190,7 +193,6 @@ def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: 
             cache.rows,
             cache.kv_lens,
             torch.tensor([0, num_new]),
-            tiles,
             page_size=16,
             scale=0.25,
             out=out,

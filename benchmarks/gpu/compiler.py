@@ -1,0 +1,78 @@
+"""Triton's compiler without a GPU: what a kernel needs on a device of some compute capability."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+POINTER_KINDS = {"rows": "*i64", "kv_lens": "*i64", "slots": "*i64", "page_table": "*i32"}
+FP8_POOLS = dict.fromkeys(("k_pool", "v_pool"), "*fp8e4nv")
+FLOAT32 = {"partial", "lse", "cos_sin"}
+SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32", "num_seqs": "i32", "num_splits": "i32"}
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One kernel with its constants, as a launch would specialise it."""
+
+    name: str
+    kernel: Any
+    constants: dict[str, Any]
+    num_warps: int
+    num_stages: int = 3
+    kinds: dict[str, str] = field(default_factory=dict)
+
+
+def compiled(variant: Variant, capability: int) -> dict[str, int]:
+    """Registers a thread, bytes of stack (spills) and of shared memory; capability: 90 is 9.0."""
+    kernel = variant.kernel
+    signature: dict[str, str] = {}
+    aligned: dict[tuple[int], list[list[Any]]] = {}
+    for position, name in enumerate(kernel.arg_names):
+        if name in variant.constants:
+            signature[name] = "constexpr"
+            continue
+        kind = variant.kinds.get(name) or _kind_of(name)
+        signature[name] = kind
+        if kind.startswith("*") or name.endswith("stride"):
+            aligned[(position,)] = [["tt.divisibility", 16]]
+    source = ASTSource(
+        fn=kernel,
+        signature=signature,
+        constexprs={(kernel.arg_names.index(k),): value for k, value in variant.constants.items()},
+        attrs=aligned,
+    )
+    options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
+    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+    return {**_usage_of(binary.asm["cubin"]), "shared": binary.metadata.shared}
+
+
+def _kind_of(name: str) -> str:
+    if name in POINTER_KINDS:
+        return POINTER_KINDS[name]
+    if name in SCALARS:
+        return SCALARS[name]
+    if name.endswith("stride") or name == "window":
+        return "i32"
+    return "*fp32" if name in FLOAT32 else "*bf16"
+
+
+def _usage_of(cubin: bytes) -> dict[str, int]:
+    tool = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        listing = subprocess.run(
+            [str(tool), "-res-usage", file.name], capture_output=True, text=True, check=True
+        )
+    numbers = re.search(r"REG:(\d+).*?STACK:(\d+)", listing.stdout + listing.stderr)
+    assert numbers is not None, listing.stdout
+    return {"registers": int(numbers[1]), "stack": int(numbers[2])}

@@ -1,0 +1,177 @@
+"""Launch parameters of the attention kernels: which tiles, by what the device gives a program.
+
+Nothing here has been measured on hardware. Reasons are counts from compiled code (docs/log.md, "Tiles of the
+attention kernels"); `make gpu-kernels` writes how other tiles do beside these (benchmarks/gpu/tile_sweep.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import cache
+from typing import NamedTuple, TypeVar
+
+import torch
+import triton
+from triton.runtime import driver
+
+from runtime.errors import ConfigError
+
+
+class Gpu(NamedTuple):
+    """What a device gives one program, CUDA's thread block."""
+
+    shared_memory: int
+    """Bytes. CUDA's programming guide: 163 KiB at capability 8.0, 99 at 8.6, 8.9 and 12, 227 at 9 and 10."""
+    by_warp_group: bool
+    """Whether four warps multiply 64 rows together, one operand in shared memory: capability 9 and 10."""
+
+
+LEAST = Gpu(99 << 10, by_warp_group=False)
+"""What every device has whose capability is at least 8.0; Triton's interpreter keeps to it."""
+RESERVED = 1 << 10
+"""Bytes of a multiprocessor's shared memory that CUDA takes for each program (programming guide)."""
+MIN_SIDE = 16
+"""The smallest side of a matrix product that tl.dot takes."""
+NUM_STAGES = 5
+"""Keys and values are found by page numbers that are loads, too, and the compiler divides a loop's stages
+between the two levels: with 2 to 4 it waits for a block as soon as it has asked for it, with 5 one more is on
+its way meanwhile."""
+
+
+class DecodeTile(NamedTuple):
+    block_n: int  # keys
+    num_warps: int = 4
+    num_stages: int = NUM_STAGES
+
+
+class ExtendTile(NamedTuple):
+    block_m: int  # queries
+    block_n: int  # keys
+    num_warps: int = 8
+    num_stages: int = NUM_STAGES
+
+
+class Heads(NamedTuple):
+    """What attention is computed over."""
+
+    group: int  # query heads of a key head
+    head_dim: int
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+
+
+DECODE_TILES = tuple(DecodeTile(n) for n in (64, 32, 16))
+# By the width of a head that they are for; the first that fits. Eight warps with products of warp groups are
+# two groups, each with its 64 rows, and read keys half as often as one. Blocks: the longest without spills.
+WARP_GROUP_TILES = {
+    128: (ExtendTile(128, 64),),
+    256: (ExtendTile(128, 32),),
+    512: (ExtendTile(64, 16),),
+}
+WARP_TILES = {
+    64: (ExtendTile(128, 64),),
+    128: (ExtendTile(128, 32),),
+    256: (ExtendTile(64, 32), ExtendTile(64, 16)),
+    512: (ExtendTile(16, 16),),
+}
+# Float32 is multiplied without matrix units, each thread with its operands in registers.
+FLOAT32_TILES = {
+    64: (ExtendTile(32, 32),),
+    128: (ExtendTile(32, 16),),
+    512: (ExtendTile(16, 16),),
+}
+
+T = TypeVar("T", DecodeTile, ExtendTile)
+
+
+@cache
+def gpu_of(device: torch.device) -> Gpu:
+    """Of a CUDA device what it says; of a CPU `LEAST`."""
+    if device.type != "cuda":
+        return LEAST
+    shared_memory: int = driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+    return Gpu(shared_memory, by_warp_group=torch.cuda.get_device_capability(device)[0] in (9, 10))
+
+
+def padded(head_dim: int) -> int:
+    """A head's width as kernels compute with it."""
+    return max(MIN_SIDE, int(triton.next_power_of_2(head_dim)))
+
+
+def group_rows(group: int) -> int:
+    """Rows of decode attention's matrix products, for the query heads of a key head."""
+    return max(MIN_SIDE, int(triton.next_power_of_2(group)))
+
+
+@cache
+def decode_tile(gpu: Gpu, heads: Heads) -> DecodeTile:
+    """The longest block of keys of which two programs fit on a multiprocessor, so that one computes while the
+    other waits; else the longest that fits. Raises ConfigError when none does.
+    """
+    needs = [(tile, decode_shared_memory(tile, heads)) for tile in DECODE_TILES]
+    for tile, need in needs:
+        if 2 * (need + RESERVED) <= gpu.shared_memory + RESERVED:
+            return tile
+    return _first_that_fits(needs, gpu, heads)
+
+
+@cache
+def extend_tile(gpu: Gpu, heads: Heads) -> ExtendTile:
+    """Raises ConfigError when no tile fits."""
+    tiles = WARP_GROUP_TILES if gpu.by_warp_group else WARP_TILES
+    if heads.dtype is torch.float32:
+        tiles = FLOAT32_TILES
+    width = min((each for each in tiles if each >= heads.head_dim), default=max(tiles))
+    needs = [(tile, extend_shared_memory(tile, heads, gpu)) for tile in tiles[width]]
+    return _first_that_fits(needs, gpu, heads)
+
+
+def decode_shared_memory(tile: DecodeTile, heads: Heads) -> int:
+    """Bytes that a program of decode attention takes at most."""
+    return _shared_memory(group_rows(heads.group), tile.block_n, _blocks_kept(tile.num_stages), heads)
+
+
+def extend_shared_memory(tile: ExtendTile, heads: Heads, gpu: Gpu) -> int:
+    """Bytes that a program of extend attention takes at most."""
+    blocks = _blocks_kept(tile.num_stages)
+    if not gpu.by_warp_group or heads.dtype is torch.float32:
+        return _shared_memory(tile.block_m, tile.block_n, blocks, heads)
+    # A product of warp groups may still be reading its block when the one after the next is asked for, and
+    # reads it in the queries' dtype.
+    converted = 0
+    if heads.kv_dtype is not heads.dtype:
+        converted = tile.block_n * padded(heads.head_dim) * heads.dtype.itemsize
+    return _shared_memory(tile.block_m, tile.block_n, blocks + 1, heads) + converted
+
+
+def _blocks_kept(num_stages: int) -> int:
+    """Blocks of keys that are on their way or in use, as the compiler divides the stages (both releases that
+    benchmarks.gpu.fits was run with).
+    """
+    return max(1, -(-(num_stages - 2) // 2))
+
+
+def _shared_memory(rows: int, keys: int, blocks: int, heads: Heads) -> int:
+    """Queries; keys and values; weights; page numbers, once for keys and for values; sums across warps."""
+    width, size = padded(heads.head_dim), heads.dtype.itemsize
+    return (
+        rows * width * size
+        + blocks * 2 * keys * width * heads.kv_dtype.itemsize
+        + rows * keys * size
+        + blocks * 2 * keys * 4
+        + 8 * rows * 4
+    )
+
+
+def _first_that_fits(needs: Iterable[tuple[T, int]], gpu: Gpu, heads: Heads) -> T:
+    for tile, need in needs:
+        if need <= gpu.shared_memory:
+            return tile
+    dtype = str(heads.dtype).removeprefix("torch.")
+    raise ConfigError(
+        f"attention_backend: triton has no tile for heads of {heads.head_dim} in {dtype} that fits the "
+        f"{gpu.shared_memory >> 10} KiB of shared memory that this GPU gives a program: {TAKE_LESS}"
+    )
+
+
+TAKE_LESS = "use --dtype bfloat16, another --attention-backend, or --device cpu"
