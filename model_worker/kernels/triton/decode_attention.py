@@ -97,7 +97,6 @@ def _attend_split(
     per_split = tl.cdiv(tl.cdiv(kv_len - first, num_splits), BLOCK_N) * BLOCK_N
     start = first + split * per_split
     end = tl.minimum(start + per_split, kv_len)
-
     g = tl.arange(0, BLOCK_G)
     d = tl.arange(0, BLOCK_D)
     head = kv_head * GROUP + g
@@ -105,19 +104,16 @@ def _attend_split(
     inside = (g[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
     queries = tl.load(q + b.to(tl.int64) * q_stride + at, mask=inside, other=0.0)
 
-    table = page_table + row * table_stride
-    keys_at = k_pool + kv_head * HEAD_DIM
-    values_at = v_pool + kv_head * HEAD_DIM
     best = tl.full([BLOCK_G], float("-inf"), tl.float32)
     total = tl.zeros([BLOCK_G], tl.float32)
     acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for n in range(start, end, BLOCK_N):
         position = n + tl.arange(0, BLOCK_N)
         seen = position < end
-        page = tl.load(table + position // PAGE_SIZE, mask=seen, other=0)
+        page = tl.load(page_table + row * table_stride + position // PAGE_SIZE, mask=seen, other=0)
         slot = page * PAGE_SIZE + position % PAGE_SIZE
         keys = tl.load(
-            keys_at + slot[None, :].to(tl.int64) * slot_stride + d[:, None],
+            k_pool + slot[None, :].to(tl.int64) * slot_stride + kv_head * HEAD_DIM + d[:, None],
             mask=seen[None, :] & (d[:, None] < HEAD_DIM),
             other=0.0,
         )
@@ -130,7 +126,7 @@ def _attend_split(
         shrink = tl.exp2(best - new_best)
         total = total * shrink + tl.sum(weights, 1)
         values = tl.load(
-            values_at + slot[:, None].to(tl.int64) * slot_stride + d[None, :],
+            v_pool + slot[:, None].to(tl.int64) * slot_stride + kv_head * HEAD_DIM + d[None, :],
             mask=seen[:, None] & (d[None, :] < HEAD_DIM),
             other=0.0,
         ).to(queries.dtype)
