@@ -22,6 +22,8 @@ import triton
 from benchmarks.gpu.attention_variants import GPUS, decode_variant, extend_variant
 from benchmarks.gpu.compiler import FP8_POOLS, Variant, compiled
 from model_worker.kernels.triton import (
+    activation,
+    combine,
     decode_attention,
     decode_inputs,
     draw,
@@ -32,7 +34,6 @@ from model_worker.kernels.triton import (
     rms_norm,
     rope,
     rope_kv_store,
-    silu_and_mul,
     top_logprobs,
 )
 from model_worker.kernels.triton.tiles import Heads
@@ -87,7 +88,14 @@ def _of_layers() -> Iterator[Variant]:
         constants = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
         kinds = {"out": "*fp8e4nv", "scales": "*fp32"}
         yield Variant(f"rows of {width} to fp8", fp8_rows._quantize_row, constants, warps, kinds=kinds)
-    yield Variant("silu and mul", silu_and_mul._gate, {"WIDTH": 14336, "BLOCK": 1024}, 4)
+    for name in ("silu", "gelu", "gelu_pytorch_tanh"):
+        gate = {"ACTIVATION": name, "WIDTH": 14336, "BLOCK": activation.BLOCK}
+        yield Variant(f"gate, {name}", activation._gate, gate, 4)
+    kinds = {"n": "i32", "scale": "fp32", "cap": "fp32"}
+    for caps in (False, True):
+        constants = {"CAPS": caps, "ADDS": not caps, "BLOCK": combine.BLOCK}
+        name = "scale and cap" if caps else "scale and add"
+        yield Variant(name, combine._combine, constants, 4, 3, kinds)
 
 
 def _of_experts() -> Iterator[Variant]:

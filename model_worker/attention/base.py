@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol, TypeGuard
+from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kv_pool import MHATokenToKVPool
 
 
@@ -38,14 +39,6 @@ def widest_window(windows: Iterable[int | None]) -> int:
             return 0
         widest = max(widest, window)
     return widest
-
-
-class HeadNorms(NamedTuple):
-    """Norms of each head of the queries and of the keys, as `rms_norm` computes them; weights [head_dim]."""
-
-    q_weight: Tensor
-    k_weight: Tensor
-    eps: float
 
 
 class AttentionBackend(Protocol):

@@ -18,8 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer, HeadNorms
+from model_worker.attention.base import AttentionLayer
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kv_pool import MHATokenToKVPool
 

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
 # Triton is imported where a GPU is used, and only there: a CPU needs none.
+
+
+class HeadNorms(NamedTuple):
+    """Norms of each head of the queries and of the keys, by `rms_norm`; weights [head_dim]."""
+
+    q_weight: Tensor
+    k_weight: Tensor
+    eps: float
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -98,6 +98,9 @@ class LMHead(nn.Module):
         if self._packed is not None:
             logits = self._packed(hidden)
             return logits if out is None else out.copy_(logits)
+        if hidden.is_cuda and hidden.dtype is not torch.float32:
+            # The product's own sums, as the C++ kernel gives them; torch has no such operation on a CPU.
+            return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32, out=out)
         logits = F.linear(hidden, self.weight)
         # The copy is the conversion: a buffer to write to costs nothing more.
         return logits.float() if out is None else out.copy_(logits)

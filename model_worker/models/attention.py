@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from model_worker.attention.base import AttentionBackend, AttentionLayer, HeadNorms, norms_heads
+from model_worker.attention.base import AttentionBackend, AttentionLayer, norms_heads
 from model_worker.distributed.cut import Cut
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.rotary import reorder_rows, reorder_scales, rotary_order

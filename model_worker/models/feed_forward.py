@@ -15,11 +15,10 @@ from model_worker.kernels.native.experts import ExpertScratch, NativeExperts
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import LANES, Activate
 from model_worker.kernels.native.program import NotRecordable
-from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
 from model_worker.quant.base import Multiply
-from runtime.model_config import Activation, ExpertsConfig
+from runtime.model_config import ExpertsConfig
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ class GatedMLP(nn.Module):
         )
         self.down_proj = parts.joining_linear(width, config.hidden_size, bias=bias)
         self._activation = config.hidden_act
-        self._activate = _gate(config.hidden_act)
+        self._activate: Callable[[Tensor], Tensor] = partial(activate_and_mul, config.hidden_act)
         self._gated: Multiply | None = None
         self._width = width.length
 
@@ -99,7 +98,7 @@ class Experts(nn.Module):
         self.gate_up_proj = parts.expert_linear(experts.num_experts, hidden, gate_up)
         self.down_proj = parts.expert_linear(experts.num_experts, width, {"down_proj": whole(hidden)})
         self._activation = parts.config.hidden_act
-        self._activate = _gate(parts.config.hidden_act)
+        self._activate: Callable[[Tensor], Tensor] = partial(activate_and_mul, parts.config.hidden_act)
         self._width = width.length
 
     def use_native(self, kernels: NativeKernels) -> None:
@@ -209,7 +208,3 @@ class ParallelSparseMLP(SparseMLP):
     def forward(self, hidden: Tensor) -> Tensor:
         """hidden [T, hidden_size] -> [T, hidden_size], the same on all ranks."""
         return self._group.all_reduce(super().forward(hidden))
-
-
-def _gate(activation: Activation) -> Callable[[Tensor], Tensor]:
-    return silu_and_mul if activation == "silu" else partial(activate_and_mul, activation)

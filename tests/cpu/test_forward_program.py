@@ -6,6 +6,7 @@ import ctypes
 import json
 import logging
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,9 +19,9 @@ from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
 from model_worker.forward_batch import ForwardBatch
 from model_worker.forward_program import record_forward
+from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.native.operators import TakeRows
 from model_worker.kernels.native.program import GAP, NotRecordable, Program
-from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
@@ -141,7 +142,7 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
 def _torch_gate(model: CausalLM) -> None:
     for layer in model.model.layers:
         assert isinstance(layer.mlp, GatedMLP)
-        layer.mlp._activate, layer.mlp._gated = silu_and_mul, None
+        layer.mlp._activate, layer.mlp._gated = partial(activate_and_mul, "silu"), None
 
 
 def test_a_model_with_torch_operations_is_not_recorded_and_says_which(

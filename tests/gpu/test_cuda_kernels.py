@@ -5,6 +5,7 @@ Each against the same reference as in tests/cpu/triton, computed on the CPU.
 
 from __future__ import annotations
 
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
@@ -18,10 +19,10 @@ from model_worker.attention.triton import TritonAttention
 from model_worker.device import Device, make_device
 from model_worker.device.cuda import has_fp8
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
-from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.quant.fp8 import Fp8
 from model_worker.sampling.columns import SampleRows
@@ -35,6 +36,8 @@ pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
+
+silu_and_mul = partial(activate_and_mul, "silu")
 
 # Of values around 1: bfloat16 has 8 bits of mantissa, and sums are in float32.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_worker.attention.base import HeadNorms
+from model_worker.kernels.rms_norm import HeadNorms
 
 
 def rope_and_store_kv(

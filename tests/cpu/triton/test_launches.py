@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from benchmarks.gpu.launches import BATCHES, MODELS, Step, count_launches
-from model_worker.kernels.triton.silu_and_mul import silu_and_mul
+from model_worker.kernels.triton.activation import activate_and_mul
 
 RECORDED = json.loads(Path(__file__).with_name("launches.json").read_text())
 
@@ -30,5 +30,5 @@ def test_views_are_no_launches_and_what_an_operation_is_made_of_is() -> None:
         torch.empty_like(x).copy_(x.t().contiguous().view(4, 6))
         x.softmax(1, dtype=torch.float64)
         torch.nn.functional.linear(x, x, x[:, 0])
-        silu_and_mul(x)
+        activate_and_mul("silu", x)
     assert counts.names == ["clone", "sum", "clone", "copy_", "_to_copy", "_softmax", "addmm", "_gate"]

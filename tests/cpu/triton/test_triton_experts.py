@@ -12,13 +12,14 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.expert_choice import choose_experts
-from model_worker.kernels.silu_and_mul import silu_and_mul
 from model_worker.kernels.triton import expert_choice
 from model_worker.kernels.triton.experts import _sorted_by_expert, fused_experts
 from model_worker.loader import load_model
 from model_worker.models.feed_forward import SparseMLP
 from runtime.model_config import ModelConfig
 from tests.cpu.waits import CountWaits
+
+silu_and_mul = partial(activate_and_mul, "silu")
 
 
 def reference(hidden: Tensor, gate_up: Tensor, down: Tensor, weights: Tensor, ids: Tensor) -> Tensor:

@@ -7,16 +7,17 @@ import torch
 from torch import Tensor
 
 from benchmarks.gpu.launches import count_launches
-from model_worker.attention.base import HeadNorms
+from model_worker.kernels import activation as activation_reference
+from model_worker.kernels import combine as combine_reference
 from model_worker.kernels import decode_inputs as inputs_reference
 from model_worker.kernels import fp8_rows as fp8_rows_reference
 from model_worker.kernels import rms_norm as norm_reference
+from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
-from model_worker.kernels.silu_and_mul import silu_and_mul as silu_and_mul_reference
-from model_worker.kernels.triton import decode_inputs, fp8_rows, rope
+from model_worker.kernels.triton import activation, combine, decode_inputs, fp8_rows, rope
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
-from model_worker.kernels.triton.silu_and_mul import silu_and_mul
+from runtime.model_config import Activation
 
 DTYPES = [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}
@@ -62,10 +63,29 @@ def test_fused_add_rms_norm_changes_the_residual_and_returns_its_norm(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize(("tokens", "width"), [(1, 8), (3, 1030), (4, 37), (0, 8)])
-def test_silu_and_mul(tokens: int, width: int, dtype: torch.dtype) -> None:
-    gate_up = normal(tokens, 2 * width, dtype=dtype)
-    assert_close(silu_and_mul(gate_up), silu_and_mul_reference(gate_up))
+def test_activate_and_mul(tokens: int, width: int, name: Activation, dtype: torch.dtype) -> None:
+    gate_up = 3.0 * normal(tokens, 2 * width + 5, dtype=dtype)[:, : 2 * width]
+    expected = activation_reference.activate_and_mul(name, gate_up)
+    assert_close(activation.activate_and_mul(name, gate_up), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("cap", [None, 4.0])
+@pytest.mark.parametrize(("adds", "in_place"), [(False, False), (True, False), (True, True)])
+def test_combine(adds: bool, in_place: bool, cap: float | None, dtype: torch.dtype) -> None:
+    """Values from 1e-4 to beyond the cap; the result in the sum's own memory, too."""
+    x = 10.0 * normal(3, 401, dtype=dtype) ** 3
+    add = normal(3, 401, dtype=dtype, seed=1) if adds else None
+    expected = combine_reference.combine(x, scale=0.37, cap=cap, add=add)
+    out = add if in_place else None
+    got = combine.combine(x, scale=0.37, cap=cap, add=add, out=out)
+    assert_close(got, expected)
+    assert out is None or got is out
+    small = 1e-3 * normal(5, 3, dtype=torch.float32)
+    capped = combine.combine(small, scale=1.0, cap=1.0, add=None, out=None)
+    torch.testing.assert_close(capped, small.tanh(), atol=0.0, rtol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

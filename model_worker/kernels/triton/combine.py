@@ -1,0 +1,53 @@
+"""A product, a soft-cap and a sum of equal shapes, in one launch; see model_worker.kernels.combine.
+
+grid   block of elements
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+def combine(x: Tensor, *, scale: float, cap: float | None, add: Tensor | None, out: Tensor | None) -> Tensor:
+    """As model_worker.kernels.combine.combine; all contiguous."""
+    out = torch.empty_like(x) if out is None else out
+    assert all(each is None or each.is_contiguous() for each in (x, add, out))
+    n = x.numel()
+    if n:
+        _combine[(triton.cdiv(n, BLOCK),)](
+            x, out if add is None else add, out, n, scale, cap or 0.0, CAPS=cap is not None,
+            ADDS=add is not None, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["n", "scale", "cap"])
+def _combine(x, add, out, n, scale, cap, CAPS: tl.constexpr, ADDS: tl.constexpr, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < n
+    dtype = out.dtype.element_ty
+    # Each step is rounded to the dtype, as torch's operations are.
+    value = (tl.load(x + i, mask=inside, other=0.0).to(tl.float32) * scale).to(dtype)
+    if CAPS:
+        value = tl.math.div_rn(value.to(tl.float32), cap).to(dtype)
+        value = _tanh(value.to(tl.float32)).to(dtype)
+        value = (value.to(tl.float32) * cap).to(dtype)
+    if ADDS:
+        other = tl.load(add + i, mask=inside, other=0.0)
+        value = (value.to(tl.float32) + other.to(tl.float32)).to(dtype)
+    tl.store(out + i, value, mask=inside)
+
+
+@triton.jit
+def _tanh(x):
+    """Off by some 1e-6 of itself at most: by exp alone a small x would lose its digits."""
+    t = tl.exp(-2.0 * tl.abs(x))
+    large = (1.0 - t) / (1.0 + t)
+    x2 = x * x
+    small = x * (1.0 - x2 * (1.0 / 3.0 - x2 * (2.0 / 15.0 - x2 * (17.0 / 315.0))))
+    return tl.where(x2 < 0.04, small, tl.where(x < 0.0, -large, large))
