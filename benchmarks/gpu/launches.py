@@ -99,7 +99,7 @@ def count_launches() -> Iterator[CountLaunches]:
 @contextmanager
 def as_if_on_a_gpu() -> Iterator[None]:
     """All code takes the GPU's way, whatever device a tensor is on."""
-    with mock.patch.object(torch.Tensor, "is_cuda", True), torch.inference_mode():
+    with mock.patch.object(torch.Tensor, "is_cuda", True):
         yield
 
 
@@ -125,7 +125,7 @@ class Step:
     """A decode step's launches by graph, and those of one layer in the middle."""
 
     def __init__(self, name: str, batch: int) -> None:
-        with as_if_on_a_gpu():
+        with as_if_on_a_gpu(), torch.inference_mode():
             device = CountingDevice()
             model = _model(name, device)
             marks = _watch(model.model.layers[len(model.model.layers) // 2])
