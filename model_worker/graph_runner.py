@@ -239,7 +239,11 @@ class GraphRunner:
 
     def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
         """From the logits to the tokens; what graph 2 records."""
-        rows = self._column(2, size)
-        tokens = sampler.draw(self._logits[:size], rows, self._positions[:size], kind)
-        self._tokens[:size].copy_(tokens)
-        self._state.future.store(rows, tokens)
+        sampler.draw(
+            self._logits[:size],
+            self._column(2, size),
+            self._positions[:size],
+            kind,
+            out=self._tokens[:size],
+            last_token=self._state.future.last_token,
+        )

@@ -35,6 +35,7 @@ from model_worker.kernels.triton import (
     rope,
     rope_kv_store,
     top_logprobs,
+    truncation,
 )
 from model_worker.kernels.triton.tiles import Heads
 
@@ -126,15 +127,7 @@ def _of_experts() -> Iterator[Variant]:
 
 
 def _of_a_step() -> Iterator[Variant]:
-    kinds = dict.fromkeys(("logits", "temperatures", "top_ps", "min_logit_gaps", "lowest", "scores"), "*fp32")
-    kinds |= dict.fromkeys(("seeds", "positions", "top_ks", "tokens"), "*i64")
-    kinds |= {"cut": "*i32", "ids": "*i32", "greedy": "*i64", "vocab_size": "i32", "num_blocks": "i32"}
-    block = {"BLOCK": draw.BLOCK}
-    yield Variant("draw: cut", draw._cut, block, 16, 3, kinds)
-    for truncates in (False, True):
-        name = "draw: best in block" + (", truncated" if truncates else "")
-        yield Variant(name, draw._best_in_block, {**block, "TRUNCATES": truncates}, 4, 3, kinds)
-    yield Variant("draw: best of blocks", draw._best_of_blocks, {"BLOCK": 128}, 1, 3, kinds)
+    yield from _of_a_draw()
     kinds = dict.fromkeys(("input_ids", "positions", "last_token", "entries", "pages", "lens"), "*i64")
     kinds |= {"n": "i32", "num_entries": "i32"}
     block = {"BLOCK": decode_inputs.BLOCK, "PAGE_SIZE": 16}
@@ -142,6 +135,25 @@ def _of_a_step() -> Iterator[Variant]:
     kinds = dict.fromkeys(("inv_freq", "amplitude", "out"), "*fp32") | {"positions": "*i64"}
     constants = {"HALF": 64, "BLOCK": 64, "SCALES": True}
     yield Variant("rope: cosines and sines", rope._cos_sin, constants, 2, 3, kinds)
+
+
+def _of_a_draw() -> Iterator[Variant]:
+    """Of 151,936 ids."""
+    floats = ("logits", "temperatures", "top_ps", "min_logit_gaps", "highest", "lowest", "scores")
+    integers = ("top_ks", "greedy", "seeds", "positions", "mass", "tokens", "last_token")
+    small = ("histogram", "listed", "num_listed", "ids")
+    kinds = dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i64") | dict.fromkeys(small, "*i32")
+    kinds |= {"vocab_size": "i32", "num_blocks": "i32"}
+    block = {"BLOCK": draw.BLOCK}
+    blocks = {**block, "BLOCKS": 128}
+    yield Variant("draw: extremes", truncation._extremes, block, 4, 3, kinds)
+    yield Variant("draw: count", truncation._count, blocks, 4, 3, kinds)
+    whole, cut = ({"TRUNCATES": cuts, "CAPACITY": truncation.CAPACITY} for cuts in (False, True))
+    yield Variant("draw: best in block", draw._best_in_block, whole | blocks, 8, 3, kinds)
+    yield Variant("draw: best in block, truncated", draw._best_in_block, cut | blocks, 8, 3, kinds)
+    of_row = {"REMEMBERS": True, "BLOCKS": 128, "TILE": draw.TILE, "ID_BITS": 18}
+    yield Variant("draw: best of row", draw._best_of_row, whole | of_row, 1, 3, kinds)
+    yield Variant("draw: best of row, truncated", draw._best_of_row, cut | of_row, 16, 3, kinds)
 
 
 def _of_sampling() -> Iterator[Variant]:

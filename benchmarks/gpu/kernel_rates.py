@@ -1,4 +1,4 @@
-"""How near attention comes to what the device can do: decodes to its copy rate, prompts to its matrices'."""
+"""How near kernels come to a device's limits: decodes and draws to its copies', prompts to its products'."""
 
 from __future__ import annotations
 
@@ -7,12 +7,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from benchmarks.gpu.launches import count_launches
 from benchmarks.gpu.timing import median_ms
+from model_worker.device import Device
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.tiles import DecodeTile, ExtendTile
+from model_worker.sampling.sampler import Sampler
+from runtime.plan import RowSetup
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128  # of Llama-3.1-8B
+DRAWS: dict[str, dict[str, Any]] = {
+    "whole": {},
+    "top-p 0.9": {"top_p": 0.9},
+    "top-k 20, top-p 0.95": {"top_k": 20, "top_p": 0.95},
+}
+LOGITS = {"peaked": 4.0, "flat": 0.01}
+"""Standard deviation."""
 
 
 class Pages(NamedTuple):
@@ -114,3 +125,31 @@ def extend_rate(
         "ms": ms,
         "operations_per_s": work.operations / (ms * 1e-3),
     }
+
+
+def draw_rate(
+    batch: int, kind: str, shape: str, vocab_size: int, device: Device, repeats: int
+) -> dict[str, Any]:
+    """The time of a recorded draw, its launches, and the bytes of its logits per second."""
+    at = device.torch_device
+    sampler = Sampler(device, max_rows=batch, max_len=1, vocab_size=vocab_size)
+    sampler.open_rows([RowSetup(row=row, num_prompt=1, seed=row, **DRAWS[kind]) for row in range(batch)])
+    logits = LOGITS[shape] * torch.randn(batch, vocab_size, device=at)
+    rows = torch.arange(batch, device=at)
+    tokens, last_token = torch.empty_like(rows), torch.empty(batch + 1, dtype=torch.int64, device=at)
+    draw_kind = sampler.draw_kind(rows.cpu().numpy())
+    assert draw_kind is not None
+
+    def work() -> None:
+        sampler.draw(logits, rows, rows, draw_kind, out=tokens, last_token=last_token)
+
+    with count_launches() as launches:
+        work()
+
+    def measured() -> float:
+        return median_ms(device.capture(work).replay, at, repeats)
+
+    # Nothing can be recorded on the stream that everything else is on.
+    ms = device.forward_stream.launch(measured).wait()
+    return {"batch": batch, "draw": kind, "logits": shape, "us": 1e3 * ms, "launches": len(launches.names),
+            "bytes_per_s": logits.nbytes / (ms * 1e-3)}  # fmt: skip

@@ -6,7 +6,7 @@ python -m benchmarks.gpu.stages --out DIR decode --model qwen3-0.6b
 python -m benchmarks.gpu.stages --out DIR --device cpu --tiny      the stages' logic, by Triton's interpreter
 
 device    what it is; the rates of a copy and of a matrix product, which the others are compared with
-kernels   attention of decodes and of a prompt
+kernels   attention of decodes and of a prompt; draws
 decode    a decode step at several batch sizes: floor, step, gap; with and without overlap and graphs; a trace
 serve     the whole runtime over HTTP, with overlap and without
 baseline  the transformers library's continuous batching of the same requests; how much faster `serve` was
@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ import torch
 import triton
 
 from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
-from benchmarks.gpu.kernel_rates import decode_rate, extend_rate
+from benchmarks.gpu.kernel_rates import DRAWS, LOGITS, decode_rate, draw_rate, extend_rate
 from benchmarks.gpu.serving import Load, baseline, serve
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.timing import copy_rate, matrix_rate
@@ -53,6 +54,8 @@ class Sizes:
     repeats: int = 50
     decodes: tuple[tuple[int, int], ...] = ((1, 4096), (8, 4096), (64, 1024), (64, 4096), (256, 1024))
     prompt: int = 8192
+    draws: tuple[int, ...] = (1, 64, 256)
+    vocab_size: int = 151_936
     batches: tuple[int, ...] = (1, 8, 64, 256)
     context: int = 1024
     num_steps: int = 100
@@ -60,7 +63,7 @@ class Sizes:
     overlaps: tuple[bool, ...] = (True, False)  # of `serve`
 
 
-TINY = Sizes(1 << 16, 32, 1, ((1, 20),), 20, (1, 3), 20, 3, Load(3, 20, 6), (False,))
+TINY = Sizes(1 << 16, 32, 1, ((1, 20),), 20, (2,), 300, (1, 3), 20, 3, Load(3, 20, 6), (False,))
 
 
 @dataclass(frozen=True)
@@ -104,11 +107,16 @@ def kernels_stage(bench: Bench) -> dict[str, Any]:
             decodes.append({**rate, "of_copy_rate": rate["bytes_per_s"] / copied})
     prompt = extend_rate(sizes.prompt, 16, device, bench.dtype, sizes.repeats)
     prompt["of_matrix_rate"] = prompt["operations_per_s"] / matrix
+    draws = [
+        draw_rate(batch, kind, logits, sizes.vocab_size, bench.device, sizes.repeats)
+        for batch, kind, logits in product(sizes.draws, DRAWS, LOGITS)
+    ]
     return {
         "copy_bytes_per_s": copied,
         "matrix_operations_per_s": matrix,
         "decode": decodes,
         "prompt": prompt,
+        "draw": draws,
     }
 
 

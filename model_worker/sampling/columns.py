@@ -72,6 +72,7 @@ class SamplingColumns:
         self.temperature, self.top_p, self.top_p_decay, self.top_p_min = self.floats[:, :4].unbind(1)
         self.min_logit_gap, self.repetition, self.presence, self.frequency = self.floats[:, 4:].unbind(1)
         self.seed, self.top_k, self.top_p_age, self.is_greedy, self.min_len = self.integers.unbind(1)
+        self.is_greedy[max_rows] = 1
 
     def open_rows(self, setups: Sequence[RowSetup]) -> None:
         """Replace what the rows' last tenants left. Ids that the vocabulary does not have are ignored."""

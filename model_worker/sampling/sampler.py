@@ -229,10 +229,10 @@ class Sampler:
         decaying = rows_with(features, col.TOP_P_DECAY)
         if not len(decaying):
             return self.draw(logits, who.rows, who.positions, kind)
-        top_p = take(self._columns.top_p, who.rows)
-        at = self._device.tensor(decaying)
-        top_p[at] = self._decay.top_p(who.rows[at])
-        return self.draw(logits, who.rows, who.positions, kind, top_p)
+        top_p = self._columns.top_p.clone()
+        rows = who.rows[self._device.tensor(decaying)]
+        top_p[rows] = self._decay.top_p(rows)
+        return self.draw(logits, who.rows, who.positions, kind, top_p=top_p)
 
     def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
         """What `draw` has to do for the tokens of these rows; None: a draw is not all that they need."""
@@ -242,27 +242,34 @@ class Sampler:
         return DrawKind.TRUNCATED if present & col.TRUNCATES else DrawKind.WHOLE
 
     def draw(
-        self, logits: Tensor, rows: Tensor, positions: Tensor, kind: DrawKind, top_p: Tensor | None = None
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        kind: DrawKind,
+        *,
+        top_p: Tensor | None = None,
+        out: Tensor | None = None,
+        last_token: Tensor | None = None,
     ) -> Tensor:
         """Tokens [n] int64 of logits [n, V], by kernels that read the parameters by row: all of it is decided
-        on the device. rows, positions [n] int64; top_p [n] float32 in place of the rows' own.
+        on the device, and nothing else is launched. rows, positions [n] int64.
+
+        top_p [max_rows + 1] float32: a column in place of the rows' own. out [n] int64 and last_token
+        [max_rows + 1] int64, by row, get the tokens.
         """
         # Imported where a GPU is used, and only there: a CPU needs no triton.
         from model_worker.kernels.triton.draw import draw
 
-        c = self._columns
-        seeds, temperature, greedy = take(c.seed, rows), take(c.temperature, rows), take(c.is_greedy, rows)
-        if kind is DrawKind.WHOLE:
-            return draw(logits, temperature, seeds, positions, greedy)
         return draw(
             logits,
-            temperature,
-            seeds,
+            rows,
             positions,
-            greedy,
-            top_k=take(c.top_k, rows),
-            top_p=take(c.top_p, rows) if top_p is None else top_p,
-            min_logit_gap=take(c.min_logit_gap, rows),
+            self._columns,
+            truncates=kind is DrawKind.TRUNCATED,
+            top_p=top_p,
+            out=out,
+            last_token=last_token,
         )
 
     def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, min_p: bool) -> Tensor:

@@ -29,6 +29,7 @@ from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.plan import RowSetup
 from runtime.wire import pack_ids
+from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 from tests.cpu.triton.test_triton_attention import dense
 from tests.cpu.triton.test_triton_experts import reference as experts_reference
 
@@ -243,3 +244,20 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
             assert on_cpu.logprobs is not None
             assert torch.equal(on_gpu.logprobs.top_ids.cpu(), on_cpu.logprobs.top_ids)
             assert_close(on_gpu.logprobs.top, on_cpu.logprobs.top, 1e-4)
+
+
+@pytest.mark.parametrize("vocab_size", [VOCAB, 151_936])
+@pytest.mark.parametrize("case", CASES)
+def test_draws_are_the_cpus(case: str, vocab_size: int, device: Device) -> None:
+    logits, rows = logits_of(case, vocab_size), np.arange(len(SETUPS))
+
+    def tokens(where: Device) -> Tensor:
+        sampler = Sampler(where, max_rows=16, max_len=64, vocab_size=vocab_size)
+        sampler.open_rows(SETUPS)
+        there = torch.from_numpy(rows).to(where.torch_device)
+        who = SampleRows(there, there + 30, rows, rows + 30)
+        return sampler.sample(logits.to(where.torch_device, copy=True), who, {}).tokens.cpu()
+
+    with torch.inference_mode():
+        # The logarithms of the noise, and exponentials at a border, may differ in their last bit.
+        assert (tokens(device) != tokens(make_device("cpu", threaded=False))).sum() <= 1

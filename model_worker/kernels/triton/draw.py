@@ -1,14 +1,12 @@
-"""Draw a token from each row of logits: temperature, top-k, top-p, min-p and stateless noise, without a sort.
+"""Draw a token for each row of logits: temperature, top-k, top-p, min-p and stateless noise.
 
-    grid   row            `_cut`: the last (logit, id) that may be drawn, by search
-    grid   row × block    `_best_in_block`: the largest logit + noise of each block of the vocabulary
-    grid   row            `_best_of_blocks`
+    grid   row × block   `_extremes`, `_count` of truncation.py, which says how rows are cut; if one is
+    grid   row × block   `_best_in_block`: the largest logit + noise of what is surely kept; lists what may be
+    grid   row           `_best_of_row`: the largest of the blocks' and of what is kept of the list
 
-Ids are ordered by logit, largest first, equal logits by id; top-k and top-p keep a beginning of that order,
-so its last element says it all. It is found digit by digit: the bits of a float, read as an integer, are in
-the order of the floats, and each pass over the row counts (top-k) or weighs (top-p) what lies above eight
-candidates at once. Mass is counted in integers, as in model_worker.sampling.truncation: sums are exact and
-the same in any order.
+Each program reads its row's parameters by row: a launch serves any batch, greedy rows among it, and the host
+sends no list of whom it is about. The last one stores the token wherever it is wanted, so a draw is all that
+lies between the logits and the next step.
 """
 
 from __future__ import annotations
@@ -18,245 +16,224 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.triton import truncation
+from model_worker.kernels.triton.truncation import (
+    NUM_BUCKETS,
+    Scratch,
+    _bucket,
+    _count,
+    _cut,
+    _doubtful,
+    _extremes,
+    _limits,
+    _mass,
+    _scale,
+    _scaled,
+    _window,
+)
+from model_worker.sampling.columns import SamplingColumns
+
 BLOCK = 2048
-LOWEST_KEY: tl.constexpr = tl.constexpr(-(1 << 31))
+TILE = 1024
+"""Doubtful ids that are looked at together."""
 HIGHEST_ID: tl.constexpr = tl.constexpr((1 << 31) - 1)
-MASS_ONE: tl.constexpr = tl.constexpr(float(1 << 40))
-NUM_DIGITS: tl.constexpr = tl.constexpr(8)
-NUM_PASSES: tl.constexpr = tl.constexpr(11)
-"""33 bits, three at a time."""
 
 
 def draw(
     logits: Tensor,
-    temperature: Tensor,
-    seeds: Tensor,
+    rows: Tensor,
     positions: Tensor,
-    greedy: Tensor,
+    columns: SamplingColumns,
     *,
-    top_k: Tensor | None = None,
+    truncates: bool,
     top_p: Tensor | None = None,
-    min_logit_gap: Tensor | None = None,
+    out: Tensor | None = None,
+    last_token: Tensor | None = None,
 ) -> Tensor:
-    """One token for each row, [n] int64, as model_worker.sampling.sampler draws it.
+    """One token for each row, [n] int64, in `out` if it is given; as model_worker.sampling.sampler draws it.
 
-    logits [n, V] float32 contiguous; temperature [n] float32; seeds, positions [n] int64; greedy [n] (bool or
-    int): the largest logit, no noise. top_k [n] int64 (0 keeps all), top_p [n] float32 (1 keeps all) and
-    min_logit_gap [n] float32 (-inf keeps all) together or not at all; None: no row is truncated.
+    logits [n, V] float32 contiguous; rows, positions [n] int64. truncates: some row has top-k, top-p or
+    min-p; without it they are not looked at. top_p [max_rows + 1] float32: in place of the columns' own.
+    last_token [max_rows + 1] int64: gets the tokens, too, by row. Two launches, four with `truncates`.
     """
     num_rows, vocab_size = logits.shape
     device = logits.device
-    tokens = torch.empty(num_rows, dtype=torch.int64, device=device)
+    tokens = torch.empty(num_rows, dtype=torch.int64, device=device) if out is None else out
     if num_rows == 0:
         return tokens
-    truncates = top_k is not None
-    cut = torch.empty((num_rows, 2), dtype=torch.int32, device=device)
-    lowest = torch.empty(num_rows, dtype=torch.float32, device=device)
-    if truncates:
-        _cut[(num_rows,)](
-            logits, temperature, top_k, top_p, min_logit_gap, greedy, cut, lowest, vocab_size,
-            BLOCK=BLOCK, num_warps=16,
-        )  # fmt: skip
     num_blocks = triton.cdiv(vocab_size, BLOCK)
+    s = Scratch.empty(num_rows if truncates else 0, num_blocks, device)
     scores = torch.empty((num_rows, num_blocks), dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=device)
-    _best_in_block[(num_rows, num_blocks)](
-        logits, temperature, seeds, positions, greedy, cut, lowest, scores, ids, vocab_size,
-        TRUNCATES=truncates, BLOCK=BLOCK, num_warps=4,
+    c = columns
+    top_p = c.top_p if top_p is None else top_p
+    limits = (rows, c.temperature, c.top_k, top_p, c.min_logit_gap, c.is_greedy)
+    strides = (c.temperature.stride(0), c.top_k.stride(0), top_p.stride(0))
+    grid, blocks = (num_rows, num_blocks), triton.next_power_of_2(num_blocks)
+    if truncates:
+        _extremes[grid](
+            logits, *limits, s.highest, s.lowest, s.histogram, s.num_listed, vocab_size, *strides,
+            BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+        _count[grid](
+            logits, *limits, s.highest, s.lowest, s.histogram, vocab_size, *strides,
+            BLOCKS=blocks, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+    capacity = truncation.CAPACITY
+    _best_in_block[grid](
+        logits, *limits, c.seed, positions, *s, scores, ids, vocab_size, *strides,
+        TRUNCATES=truncates, CAPACITY=capacity, BLOCKS=blocks, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
-    _best_of_blocks[(num_rows,)](
-        scores, ids, tokens, num_blocks, BLOCK=triton.next_power_of_2(num_blocks), num_warps=1
-    )
+    _best_of_row[(num_rows,)](
+        logits, *limits, c.seed, positions, *s, scores, ids, tokens,
+        tokens if last_token is None else last_token, vocab_size, num_blocks, *strides,
+        TRUNCATES=truncates, REMEMBERS=last_token is not None, CAPACITY=capacity, BLOCKS=blocks, TILE=TILE,
+        ID_BITS=(vocab_size - 1).bit_length(), num_warps=16 if truncates else 1,
+    )  # fmt: skip
     return tokens
 
 
 @triton.jit
-def _key(x):
-    """int32 in the order of the floats; -0.0 counts as 0.0."""
-    bits = (x + 0.0).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+def _gumbel(words):
+    """As model_worker.sampling.noise.gumbel."""
+    uniform = tl.maximum((words >> 8).to(tl.float32), 0.5) * (2.0**-24)
+    return -tl.log(-tl.log(uniform))
 
 
 @triton.jit
-def _scaled(logits, row, vocab_size, temperature, start, BLOCK: tl.constexpr):
-    """(logit / temperature, id, whether there is such an id) of one block."""
-    token = start + tl.arange(0, BLOCK)
-    inside = token < vocab_size
-    x = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
-    return tl.math.div_rn(x, temperature), token, inside
+def _noise_of_block(seed, position, start, BLOCK: tl.constexpr):
+    """[BLOCK] float32, of the ids from `start` on: one counter makes the noise of four."""
+    quad = (start // 4 + tl.arange(0, BLOCK // 4)).to(tl.uint32)
+    zero = quad * 0
+    w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero, zero)
+    return _gumbel(tl.interleave(tl.interleave(w0, w2), tl.interleave(w1, w3)))
 
 
 @triton.jit
-def _mass(x, highest):
-    """Unnormalised probability in units of 2^-40."""
-    return (tl.exp(x - highest) * MASS_ONE).to(tl.int64)
+def _noise_of(seed, position, token):
+    """float32 of each id."""
+    quad, lane = (token // 4).to(tl.uint32), token % 4
+    zero = quad * 0
+    w0, w1, w2, w3 = tl.philox(seed, quad, zero + position, zero, zero)
+    return _gumbel(tl.where(lane < 2, tl.where(lane == 0, w0, w1), tl.where(lane == 2, w2, w3)))
 
 
 @triton.jit
-def _cut(
-    logits, temperatures, top_ks, top_ps, min_logit_gaps, greedy, cut, lowest, vocab_size,
-    BLOCK: tl.constexpr,
-):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    temperature = tl.load(temperatures + row)
-    top_k = tl.load(top_ks + row)
-    top_p = tl.load(top_ps + row)
-    highest = float("-inf")
-    for start in range(0, vocab_size, BLOCK):
-        x, _, _ = _scaled(logits, row, vocab_size, temperature, start, BLOCK)
-        highest = tl.maximum(highest, tl.max(x, 0))
-    tl.store(lowest + row, highest + tl.load(min_logit_gaps + row))
-
-    last_key = tl.zeros([], tl.int32) + LOWEST_KEY
-    num_equal = tl.zeros([], tl.int64) + vocab_size
-    """How many of those with the last key are kept."""
-    is_greedy = tl.load(greedy + row) != 0
-    has_k = (top_k > 0) & (top_k < vocab_size) & (is_greedy == 0)
-    has_p = (top_p < 1.0) & (is_greedy == 0)
-    above = tl.zeros([], tl.int64)
-    mass_above = tl.zeros([], tl.int64)
-    count = tl.zeros([], tl.int64)
-    """How many have the last key."""
-    mass_at = tl.zeros([], tl.int64)
-    if has_k:
-        last_key = _search(logits, row, vocab_size, temperature, highest, top_k.to(tl.float64), False, BLOCK)
-    if has_k | has_p:
-        above, mass_above, count, mass_at = _sums(
-            logits, row, vocab_size, temperature, highest, last_key, BLOCK
-        )
-    if has_k:
-        num_equal = top_k - above
-    if has_p:
-        # The mass that top-k leaves is what p is a share of.
-        each = mass_at // tl.maximum(count, 1)
-        mass = mass_above + each * tl.minimum(num_equal, count)
-        budget = top_p.to(tl.float64) * mass.to(tl.float64)
-        p_key = _search(logits, row, vocab_size, temperature, highest, budget, True, BLOCK)
-        if p_key >= last_key:
-            _, before, count_at_p, total = _sums(logits, row, vocab_size, temperature, highest, p_key, BLOCK)
-            one = tl.maximum(total // tl.maximum(count_at_p, 1), 1)
-            # So many have less than the budget before them.
-            kept = tl.math.ceil((budget - before.to(tl.float64)) / one.to(tl.float64)).to(tl.int64)
-            kept = tl.where(total > 0, kept, count_at_p)
-            kept = tl.maximum(kept, 1)
-            num_equal = tl.where(p_key > last_key, kept, tl.minimum(num_equal, kept))
-            count = count_at_p
-            last_key = p_key
-    tl.store(cut + 2 * row, last_key)
-    last_id = tl.zeros([], tl.int32) + HIGHEST_ID
-    if num_equal < count:
-        last_id = _nth_id(logits, row, vocab_size, temperature, last_key, num_equal, BLOCK)
-    tl.store(cut + 2 * row + 1, last_id)
+def _best(score, token, among):
+    """(largest score, the lowest id that has it) among some."""
+    top = tl.max(tl.where(among, score, float("-inf")), 0)
+    return top, tl.min(tl.where(among & (score == top), token, HIGHEST_ID), 0)
 
 
 @triton.jit
-def _search(logits, row, vocab_size, temperature, highest, bound, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The smallest key above which less than `bound` lies: of ids, or of mass."""
-    digit = tl.arange(0, NUM_DIGITS)
-    base = tl.zeros([], tl.int64) + LOWEST_KEY
-    """All smaller keys have at least `bound` above them."""
-    width = tl.zeros([], tl.int64) + (1 << 33)
-    for _pass in range(NUM_PASSES):
-        width = width // NUM_DIGITS
-        # Candidate i is the last key of the i-th part of what is left.
-        candidate = base + (digit + 1).to(tl.int64) * width - 1
-        sums = tl.zeros([NUM_DIGITS], tl.int64)
-        for start in range(0, vocab_size, BLOCK):
-            x, _, inside = _scaled(logits, row, vocab_size, temperature, start, BLOCK)
-            key = _key(x).to(tl.int64)
-            if BY_MASS:
-                amount = tl.where(inside, _mass(x, highest), 0)
-            else:
-                amount = inside.to(tl.int64)
-            above = key[:, None] > candidate[None, :]
-            sums += tl.sum(tl.where(above, amount[:, None], 0), 0)
-        # The first part whose last key has less than the bound above it holds the smallest such key.
-        too_many = (sums.to(tl.float64) >= bound).to(tl.int64)
-        base += tl.sum(too_many, 0) * width
-    return base.to(tl.int32)
-
-
-@triton.jit
-def _sums(logits, row, vocab_size, temperature, highest, last_key, BLOCK: tl.constexpr):
-    """(number, mass) of the ids with a larger key, then of those with this key."""
-    above = tl.zeros([], tl.int64)
-    mass_above = tl.zeros([], tl.int64)
-    count = tl.zeros([], tl.int64)
-    mass_at = tl.zeros([], tl.int64)
-    for start in range(0, vocab_size, BLOCK):
-        x, _, inside = _scaled(logits, row, vocab_size, temperature, start, BLOCK)
-        key = _key(x)
-        mass = _mass(x, highest)
-        larger = inside & (key > last_key)
-        equal = inside & (key == last_key)
-        above += tl.sum(larger.to(tl.int64), 0)
-        mass_above += tl.sum(tl.where(larger, mass, 0), 0)
-        count += tl.sum(equal.to(tl.int64), 0)
-        mass_at += tl.sum(tl.where(equal, mass, 0), 0)
-    return above, mass_above, count, mass_at
-
-
-@triton.jit
-def _nth_id(logits, row, vocab_size, temperature, last_key, n, BLOCK: tl.constexpr):
-    """The id of the n-th of those with this key, counted from 1 and from the lowest id on."""
-    found = tl.zeros([], tl.int32) + HIGHEST_ID
-    seen = tl.zeros([], tl.int64)
-    for start in range(0, vocab_size, BLOCK):
-        x, token, inside = _scaled(logits, row, vocab_size, temperature, start, BLOCK)
-        at = (inside & (_key(x) == last_key)).to(tl.int64)
-        rank = seen + tl.cumsum(at, 0)
-        is_it = (at > 0) & (rank == n)
-        found = tl.minimum(found, tl.min(tl.where(is_it, token, HIGHEST_ID), 0))
-        seen += tl.sum(at, 0)
-    return found
+def _lowest(top, gap):
+    """The least logit that min-p leaves; an infinite `top` less nothing would be no number."""
+    return tl.where(gap > float("-inf"), top + gap, float("-inf"))
 
 
 @triton.jit
 def _best_in_block(
-    logits, temperatures, seeds, positions, greedy, cut, lowest, scores, ids, vocab_size,
-    TRUNCATES: tl.constexpr, BLOCK: tl.constexpr,
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, seeds, positions,
+    highest, lowest, histogram, listed, num_listed, mass, scores, ids,
+    vocab_size, float_stride, integer_stride, top_p_stride,
+    TRUNCATES: tl.constexpr, CAPACITY: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.program_id(1)
-    temperature = tl.load(temperatures + row)
-    is_greedy = tl.load(greedy + row) != 0
-    seed = tl.load(seeds + row)
-    position = tl.load(positions + row).to(tl.uint32)
-    quad = (block * (BLOCK // 4) + tl.arange(0, BLOCK // 4)).to(tl.uint32)
-    zero = quad * 0
-    words = tl.philox(seed, quad, zero + position, zero, zero)
-    best = float("-inf")
-    best_id = tl.zeros([], tl.int32) + HIGHEST_ID
-    for lane in tl.static_range(4):
-        token = block * BLOCK + 4 * tl.arange(0, BLOCK // 4) + lane
-        inside = token < vocab_size
-        logit = tl.load(logits + row * vocab_size + token, mask=inside, other=float("-inf"))
-        x = tl.math.div_rn(logit, temperature)
-        uniform = tl.maximum((words[lane] >> 8).to(tl.float32), 0.5) * (2.0**-24)
-        noisy = x - tl.log(-tl.log(uniform))
-        if TRUNCATES:
-            key = _key(x)
-            last_key = tl.load(cut + 2 * row)
-            last_id = tl.load(cut + 2 * row + 1)
-            kept = (key > last_key) | ((key == last_key) & (token <= last_id))
-            kept = kept & (x >= tl.load(lowest + row))
-            noisy = tl.where(kept, noisy, float("-inf"))
-        score = tl.where(inside, tl.where(is_greedy, logit, noisy), float("-inf"))
-        top = tl.max(score, 0)
-        top_id = tl.min(tl.where(inside & (score == top), token, HIGHEST_ID), 0)
-        best_id = tl.where(top > best, top_id, tl.where(top == best, tl.minimum(best_id, top_id), best_id))
-        best = tl.maximum(best, top)
-    num_blocks = tl.num_programs(1)
-    tl.store(scores + row * num_blocks + block, best)
-    tl.store(ids + row * num_blocks + block, best_id)
+    i, block, num_blocks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
+    row = tl.load(rows + i)
+    is_greedy = tl.load(greedy + row * integer_stride) != 0
+    # A greedy row's logits are compared as they are.
+    temperature = tl.where(is_greedy, 1.0, tl.load(temperatures + row * float_stride))
+    x, token, kept = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
+    if TRUNCATES:
+        k, p, gap = _limits(
+            row,
+            top_ks,
+            top_ps,
+            min_logit_gaps,
+            greedy,
+            vocab_size,
+            float_stride,
+            integer_stride,
+            top_p_stride,
+        )
+        if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
+            top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
+            if (k < vocab_size) | (p < 1.0):
+                first, last, _num_above, k = _window(histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size)
+                bucket = _bucket(x, top, per_nat)
+                is_above = kept & (bucket < first)
+                each = _mass(x, top)
+                at = mass + 2 * (i * num_blocks + block)
+                tl.store(at, tl.sum(tl.where(is_above, each, 0), 0))
+                tl.store(at + 1, tl.sum(tl.where(kept, each, 0), 0))
+                doubtful = kept & (bucket >= first) & (bucket <= last)
+                num = tl.sum(doubtful.to(tl.int32), 0)
+                if num > 0:
+                    place = tl.atomic_add(num_listed + i, num, sem="relaxed")
+                    place += tl.cumsum(doubtful.to(tl.int32), 0) - 1
+                    tl.store(listed + i * CAPACITY + place, token, mask=doubtful & (place < CAPACITY))
+                kept = is_above
+            kept = kept & (x >= _lowest(top, gap))
+    best, best_id = float("-inf"), HIGHEST_ID
+    if tl.sum(kept.to(tl.int32), 0) > 0:
+        if is_greedy == 0:
+            position = tl.load(positions + i).to(tl.uint32)
+            x += _noise_of_block(tl.load(seeds + row * integer_stride), position, block * BLOCK, BLOCK)
+        best, best_id = _best(x, token, kept)
+    tl.store(scores + i * num_blocks + block, best)
+    tl.store(ids + i * num_blocks + block, best_id)
 
 
 @triton.jit
-def _best_of_blocks(scores, ids, tokens, num_blocks, BLOCK: tl.constexpr):
-    row = tl.program_id(0).to(tl.int64)
-    i = tl.arange(0, BLOCK)
-    inside = i < num_blocks
-    score = tl.load(scores + row * num_blocks + i, mask=inside, other=float("-inf"))
-    token = tl.load(ids + row * num_blocks + i, mask=inside, other=HIGHEST_ID)
-    top = tl.max(score, 0)
-    tl.store(tokens + row, tl.min(tl.where(score == top, token, HIGHEST_ID), 0).to(tl.int64))
+def _best_of_row(
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, seeds, positions,
+    highest, lowest, histogram, listed, num_listed, mass, scores, ids, tokens, last_token,
+    vocab_size, num_blocks, float_stride, integer_stride, top_p_stride,
+    TRUNCATES: tl.constexpr, REMEMBERS: tl.constexpr, CAPACITY: tl.constexpr, BLOCKS: tl.constexpr,
+    TILE: tl.constexpr, ID_BITS: tl.constexpr,
+):  # fmt: skip
+    i = tl.program_id(0).to(tl.int64)
+    row = tl.load(rows + i)
+    b = tl.arange(0, BLOCKS)
+    inside = b < num_blocks
+    score = tl.load(scores + i * num_blocks + b, mask=inside, other=float("-inf"))
+    best, token = _best(score, tl.load(ids + i * num_blocks + b, mask=inside, other=HIGHEST_ID), inside)
+    if TRUNCATES:
+        k, p, gap = _limits(
+            row,
+            top_ks,
+            top_ps,
+            min_logit_gaps,
+            greedy,
+            vocab_size,
+            float_stride,
+            integer_stride,
+            top_p_stride,
+        )
+        if (k < vocab_size) | (p < 1.0):
+            top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
+            first, last, num_above, k = _window(histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size)
+            at = mass + 2 * (i * num_blocks + b)
+            mass_above = tl.sum(tl.load(at, mask=inside, other=0), 0)
+            mass_of_all = tl.sum(tl.load(at + 1, mask=inside, other=0), 0)
+            num = tl.load(num_listed + i)
+            # A list that does not hold all is not read.
+            held = tl.where(num <= CAPACITY, num, 0)
+            num = tl.where(num <= CAPACITY, num, vocab_size)
+            temperature = tl.load(temperatures + row * float_stride)
+            doubtful = (logits + i * vocab_size, temperature, num, listed + i * CAPACITY, held)
+            window = (top, per_nat, first, last)
+            cut = _cut(doubtful, window, k, p, num_above, mass_above, mass_of_all, vocab_size, TILE, ID_BITS)
+            seed = tl.load(seeds + row * integer_stride)
+            position = tl.load(positions + i).to(tl.uint32)
+            for start in range(0, num, TILE):
+                each, x, order, kept = _doubtful(doubtful, window, start, TILE, ID_BITS)
+                kept = kept & (order >= cut) & (x >= _lowest(top, gap))
+                other, other_id = _best(x + _noise_of(seed, position, each), each, kept)
+                is_better = (other > best) | ((other == best) & (other_id < token))
+                best, token = tl.where(is_better, other, best), tl.where(is_better, other_id, token)
+    # Where all are no numbers there is no best one.
+    token = tl.minimum(token, vocab_size - 1).to(tl.int64)
+    tl.store(tokens + i, token)
+    if REMEMBERS:
+        tl.store(last_token + row, token)

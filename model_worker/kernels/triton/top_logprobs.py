@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_worker.kernels.triton.draw import _key
+from model_worker.kernels.triton.truncation import _key
 
 BLOCK = 4096
 LOWEST: tl.constexpr = tl.constexpr(-(1 << 63))

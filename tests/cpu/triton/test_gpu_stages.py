@@ -19,6 +19,7 @@ def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> Non
     kernels = json.loads((tmp_path / "kernels.json").read_text())
     assert {entry["page_size"] for entry in kernels["decode"]} == {1, 16}
     assert kernels["prompt"]["of_matrix_rate"] > 0
+    assert [draw["launches"] for draw in kernels["draw"]] == [2, 2, 4, 4, 4, 4]
     decode = json.loads((tmp_path / "decode-tiny.json").read_text())
     seen = {(each["batch"], each["graphs"], each["overlap"]) for each in decode["ms"]}
     assert seen == set(product((1, 3), (True, False), (True, False)))

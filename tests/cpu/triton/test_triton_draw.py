@@ -1,103 +1,104 @@
-"""The draw kernels against the torch sampler's own functions: same noise, same candidates, same tokens."""
+"""The draw kernels against the torch sampler: the same tokens, whoever else is in the batch."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from model_worker.kernels.triton.draw import draw
-from model_worker.sampling.noise import perturbed
-from model_worker.sampling.truncation import candidates
+from benchmarks.gpu.launches import count_launches
+from model_worker.kernels.triton import truncation
+from model_worker.sampling.sampler import DrawKind, Sampler
+from runtime.plan import RowSetup
 from tests.cpu.sampler_driver import CPU, random_logits, sampler_with, setup, who
+from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 
-VOCAB_SIZE = 5003
-
-
-def random_rows(num_rows: int, seed: int, *, steps: float = 0.0) -> Tensor:
-    """Logits; with `steps` they are multiples of it, so that many are equal."""
-    logits = 4.0 * torch.randn(num_rows, VOCAB_SIZE, generator=torch.Generator().manual_seed(seed))
-    return (logits / steps).round() * steps if steps else logits
+VOCAB = 2500  # one block and a part of one
+# The interpreter is NumPy, which warns of differences of infinities.
+lets_numpy_warn = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-def columns(num_rows: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(temperature, seeds, positions)."""
-    generator = torch.Generator().manual_seed(num_rows)
-    return (
-        0.5 + torch.rand(num_rows, generator=generator),
-        torch.randint(0, (1 << 63) - 1, (num_rows,), generator=generator),
-        torch.randint(0, 1 << 20, (num_rows,), generator=generator),
-    )
+def both(setups: Sequence[RowSetup], logits: Tensor) -> tuple[list[int], list[int]]:
+    """(tokens by kernel, tokens by torch)."""
+    sampler = sampler_with(CPU, *setups, vocab=logits.shape[1])
+    whose = who([s.row for s in setups], [30 + 7 * i for i in range(len(setups))])
+    features = sampler._columns.features[whose.rows_host]
+    with torch.inference_mode():
+        expected = sampler._draw(logits.clone(), whose, features)
+        return sampler._draw_by_kernel(logits, whose, features).tolist(), expected.tolist()
 
 
-def reference(
-    logits: Tensor, temperature: Tensor, seeds: Tensor, positions: Tensor, left: Tensor | None = None
-) -> Tensor:
-    x = logits / temperature[:, None] if left is None else left
-    return perturbed(x, seeds, positions, prune=False).argmax(dim=1)
+@lets_numpy_warn
+@pytest.mark.parametrize("case", CASES)
+def test_draws_take_the_tokens_of_the_torch_sampler(case: str) -> None:
+    got, expected = both(SETUPS, logits_of(case, VOCAB))
+    assert got == expected
 
 
-def test_whole_vocabulary_draws_take_the_tokens_of_the_torch_sampler() -> None:
-    logits, (temperature, seeds, positions) = random_rows(6, 1), columns(6)
-    greedy = torch.tensor([False] * 6)
-    tokens = draw(logits, temperature, seeds, positions, greedy)
-    assert torch.equal(tokens, reference(logits, temperature, seeds, positions))
+@pytest.mark.parametrize("case", ["flat", "many equal", "all equal"])
+def test_a_list_that_is_too_short_changes_no_token(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(truncation, "CAPACITY", 16)
+    got, expected = both(SETUPS, logits_of(case, VOCAB))
+    assert got == expected
 
 
-def test_greedy_rows_take_the_largest_logit_and_of_equals_the_lowest_id() -> None:
-    logits, (temperature, seeds, positions) = random_rows(4, 2), columns(4)
-    logits[1, [4000, 17, 2500]] = 99.0
-    tokens = draw(logits, temperature, seeds, positions, torch.tensor([True, True, False, True]))
-    assert tokens[[0, 1, 3]].tolist() == logits.argmax(dim=1)[[0, 1, 3]].tolist()
-    assert tokens[1] == 17
+@pytest.mark.parametrize("vocab_size", [1, 3, 2048])
+def test_vocabularies_of_any_size(vocab_size: int) -> None:
+    got, expected = both(SETUPS, logits_of("peaked", vocab_size))
+    assert got == expected
 
 
-@pytest.mark.parametrize("steps", [0.0, 1.5])
-@pytest.mark.parametrize("seed", [3, 4])
-def test_truncated_draws_take_the_tokens_of_the_torch_sampler(seed: int, steps: float) -> None:
-    """All kinds of rows in one launch; with `steps` the borders lie among equal logits."""
-    top_k = torch.tensor([1, 50, 0, 0, 700, 3, 0, 10**6])
-    top_p = torch.tensor([1.0, 1.0, 0.9, 0.3, 0.5, 0.999, 1.0, 1e-6])
-    min_p = torch.tensor([0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.2, 0.0])
-    gap = torch.where(min_p > 0, min_p.log(), -math.inf)
-    num_rows = len(top_k)
-    logits, (temperature, seeds, positions) = random_rows(num_rows, seed, steps=steps), columns(num_rows)
-    logits[:, 100:110] = -math.inf
-    x = logits / temperature[:, None]
-    values, ids = candidates(x, top_k, top_p, gap, max_top_k=int(top_k.max()), one_pass=True)
-    left = torch.full_like(x, -math.inf).scatter_(1, ids, values)
-    expected = reference(logits, temperature, seeds, positions, left)
-    greedy = torch.zeros(num_rows, dtype=torch.bool)
-    tokens = draw(logits, temperature, seeds, positions, greedy, top_k=top_k, top_p=top_p, min_logit_gap=gap)
-    assert tokens.tolist() == expected.tolist()
+def test_batches_in_which_nothing_is_cut() -> None:
+    logits = random_logits(4, vocab=VOCAB)
+    logits[1, [2400, 17, 2100]] = 99.0
+    got, expected = both([setup(row, seed=row, temperature=row % 2) for row in (5, 2, 9, 0)], logits)
+    assert got == expected
+    assert got[1] == 17
+
+
+def test_a_top_p_that_decays_takes_the_place_of_the_rows_own() -> None:
+    decaying = {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.1}
+    setups = [setup(row, seed=row, **decaying, top_p_age=row) for row in range(4)] + [setup(7, top_p=0.4)]
+    got, expected = both(setups, random_logits(5, vocab=VOCAB))
+    assert got == expected
+
+
+@lets_numpy_warn
+def test_what_is_no_number_still_gives_a_token() -> None:
+    """Which one is not said, but the next step must find it in the vocabulary."""
+    logits = logits_of("peaked", VOCAB)
+    logits[:, ::2] = math.nan
+    logits[::2] = math.nan
+    sampler = sampler_with(CPU, *SETUPS, vocab=VOCAB)
+    rows = torch.arange(len(SETUPS))
+    tokens = sampler.draw(logits, rows, rows, DrawKind.TRUNCATED)
+    assert ((tokens >= 0) & (tokens < VOCAB)).all()
 
 
 def test_no_rows() -> None:
-    none = torch.empty(0)
-    assert draw(torch.empty(0, 8), none, none.long(), none.long(), none.bool()).shape == (0,)
+    sampler, none = sampler_with(CPU, setup(0)), torch.empty(0, dtype=torch.int64)
+    assert sampler.draw(torch.empty(0, 8), none, none, DrawKind.TRUNCATED).shape == (0,)
 
 
-def test_the_sampler_draws_the_same_by_kernel_and_by_torch() -> None:
-    kinds: list[dict[str, object]] = [
-        {"temperature": 0.0},
-        {"temperature": 0.8},
-        {"temperature": 1.3, "top_k": 7},
-        {"top_p": 0.6},
-        {"temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
-        {"min_p": 0.1},
-        {"top_p": 0.9, "top_p_decay": 0.5, "top_p_min": 0.1, "top_p_age": 2},
-    ]
-    rows = list(range(len(kinds)))
-    setups = [setup(row, seed=row + 5, **kind) for row, kind in enumerate(kinds)]
-    sampler = sampler_with(CPU, *setups)
-    logits, whose = random_logits(len(kinds)), who(rows, [30 + row for row in rows])
-    features = sampler._columns.features[whose.rows_host]
-    expected = sampler._draw(logits.clone(), whose, features)
-    assert sampler._draw_by_kernel(logits.clone(), whose, features).tolist() == expected.tolist()
-    plain = [0, 1]
-    some = who(plain, [3, 4])
-    features = sampler._columns.features[some.rows_host]
-    expected = sampler._draw(logits[plain], some, features)
-    assert sampler._draw_by_kernel(logits[plain], some, features).tolist() == expected.tolist()
+@pytest.mark.parametrize(("kind", "num_launches"), [(DrawKind.WHOLE, 2), (DrawKind.TRUNCATED, 4)])
+def test_a_draw_launches_its_kernels_and_nothing_else(kind: DrawKind, num_launches: int) -> None:
+    sampler = sampler_with(CPU, setup(0), vocab=VOCAB)
+    logits, rows, out, last_token = torch.empty(3, VOCAB), *torch.zeros(3, 3, dtype=torch.int64).unbind()
+    with count_launches() as launches:
+        sampler.draw(logits, rows, rows, kind, out=out, last_token=last_token)
+    assert len(launches.names) == num_launches
+
+
+def test_tokens_are_stored_for_the_caller_and_by_row() -> None:
+    rows, padding = [9, 4, 0], 64
+    sampler: Sampler = sampler_with(CPU, *(setup(row, seed=row, top_p=0.7) for row in rows))
+    logits, everyone = random_logits(4), torch.tensor([*rows, padding])
+    out, last_token = torch.full((4,), -1), torch.full((padding + 1,), -1)
+    got = sampler.draw(logits, everyone, torch.arange(4), DrawKind.TRUNCATED, out=out, last_token=last_token)
+    assert got is out
+    assert last_token[everyone].tolist() == out.tolist()
+    assert (last_token >= 0).sum() == 4
+    assert out[3] == logits[3].argmax()  # nobody's row is greedy

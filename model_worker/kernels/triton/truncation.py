@@ -1,0 +1,275 @@
+"""Top-k, top-p and min-p of rows of logits, cut without a sort by programs that share each row's vocabulary.
+
+    grid   row × block   `_extremes`        the largest and the smallest logit of each block
+    grid   row × block   `_count`           how many ids 256 buckets have, from the largest logit down
+    grid   row × block   `_best_in_block`   from the counts, the few buckets that the cut may lie in
+                                            (`_window`): draws from those above, lists the ids in them
+    grid   row           `_best_of_row`     the cut among those listed (`_cut`)
+
+The last two are the draw's. Ids are ordered by logit, largest first, equal logits by id; each of top-k and
+top-p keeps a beginning of that order, so its last element says it all, and nearly every id is decided by its
+bucket alone. The counts give top-k's bucket exactly and bounds of the mass above and below each, between
+which top-p's share is reached: two or three buckets. So a row is read three times, whatever its parameters,
+and some hundred ids are searched. Where more are in doubt than a list holds (tens of thousands of equal
+logits, or top-p beside such a top-k) the search goes over the whole row. Mass is counted in integers, as in
+model_worker.sampling.truncation: sums are exact and the same in any order.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+CAPACITY = 1 << 14
+"""Ids of a row's list: 64 KiB."""
+NUM_BUCKETS: tl.constexpr = tl.constexpr(256)
+MASS_ONE: tl.constexpr = tl.constexpr(float(1 << 40))
+WEIGHTLESS: tl.constexpr = tl.constexpr(28.0)
+"""Ids so far below the largest logit have no mass: exp(-28) < 2^-40."""
+NARROWEST: tl.constexpr = tl.constexpr(1e-6)
+SLACK: tl.constexpr = tl.constexpr(1e-4)
+"""More than what the bounds of a bucket's mass lose by rounding."""
+NUM_PARTS: tl.constexpr = tl.constexpr(16)
+FIRST_OF_ALL: tl.constexpr = tl.constexpr((1 << 63) - 1)
+LAST_OF_ALL: tl.constexpr = tl.constexpr(-(1 << 63))
+
+
+class Scratch(NamedTuple):
+    """What the launches of one truncated draw tell each other."""
+
+    highest: Tensor  # [n, blocks] float32
+    lowest: Tensor  # [n, blocks] float32, of the finite logits
+    histogram: Tensor  # [n, NUM_BUCKETS] int32
+    listed: Tensor  # [n, CAPACITY] int32 ids, in no order
+    num_listed: Tensor  # [n] int32, more than CAPACITY where they did not fit
+    mass: Tensor  # [n, blocks, 2] int64: of the ids above the window, of all
+
+    @classmethod
+    def empty(cls, num_rows: int, num_blocks: int, device: torch.device) -> Scratch:
+        def of(dtype: torch.dtype, *shape: int) -> Tensor:
+            return torch.empty((num_rows, *shape), dtype=dtype, device=device)
+
+        return cls(
+            highest=of(torch.float32, num_blocks),
+            lowest=of(torch.float32, num_blocks),
+            histogram=of(torch.int32, NUM_BUCKETS.value),
+            listed=of(torch.int32, CAPACITY),
+            num_listed=of(torch.int32),
+            mass=of(torch.int64, num_blocks, 2),
+        )
+
+
+@triton.jit
+def _key(x):
+    """int32 in the order of the floats; -0.0 counts as 0.0."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _scaled(logits, start, vocab_size, temperature, BLOCK: tl.constexpr):
+    """(logit / temperature, id, whether there is such an id) of one block of a row."""
+    token = start + tl.arange(0, BLOCK)
+    inside = token < vocab_size
+    x = tl.load(logits + token, mask=inside, other=float("-inf"))
+    return tl.math.div_rn(x, temperature), token, inside
+
+
+@triton.jit
+def _mass(x, highest):
+    """Unnormalised probability in units of 2^-40; none of what is no number."""
+    distance = x - highest
+    return tl.where(distance <= 0.0, tl.exp(distance) * MASS_ONE, 0.0).to(tl.int64)
+
+
+@triton.jit
+def _limits(
+    row, top_ks, top_ps, min_logit_gaps, greedy, vocab_size, float_stride, integer_stride, top_p_stride
+):  # fmt: skip
+    """(k, p, log of min-p) of a row: vocab_size, 1 and -inf where they keep all, as a greedy row's do."""
+    is_drawn = tl.load(greedy + row * integer_stride) == 0
+    k = tl.load(top_ks + row * integer_stride)
+    k = tl.where(is_drawn & (k > 0) & (k < vocab_size), k, vocab_size)
+    p = tl.where(is_drawn, tl.minimum(tl.load(top_ps + row * top_p_stride), 1.0), 1.0)
+    return k, p, tl.where(is_drawn, tl.load(min_logit_gaps + row * float_stride), float("-inf"))
+
+
+@triton.jit
+def _extremes(
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, highest, lowest, histogram,
+    num_listed, vocab_size, float_stride, integer_stride, top_p_stride, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Of the rows that are cut; empties their histograms and lists, too."""
+    i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + i)
+    k, p, gap = _limits(
+        row, top_ks, top_ps, min_logit_gaps, greedy, vocab_size, float_stride, integer_stride, top_p_stride
+    )
+    if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
+        temperature = tl.load(temperatures + row * float_stride)
+        x, _token, _inside = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
+        place = i * tl.num_programs(1) + block
+        tl.store(highest + place, tl.max(x, 0))
+        tl.store(lowest + place, tl.min(tl.where(x > float("-inf"), x, float("inf")), 0))
+        if block == 0:
+            bucket = tl.arange(0, NUM_BUCKETS)
+            tl.store(histogram + i * NUM_BUCKETS + bucket, bucket * 0)
+            tl.store(num_listed + i, 0)
+
+
+@triton.jit
+def _scale(highest, lowest, i, num_blocks, BLOCKS: tl.constexpr):
+    """(largest logit of a row, buckets per nat): they divide what has a mass, or all, if that is less."""
+    b = tl.arange(0, BLOCKS)
+    inside = b < num_blocks
+    top = tl.max(tl.load(highest + i * num_blocks + b, mask=inside, other=float("-inf")), 0)
+    bottom = tl.min(tl.load(lowest + i * num_blocks + b, mask=inside, other=float("inf")), 0)
+    width = tl.maximum(tl.minimum(top - bottom, WEIGHTLESS), NARROWEST)
+    return top, tl.math.div_rn(NUM_BUCKETS - 1.0, width)
+
+
+@triton.jit
+def _bucket(x, top, per_nat):
+    """Bucket 0 has the largest logit, the last one all that is far below, and what is no number."""
+    distance = tl.where(x == top, 0.0, (top - x) * per_nat)
+    return tl.where(distance < NUM_BUCKETS - 1, distance, NUM_BUCKETS - 1).to(tl.int32)
+
+
+@triton.jit
+def _count(
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, highest, lowest, histogram,
+    vocab_size, float_stride, integer_stride, top_p_stride, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + i)
+    k, p, _gap = _limits(
+        row, top_ks, top_ps, min_logit_gaps, greedy, vocab_size, float_stride, integer_stride, top_p_stride
+    )
+    if (k < vocab_size) | (p < 1.0):
+        temperature = tl.load(temperatures + row * float_stride)
+        x, _token, inside = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
+        top, per_nat = _scale(highest, lowest, i, tl.num_programs(1), BLOCKS)
+        counts = tl.histogram(_bucket(x, top, per_nat), NUM_BUCKETS, mask=inside)
+        place = histogram + i * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS)
+        tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
+
+
+@triton.jit
+def _window(histogram, per_nat, k, p, vocab_size):
+    """(first, last, how many ids are above them, k): the buckets that the last id to be kept may lie in.
+
+    Top-k and top-p keep all that is above the window and nothing below it. Where both are set, what top-k
+    keeps is above or in it, because p is a share of that. k is vocab_size where it keeps all that counts.
+    """
+    bucket = tl.arange(0, NUM_BUCKETS)
+    # What has no mass is not drawn, either: noise makes up for 20 nats. It does not count, or where top-k
+    # reaches so far, as it does at low temperatures, the window would have nearly all ids.
+    num_buckets = tl.where(per_nat * WEIGHTLESS < NUM_BUCKETS - 0.9, NUM_BUCKETS - 1, NUM_BUCKETS)
+    count = tl.load(histogram + bucket, mask=bucket < num_buckets, other=0).to(tl.int64)
+    upto = tl.cumsum(count, 0)
+    k = tl.where(k < tl.sum(count, 0), k, vocab_size)
+    within_k = tl.minimum(upto, k) - tl.minimum(upto - count, k)
+    most = tl.exp(tl.math.div_rn(-bucket.to(tl.float32), per_nat)) * (MASS_ONE * (1.0 + SLACK))
+    least = tl.exp(tl.math.div_rn(-1.0 - bucket, per_nat)) * (MASS_ONE * (1.0 - SLACK))
+    least = tl.where(bucket < NUM_BUCKETS - 1, least, 0.0)
+    most, least = within_k * most.to(tl.int64), within_k * least.to(tl.int64)
+    most_upto, least_upto = tl.cumsum(most, 0), tl.cumsum(least, 0)
+    most_after, least_after = tl.sum(most, 0) - most_upto, tl.sum(least, 0) - least_upto
+    # A share p is reached where (1 - p) * upto = p * after.
+    p = p.to(tl.float64)
+    missing = tl.where(p < 1.0, p * least_after.to(tl.float64), 1.0)
+    is_above = (upto < k) & ((1.0 - p) * most_upto.to(tl.float64) < missing)
+    missing = tl.where(k < vocab_size, float("inf"), p * most_after.to(tl.float64))
+    is_enough = (upto >= k) | ((1.0 - p) * least_upto.to(tl.float64) >= missing)
+    first, last = tl.sum(is_above.to(tl.int32), 0), NUM_BUCKETS - tl.sum(is_enough.to(tl.int32), 0)
+    return first, last, tl.sum(tl.where(is_above, count, 0), 0), k
+
+
+@triton.jit
+def _doubtful(row, window, start, TILE: tl.constexpr, ID_BITS: tl.constexpr):
+    """(id, scaled logit, order, whether there is one) of TILE ids in the window, from place `start` on. The
+    order is int64, of no two ids the same, and larger for what comes earlier.
+
+    row: (logits, temperature, how many ids to look at, the list, its length; 0 if all of the row is to be
+    looked at). window: (largest scaled logit, buckets per nat, first, last).
+    """
+    logits, temperature, num, listed, num_listed = row
+    top, per_nat, first, last = window
+    at = start + tl.arange(0, TILE)
+    inside = at < num
+    token = tl.where(at < num_listed, tl.load(listed + at, mask=at < num_listed, other=0), at)
+    x = tl.math.div_rn(tl.load(logits + token, mask=inside, other=float("-inf")), temperature)
+    bucket = _bucket(x, top, per_nat)
+    order = (_key(x).to(tl.int64) << ID_BITS) | ((1 << ID_BITS) - 1 - token)
+    return token, x, order, inside & (bucket >= first) & (bucket <= last)
+
+
+@triton.jit
+def _range_between(row, window, low, high, TILE: tl.constexpr, ID_BITS: tl.constexpr):
+    """(the smallest, the largest order from low to high)."""
+    smallest, largest = low * 0 + FIRST_OF_ALL, low * 0 + LAST_OF_ALL
+    for start in range(0, row[2], TILE):
+        _token, _x, order, inside = _doubtful(row, window, start, TILE, ID_BITS)
+        inside = inside & (order >= low) & (order <= high)
+        smallest = tl.minimum(smallest, tl.min(tl.where(inside, order, FIRST_OF_ALL), 0))
+        largest = tl.maximum(largest, tl.max(tl.where(inside, order, LAST_OF_ALL), 0))
+    return smallest, largest
+
+
+@triton.jit
+def _mass_from(row, window, cut, TILE: tl.constexpr, ID_BITS: tl.constexpr):
+    """Of the doubtful ids up to the one with order `cut`."""
+    mass = cut * 0
+    for start in range(0, row[2], TILE):
+        _token, x, order, inside = _doubtful(row, window, start, TILE, ID_BITS)
+        mass += tl.sum(tl.where(inside & (order >= cut), _mass(x, window[0]), 0), 0)
+    return mass
+
+
+@triton.jit
+def _last_before(
+    row, window, low, before, bound, BY_MASS: tl.constexpr, TILE: tl.constexpr, ID_BITS: tl.constexpr
+):  # fmt: skip
+    """The order of the last doubtful id ahead of which less than `bound` lies, of ids or of mass; `before` of
+    it is above the window. No lower than `low`; the first one, if there is none.
+    """
+    part = tl.arange(0, NUM_PARTS).to(tl.int64)
+    low, high = _range_between(row, window, low, before * 0 + FIRST_OF_ALL, TILE, ID_BITS)
+    while low < high:
+        width = (high - low) // NUM_PARTS + 1
+        last_of_part = low + (part + 1) * width - 1
+        ahead = part * 0 + before
+        for start in range(0, row[2], TILE):
+            _token, x, order, inside = _doubtful(row, window, start, TILE, ID_BITS)
+            if BY_MASS:
+                amount = tl.where(inside, _mass(x, window[0]), 0)
+            else:
+                amount = inside.to(tl.int64)
+            ahead += tl.sum(tl.where(order[:, None] > last_of_part[None, :], amount[:, None], 0), 0)
+        # The first part ahead of which there is less has the id; all later ones are ids that are kept.
+        too_much = tl.sum((ahead.to(tl.float64) >= bound).to(tl.int64), 0)
+        low += tl.minimum(too_much, NUM_PARTS - 1) * width
+        low, high = _range_between(row, window, low, low + width - 1, TILE, ID_BITS)
+    return high
+
+
+@triton.jit
+def _cut(
+    row, window, k, p, num_above, mass_above, mass_of_all, vocab_size,
+    TILE: tl.constexpr, ID_BITS: tl.constexpr,
+):  # fmt: skip
+    """The order of the last id that is kept."""
+    cut = mass_above * 0 + LAST_OF_ALL
+    if k < vocab_size:
+        cut = _last_before(row, window, cut, num_above, k.to(tl.float64), False, TILE, ID_BITS)
+    if p < 1.0:
+        mass = mass_of_all
+        if k < vocab_size:
+            mass = mass_above + _mass_from(row, window, cut, TILE, ID_BITS)
+        bound = p.to(tl.float64) * mass.to(tl.float64)
+        cut = _last_before(row, window, cut, mass_above, bound, True, TILE, ID_BITS)
+    return cut
