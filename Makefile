@@ -65,7 +65,7 @@ gpu-test: setup
 	$(BIN)/python -m pytest -q tests/gpu --junit-xml $(GPU_OUT)/gpu-test.xml $(ARGS)
 
 gpu-kernels: setup
-	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) device kernels $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) device kernels tiles $(ARGS)
 
 gpu-bench: setup
 	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) decode $(if $(MODEL),--model $(MODEL)) $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from model_worker.kernels.triton.tiles import DecodeTile, ExtendTile
 from model_worker.sampling.sampler import Sampler
 from runtime.plan import RowSetup
 
-NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 32, 8, 128  # of Llama-3.1-8B
 DRAWS: dict[str, dict[str, Any]] = {
     "whole": {},
     "top-p 0.9": {"top_p": 0.9},
@@ -26,6 +26,28 @@ LOGITS = {"peaked": 4.0, "flat": 0.01}
 """Standard deviation."""
 
 
+class HeadShape(NamedTuple):
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+
+
+LLAMA_8B = HeadShape(32, 8, 128)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What attention is measured with."""
+
+    device: torch.device
+    dtype: torch.dtype
+    repeats: int
+    heads: HeadShape = LLAMA_8B
+
+    def normal(self, *shape: int) -> Tensor:
+        return torch.randn(*shape, device=self.device, dtype=self.dtype)
+
+
 class Pages(NamedTuple):
     k_pool: Tensor
     v_pool: Tensor
@@ -33,32 +55,32 @@ class Pages(NamedTuple):
     rows: Tensor
 
 
-def _pages(batch: int, context: int, page_size: int, device: torch.device, dtype: torch.dtype) -> Pages:
+def _pages(batch: int, context: int, page_size: int, setting: Setting) -> Pages:
     """Random keys and values on scattered pages."""
     per_row = -(-context // page_size)
     num_slots = (batch * per_row + 1) * page_size
-    pools = torch.randn(2, num_slots, NUM_KV_HEADS, HEAD_DIM, device=device, dtype=dtype)
-    table = 1 + torch.randperm(batch * per_row, device=device).view(batch, per_row)
-    return Pages(pools[0], pools[1], table.int(), torch.arange(batch, device=device))
+    pools = setting.normal(2, num_slots, *setting.heads[1:])
+    table = 1 + torch.randperm(batch * per_row, device=setting.device).view(batch, per_row)
+    return Pages(pools[0], pools[1], table.int(), torch.arange(batch, device=setting.device))
 
 
 class DecodeWork:
     """Attention of one new token of each of `batch` sequences."""
 
-    def __init__(
-        self, batch: int, context: int, page_size: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
+    def __init__(self, batch: int, context: int, page_size: int, setting: Setting) -> None:
         """context: tokens of each, the new one included."""
-        self._pages = _pages(batch, context, page_size, device, dtype)
-        self._q = torch.randn(batch, NUM_HEADS, HEAD_DIM, device=device, dtype=dtype)
+        num_heads, num_kv_heads, head_dim = setting.heads
+        device = setting.device
+        self._pages = _pages(batch, context, page_size, setting)
+        self._q = setting.normal(batch, num_heads, head_dim)
         self._lens = torch.full((batch,), context, device=device)
         self._page_size = page_size
         processors = 1
         if device.type == "cuda":
             processors = torch.cuda.get_device_properties(device).multi_processor_count
-        self.splits = choose_num_splits(batch, NUM_KV_HEADS, context, processors)
+        self.splits = choose_num_splits(batch, num_kv_heads, context, processors)
         self.out = torch.empty_like(self._q)
-        self.num_bytes = 2 * batch * context * NUM_KV_HEADS * HEAD_DIM * dtype.itemsize  # read
+        self.num_bytes = 2 * batch * context * num_kv_heads * head_dim * setting.dtype.itemsize  # read
 
     def run(self, tile: DecodeTile | None = None, splits: int | None = None) -> None:
         """None: as a server would choose."""
@@ -67,7 +89,7 @@ class DecodeWork:
             *self._pages,
             self._lens,
             page_size=self._page_size,
-            scale=HEAD_DIM**-0.5,
+            scale=self._q.shape[2] ** -0.5,
             num_splits=splits or self.splits,
             tile=tile,
             out=self.out,
@@ -77,18 +99,16 @@ class DecodeWork:
 class ExtendWork:
     """Attention of a chunk of one prompt behind what is cached."""
 
-    def __init__(
-        self, num_new: int, num_cached: int, page_size: int, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        length = num_new + num_cached
-        self._pages = _pages(1, length, page_size, device, dtype)
-        self._q = torch.randn(num_new, NUM_HEADS, HEAD_DIM, device=device, dtype=dtype)
-        self._starts = torch.tensor([0, num_new], device=device, dtype=torch.int32)
-        self._lens = torch.tensor([length], device=device, dtype=torch.int32)
+    def __init__(self, num_new: int, num_cached: int, page_size: int, setting: Setting) -> None:
+        length, (num_heads, _, head_dim) = num_new + num_cached, setting.heads
+        self._pages = _pages(1, length, page_size, setting)
+        self._q = setting.normal(num_new, num_heads, head_dim)
+        self._starts = torch.tensor([0, num_new], device=setting.device, dtype=torch.int32)
+        self._lens = torch.tensor([length], device=setting.device, dtype=torch.int32)
         self._page_size = page_size
         self.out = torch.empty_like(self._q)
         # Two products; what is masked is not counted.
-        self.operations = 4 * NUM_HEADS * HEAD_DIM * num_new * (num_cached + num_new / 2)
+        self.operations = 4 * num_heads * head_dim * num_new * (num_cached + num_new / 2)
 
     def run(self, tile: ExtendTile | None = None) -> None:
         extend_attention(
@@ -97,28 +117,24 @@ class ExtendWork:
             self._lens,
             self._starts,
             page_size=self._page_size,
-            scale=HEAD_DIM**-0.5,
+            scale=self._q.shape[2] ** -0.5,
             tile=tile,
             out=self.out,
         )
 
 
-def decode_rate(
-    batch: int, context: int, page_size: int, device: torch.device, dtype: torch.dtype, repeats: int
-) -> dict[str, Any]:
+def decode_rate(batch: int, context: int, page_size: int, setting: Setting) -> dict[str, Any]:
     """Bytes of keys and values per second, and the time of a launch."""
-    work = DecodeWork(batch, context, page_size, device, dtype)
-    ms = median_ms(work.run, device, repeats)
+    work = DecodeWork(batch, context, page_size, setting)
+    ms = median_ms(work.run, setting.device, setting.repeats)
     return {"batch": batch, "context": context, "page_size": page_size, "splits": work.splits, "ms": ms,
             "bytes_per_s": work.num_bytes / (ms * 1e-3)}  # fmt: skip
 
 
-def extend_rate(
-    num_tokens: int, page_size: int, device: torch.device, dtype: torch.dtype, repeats: int
-) -> dict[str, Any]:
+def extend_rate(num_tokens: int, page_size: int, setting: Setting) -> dict[str, Any]:
     """Operations per second of causal attention over one prompt."""
-    work = ExtendWork(num_tokens, 0, page_size, device, dtype)
-    ms = median_ms(work.run, device, repeats)
+    work = ExtendWork(num_tokens, 0, page_size, setting)
+    ms = median_ms(work.run, setting.device, setting.repeats)
     return {
         "tokens": num_tokens,
         "page_size": page_size,

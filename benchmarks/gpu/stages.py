@@ -7,6 +7,7 @@ python -m benchmarks.gpu.stages --out DIR --device cpu --tiny      the stages' l
 
 device    what it is; the rates of a copy and of a matrix product, which the others are compared with
 kernels   attention of decodes and of a prompt; draws
+tiles     the same with other launch parameters, the best first
 decode    a decode step at several batch sizes: floor, step, gap; with and without overlap and graphs; a trace
 serve     the whole runtime over HTTP, with overlap and without
 baseline  the transformers library's continuous batching of the same requests; how much faster `serve` was
@@ -31,9 +32,19 @@ import torch
 import triton
 
 from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
-from benchmarks.gpu.kernel_rates import DRAWS, LOGITS, decode_rate, draw_rate, extend_rate
+from benchmarks.gpu.kernel_rates import (
+    DRAWS,
+    LLAMA_8B,
+    LOGITS,
+    HeadShape,
+    Setting,
+    decode_rate,
+    draw_rate,
+    extend_rate,
+)
 from benchmarks.gpu.serving import Load, baseline, serve
 from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.tile_sweep import Sweep
 from benchmarks.gpu.timing import copy_rate, matrix_rate
 from model_worker.device import Device, make_device
 
@@ -56,6 +67,10 @@ class Sizes:
     prompt: int = 8192
     draws: tuple[int, ...] = (1, 64, 256)
     vocab_size: int = 151_936
+    heads: HeadShape = LLAMA_8B
+    sweep_decodes: tuple[tuple[int, int], ...] = tuple(product((1, 8, 64), (1024, 4096)))
+    sweep_chunks: tuple[tuple[int, int], ...] = ((8192, 0), (2048, 6144))  # new tokens, cached ones
+    sweep_candidates: int = 20  # at most
     batches: tuple[int, ...] = (1, 8, 64, 256)
     context: int = 1024
     num_steps: int = 100
@@ -63,7 +78,24 @@ class Sizes:
     overlaps: tuple[bool, ...] = (True, False)  # of `serve`
 
 
-TINY = Sizes(1 << 16, 32, 1, ((1, 20),), 20, (2,), 300, (1, 3), 20, 3, Load(3, 20, 6), (False,))
+TINY = Sizes(
+    copy_bytes=1 << 16,
+    matrix=32,
+    repeats=1,
+    decodes=((1, 20),),
+    prompt=20,
+    draws=(2,),
+    vocab_size=300,
+    heads=HeadShape(4, 2, 16),
+    sweep_decodes=((1, 20),),
+    sweep_chunks=((9, 11),),
+    sweep_candidates=3,
+    batches=(1, 3),
+    context=20,
+    num_steps=3,
+    load=Load(3, 20, 6),
+    overlaps=(False,),
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +105,10 @@ class Bench:
     sizes: Sizes
     models: tuple[str, ...]
     out: Path
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.device.torch_device, self.dtype, self.sizes.repeats, self.sizes.heads)
 
     def release(self) -> None:
         """Give back the device memory that nothing holds any more."""
@@ -103,9 +139,9 @@ def kernels_stage(bench: Bench) -> dict[str, Any]:
     decodes = []
     for batch, context in sizes.decodes:
         for page_size in (1, 16):
-            rate = decode_rate(batch, context, page_size, device, bench.dtype, sizes.repeats)
+            rate = decode_rate(batch, context, page_size, bench.setting)
             decodes.append({**rate, "of_copy_rate": rate["bytes_per_s"] / copied})
-    prompt = extend_rate(sizes.prompt, 16, device, bench.dtype, sizes.repeats)
+    prompt = extend_rate(sizes.prompt, 16, bench.setting)
     prompt["of_matrix_rate"] = prompt["operations_per_s"] / matrix
     draws = [
         draw_rate(batch, kind, logits, sizes.vocab_size, bench.device, sizes.repeats)
@@ -117,6 +153,17 @@ def kernels_stage(bench: Bench) -> dict[str, Any]:
         "decode": decodes,
         "prompt": prompt,
         "draw": draws,
+    }
+
+
+@torch.inference_mode()
+def tiles_stage(bench: Bench) -> dict[str, Any]:
+    sizes = bench.sizes
+    sweep = Sweep(bench.setting, sizes.sweep_candidates)
+    decodes = [(*shape, page_size) for shape in sizes.sweep_decodes for page_size in (1, 16)]
+    return {
+        "decode": [sweep.decode(batch, context, page_size) for batch, context, page_size in decodes],
+        "extend": [sweep.extend(num_new, num_cached, 16) for num_new, num_cached in sizes.sweep_chunks],
     }
 
 
@@ -170,6 +217,7 @@ def stages(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
     table: dict[str, Callable[[], dict[str, Any]]] = {
         "device": lambda: device_stage(bench),
         "kernels": lambda: kernels_stage(bench),
+        "tiles": lambda: tiles_stage(bench),
     }
     for name in bench.models:
         for stage, run in MODEL_STAGES.items():
@@ -180,7 +228,9 @@ def stages(bench: Bench) -> dict[str, Callable[[], dict[str, Any]]]:
 def main(argv: list[str] | None = None) -> int:
     """0, when all stages that were asked for have a file; what a stage raises ends the run, not its files."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("stage", nargs="*", help="device, kernels, decode, serve, baseline; default: all")
+    parser.add_argument(
+        "stage", nargs="*", help="device, kernels, tiles, decode, serve, baseline; default: all"
+    )
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument(
         "--model", action="append", choices=sorted(SHAPES), help="default: " + ", ".join(MODELS)

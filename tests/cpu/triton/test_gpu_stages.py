@@ -7,10 +7,13 @@ from itertools import product
 from pathlib import Path
 
 import pytest
+import torch
+from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu import bars
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.stages import main
+from benchmarks.gpu.tile_sweep import Candidate, ranked
 from runtime.model_config import ModelConfig
 
 
@@ -20,6 +23,11 @@ def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> Non
     assert {entry["page_size"] for entry in kernels["decode"]} == {1, 16}
     assert kernels["prompt"]["of_matrix_rate"] > 0
     assert [draw["launches"] for draw in kernels["draw"]] == [2, 2, 4, 4, 4, 4]
+    tiles = json.loads((tmp_path / "tiles.json").read_text())
+    for each in (*tiles["decode"], *tiles["extend"]):
+        assert each["default_over_best"] >= 1.0
+        assert [tried["ms"] for tried in each["tried"]] == sorted(tried["ms"] for tried in each["tried"])
+        assert sum(tried["is_default"] for tried in each["tried"]) == 1 < len(each["tried"])
     decode = json.loads((tmp_path / "decode-tiny.json").read_text())
     seen = {(each["batch"], each["graphs"], each["overlap"]) for each in decode["ms"]}
     assert seen == set(product((1, 3), (True, False), (True, False)))
@@ -30,9 +38,23 @@ def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> Non
     assert serve["runs"][0]["output_tokens_per_s"] > 0
     assert json.loads((tmp_path / "baseline-tiny.json").read_text())["served_over_baseline"] > 0
     before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(before) == 7
+    assert len(before) == 8
     assert main(["--out", str(tmp_path), "--device", "cpu", "--tiny"]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+def test_a_tile_that_does_not_fit_or_computes_something_else_is_written_down_as_that() -> None:
+    out = torch.zeros(4)
+
+    def does_not_fit() -> None:
+        raise OutOfResources(300_000, 232_448, "shared memory")
+
+    runs = {"default": lambda: out.fill_(1.0), "large": does_not_fit, "wrong": lambda: out[:2].fill_(1.0)}
+    candidates = [Candidate({"block_n": n}, run) for n, run in enumerate(runs.values())]
+    timed, large, wrong = ranked(candidates, out, torch.device("cpu"), repeats=1)
+    assert timed["is_default"]
+    assert "300000" in large["error"]
+    assert wrong["error"] == "computes something else"
 
 
 @pytest.mark.parametrize("name", SHAPES)
