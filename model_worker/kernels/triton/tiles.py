@@ -74,7 +74,9 @@ WARP_TILES = {
     256: (ExtendTile(64, 32), ExtendTile(64, 16)),
     512: (ExtendTile(16, 16),),
 }
-# Float32 is multiplied without matrix units, each thread with its operands in registers.
+# Float32 is multiplied without matrix units, each thread with its operands in registers: smaller tiles, more
+# threads.
+FLOAT32_DECODE_TILES = tuple(DecodeTile(n, num_warps=8) for n in (32, 16))
 FLOAT32_TILES = {
     64: (ExtendTile(32, 32),),
     128: (ExtendTile(32, 16),),
@@ -108,7 +110,8 @@ def decode_tile(gpu: Gpu, heads: Heads) -> DecodeTile:
     """The longest block of keys of which two programs fit on a multiprocessor, so that one computes while the
     other waits; else the longest that fits. Raises ConfigError when none does.
     """
-    needs = [(tile, decode_shared_memory(tile, heads)) for tile in DECODE_TILES]
+    tiles = FLOAT32_DECODE_TILES if heads.dtype is torch.float32 else DECODE_TILES
+    needs = [(tile, decode_shared_memory(tile, heads)) for tile in tiles]
     for tile, need in needs:
         if 2 * (need + RESERVED) <= gpu.shared_memory + RESERVED:
             return tile
