@@ -1,0 +1,140 @@
+"""The small kernels of a decode step on the hardware, each against its torch reference on the CPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from model_worker.kernels.activation import activate_and_mul
+from model_worker.kernels.combine import combine
+from model_worker.kernels.decode_inputs import lay_out_decodes
+from model_worker.kernels.expert_choice import choose_experts
+from model_worker.kernels.rms_norm import HeadNorms, rms_norm
+from model_worker.kernels.rope import apply_rope, rope_cos_sin
+from model_worker.layers.embedding import LMHead
+from model_worker.layers.weight import Weight
+from runtime.model_config import Activation
+from tests.gpu.test_cuda_kernels import TOLERANCE, assert_close, normal
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+
+CUDA = "cuda"
+
+
+@pytest.mark.parametrize(("rows", "num_entries"), [(1, 1), (8, 3), (256, 256), (700, 700)])
+def test_decodes_are_laid_out_over_the_new_pages(rows: int, num_entries: int) -> None:
+    """The new pages are those of other tokens than their number, and of several programs."""
+    generator = torch.Generator().manual_seed(rows)
+    page_size, pages_of_a_row = 16, 9
+    table = torch.randint(0, 99, (rows + 1, pages_of_a_row), generator=generator, dtype=torch.int32)
+    which = torch.randperm(rows, generator=generator)
+    positions = torch.randint(0, page_size * pages_of_a_row, (rows,), generator=generator)
+    entries = (which * pages_of_a_row + positions // page_size).flip(0)[:num_entries].contiguous()
+    pages = 100 + torch.arange(num_entries)
+    ids = torch.where(torch.randint(0, 2, (rows,), generator=generator) > 0, 7, -1)
+    results = []
+    for at in ("cpu", CUDA):
+        own_ids, own_table = ids.to(at, copy=True), table.to(at, copy=True)
+        lens = torch.zeros_like(positions, device=at)
+        last_token = 1000 + torch.arange(rows + 1)
+        slots = lay_out_decodes(
+            own_ids, which.to(at), positions.to(at), entries.to(at), pages.to(at), last_token.to(at),
+            own_table, page_size, lens=lens,
+        )  # fmt: skip
+        results.append([each.cpu() for each in (own_ids, own_table, lens, slots)])
+    for expected, got in zip(*results, strict=True):
+        assert torch.equal(got, expected)
+
+
+def test_angles_of_a_million_radians() -> None:
+    positions = torch.tensor([0, 1, 7, 103_993, 131_071, 710_000, 999_983, (1 << 20) - 1])
+    inv_freq = 10000.0 ** (-torch.arange(64) / 64)
+    angles = (positions.float().unsqueeze(1) * inv_freq).double()
+    expected = torch.cat((angles.cos(), angles.sin()), dim=1)
+    got = rope_cos_sin(positions.to(CUDA), inv_freq.to(CUDA)).cpu()
+    assert ((got - expected).abs() <= 1.0001 * 2.0**-24 * expected.abs()).all()
+
+
+@pytest.mark.parametrize("wide", [False, True])
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(16, 8, 128), (4, 1, 256), (3, 1, 80)])
+def test_heads_are_normed_rotated_and_stored(heads: int, kv_heads: int, head_dim: int, wide: bool) -> None:
+    from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
+
+    dtype, tokens, sizes = torch.bfloat16, 37, [heads, kv_heads, kv_heads]
+    qkv = normal(tokens, sum(sizes), head_dim, seed=1).to(dtype)
+    kept = torch.float32 if wide else dtype
+    q_weight, k_weight = (normal(head_dim, seed=seed).to(kept) for seed in (2, 3))
+    cos_sin = rope_cos_sin(torch.arange(tokens) * 1000, 1e-4 ** (torch.arange(head_dim // 2) / head_dim))
+    q, k, v = qkv.split(sizes, dim=1)
+    expected_q, expected_k = apply_rope(rms_norm(q, q_weight, 1e-6), rms_norm(k, k_weight, 1e-6), cos_sin)
+    pools = torch.zeros(2, 50, kv_heads, head_dim, dtype=dtype, device=CUDA)
+    slots = torch.randperm(50, generator=torch.Generator().manual_seed(4))[:tokens]
+    q_there, k_there, v_there = qkv.to(CUDA).split(sizes, dim=1)
+    norms = HeadNorms(q_weight.to(CUDA), k_weight.to(CUDA), 1e-6)
+    rope_and_store_kv(q_there, k_there, v_there, cos_sin.to(CUDA), pools[0], pools[1], slots.to(CUDA), norms)
+    assert_close(q_there, expected_q, TOLERANCE[dtype])
+    assert_close(pools[0].cpu()[slots], expected_k, TOLERANCE[dtype])
+    assert torch.equal(pools[1].cpu()[slots], v)
+    assert_close(rms_norm(qkv.to(CUDA)[:, :heads], norms.q_weight, 1e-6), rms_norm(q, q_weight, 1e-6), 3e-2)
+
+
+@pytest.mark.parametrize("renormalizes", [True, False])
+@pytest.mark.parametrize(("num_experts", "per_token"), [(128, 8), (8, 2), (60, 4), (256, 8)])
+def test_the_choice_of_experts(num_experts: int, per_token: int, renormalizes: bool) -> None:
+    """Of scores that differ; then of scores of which many are equal, whose lowest numbers are chosen."""
+    generator = torch.Generator().manual_seed(num_experts)
+    order = torch.stack([torch.randperm(num_experts + 3, generator=generator) for _ in range(70)])
+    scores = (order[:, :num_experts] / 32).bfloat16()
+    expected_weights, expected_ids = choose_experts(scores, per_token, renormalizes=renormalizes)
+    weights, ids = choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
+    assert torch.equal(ids.cpu().long(), expected_ids)
+    assert_close(weights, expected_weights, 1e-2)
+    scores = (order[:, :num_experts] % 3).bfloat16()
+    _, ids = choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
+    first = scores.float().sort(dim=1, descending=True, stable=True).indices[:, :per_token]
+    assert torch.equal(ids.cpu().long(), first)
+
+
+@pytest.mark.parametrize(("tokens", "num_experts", "per_token"), [(1, 128, 8), (3, 8, 2), (1500, 128, 8)])
+def test_pairs_are_sorted_by_expert(tokens: int, num_experts: int, per_token: int) -> None:
+    from model_worker.kernels.triton.experts import _sorted_by_expert
+
+    ids = normal(tokens, num_experts, seed=tokens).topk(per_token, dim=1).indices
+    tiles = _sorted_by_expert(ids.int().to(CUDA), num_experts, 16)
+    counts = ids.flatten().bincount(minlength=num_experts)
+    assert torch.equal(tiles.order.cpu().long(), ids.flatten().argsort(stable=True))
+    assert torch.equal(tiles.ends.cpu().long(), counts.cumsum(0))
+    assert torch.equal(tiles.tile_ends.cpu().long(), (-(-counts // 16)).cumsum(0))
+
+
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh"])
+def test_gates(name: Activation) -> None:
+    gate_up = (4.0 * normal(5, 2 * 1030, seed=1)).bfloat16()
+    assert_close(activate_and_mul(name, gate_up.to(CUDA)), activate_and_mul(name, gate_up), 3e-2)
+
+
+@pytest.mark.parametrize("cap", [None, 30.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_what_is_scaled_capped_and_added(dtype: torch.dtype, cap: float | None) -> None:
+    x, add = (20.0 * normal(3, 4097, seed=1)).to(dtype), normal(3, 4097, seed=2).to(dtype)
+
+    def combined(at: str) -> Tensor:
+        return combine(x.to(at), scale=0.37, cap=cap, add=add.to(at))
+
+    assert_close(combined(CUDA), combined("cpu"), TOLERANCE[dtype])
+
+
+def test_logits_are_sums_that_nobody_rounded() -> None:
+    weight = Weight(1003, 256, dtype=torch.bfloat16, device=CUDA)
+    weight.data.copy_(normal(1003, 256, seed=1))
+    hidden = normal(5, 256, seed=2).bfloat16()
+    head, out = LMHead(weight), torch.empty(5, 1003, device=CUDA)
+    with torch.inference_mode():
+        logits = head(hidden.to(CUDA), out)
+        assert logits is out
+        assert_close(logits, hidden.float() @ weight.float().cpu().T, 1e-4)
+        assert torch.equal(head(hidden.to(CUDA)), out)
