@@ -22,12 +22,22 @@ NAMES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float8_e4m3fn: "
 
 
 def decode_variant(
-    name: str, gpu: Gpu, heads: Heads, page_size: int, *, is_split: bool = True, is_capped: bool = False
+    name: str,
+    gpu: Gpu,
+    heads: Heads,
+    page_size: int,
+    *,
+    is_split: bool = True,
+    is_capped: bool = False,
+    norms: bool = True,
 ) -> Variant:
-    """is_capped: with a window and a softcap."""
+    """As a decode step launches it. is_capped: with a window and a softcap; norms: of the heads."""
     tile = decode_tile(gpu, heads)
     constants = {
         **_constants(heads, page_size, is_capped=is_capped),
+        "HAS_NEW": True,
+        "NORMS": norms,
+        "ROTATES": True,
         "IS_SPLIT": is_split,
         "BLOCK_G": group_rows(heads.group),
         "BLOCK_N": tile.block_n,
@@ -59,6 +69,6 @@ def _constants(heads: Heads, page_size: int, *, is_capped: bool) -> dict[str, in
 
 def _kinds(heads: Heads) -> dict[str, str]:
     return {
-        **dict.fromkeys(("q", "out"), NAMES[heads.dtype]),
+        **dict.fromkeys(("q", "k", "v", "q_weight", "k_weight", "out"), NAMES[heads.dtype]),
         **dict.fromkeys(("k_pool", "v_pool"), NAMES[heads.kv_dtype]),
     }

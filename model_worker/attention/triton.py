@@ -1,8 +1,7 @@
 """Attention by the Triton kernels, straight from the pages: the CUDA path.
 
-    norm and rotate q and k, store k and v    one launch
-    decodes                                   split over the keys, then merged
-    chunks of prompts                         tiles of new tokens
+    decodes              norm, rotate, store and attend, split over the keys; then merged
+    chunks of prompts    norm, rotate and store; then tiles of new tokens
 
 A step of decodes alone needs nothing from the host that the forward does not have on the device already.
 """
@@ -18,7 +17,7 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.rms_norm import HeadNorms
-from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
+from model_worker.kernels.triton.decode_attention import NewTokens, choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kv_pool import MHATokenToKVPool
@@ -75,19 +74,20 @@ class TritonAttention:
         cos_sin: Tensor | None = None,
         head_norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See NormingBackend.forward. Norms and rotates q in place."""
+        """See NormingBackend.forward. Norms and rotates chunks' queries in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
-        rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots, head_norms)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes = batch.num_decodes
+        decodes, chunks = slice(num_decodes), slice(num_decodes, None)
+        angles = (None, None) if cos_sin is None else (cos_sin[decodes], cos_sin[chunks])
         decode_attention(
-            q[:num_decodes],
+            q[decodes],
             k_pool,
             v_pool,
             batch.page_table,
-            batch.rows[:num_decodes],
+            batch.rows[decodes],
             step.decode_lens,
             page_size=batch.page_size,
             scale=layer.scale,
@@ -96,16 +96,19 @@ class TritonAttention:
             ),
             sliding_window=layer.sliding_window,
             softcap=layer.softcap or 0.0,
-            out=out[:num_decodes],
+            new=NewTokens(k[decodes], v[decodes], batch.out_slots[decodes], angles[0], head_norms),
+            out=out[decodes],
         )
         if step.query_start is not None:
             assert step.kv_lens is not None
+            slots = batch.out_slots[chunks]
+            rope_and_store_kv(q[chunks], k[chunks], v[chunks], angles[1], k_pool, v_pool, slots, head_norms)
             extend_attention(
                 q,
                 k_pool,
                 v_pool,
                 batch.page_table,
-                batch.rows[num_decodes:],
+                batch.rows[chunks],
                 step.kv_lens,
                 step.query_start,
                 page_size=batch.page_size,

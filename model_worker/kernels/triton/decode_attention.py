@@ -3,23 +3,43 @@
     grid   sequence × key head × split      partial results, one a split
     grid   sequence × query head            their sum, weighted by what each split has seen
 
+The new token's key and value, and the queries, come as the projections gave them: the first launch norms and
+rotates them, stores key and value, and attends to them from its registers. So nothing is read that the same
+launch writes, and there is none before it.
+
 All query heads of a key head are rows of one matrix product, so keys and values are read once. Splitting the
 keys keeps all multiprocessors busy when there are few sequences (Dao et al., 2023, "Flash-Decoding").
 """
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.rms_norm import HeadNorms
+from model_worker.kernels.triton.rope_kv_store import _as_kept, _weighted
 from model_worker.kernels.triton.tiles import DecodeTile, Heads, decode_tile, gpu_of, group_rows, padded
 
 KEYS_PER_SPLIT = 256
 """A split shorter than this costs more in the merge than it gains."""
 MAX_SPLITS = 32
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
+
+
+class NewTokens(NamedTuple):
+    """Of one token a sequence: keys and values that are not in the pools yet, and what is to be done to them
+    and to the queries.
+    """
+
+    k: Tensor  # [B, num_kv_heads, D] of any row stride, the last two dimensions contiguous; v likewise
+    v: Tensor
+    slots: Tensor  # [B] int64, where they go
+    cos_sin: Tensor | None  # [B, D] float32 that queries and keys are rotated by
+    norms: HeadNorms | None  # of queries and keys, before they are rotated
 
 
 def decode_attention(
@@ -35,10 +55,13 @@ def decode_attention(
     num_splits: int,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    new: NewTokens | None = None,
     tile: DecodeTile | None = None,
     out: Tensor,
 ) -> None:
-    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b].
+    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b]. With `new` the last of them is
+    not in the pools yet: it is stored as `rope_and_store_kv` stores it, and q is normed and rotated, but only
+    for this launch.
 
     q, out [B, num_heads, D], the last two dimensions contiguous; k_pool, v_pool [slots, num_kv_heads, D]
     contiguous, of q's dtype or float8_e4m3fn; page_table [max_rows, max_pages] int32; rows, kv_lens [B] of
@@ -56,9 +79,13 @@ def decode_attention(
     else:
         partial = torch.empty((batch, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
         lse = torch.empty((batch, num_heads, num_splits), dtype=torch.float32, device=q.device)
+    k, v, slots, cos_sin, norms = new or (q, q, rows, None, None)
+    q_weight, k_weight, eps = norms or (q, q, 0.0)
     _attend_split[(batch, num_kv_heads, num_splits)](
-        q, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q.stride(0), out.stride(0),
-        page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap,
+        q, k, v, slots, q if cos_sin is None else cos_sin, q_weight, k_weight, k_pool, v_pool, page_table,
+        rows, kv_lens, out, partial, lse, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
+        page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap, eps,
+        HAS_NEW=new is not None, NORMS=norms is not None, ROTATES=cos_sin is not None,
         IS_SPLIT=num_splits > 1, GROUP=group, BLOCK_G=group_rows(group), HEAD_DIM=head_dim,
         BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_N=tile.block_n,
         HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps,
@@ -80,12 +107,13 @@ def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multip
 
 @triton.jit
 def _attend_split(
-    q, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q_stride, out_stride, table_stride,
-    slot_stride, scale, window, softcap, IS_SPLIT: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr,
-    BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
+    q, k, v, slots, cos_sin, q_weight, k_weight, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse,
+    q_stride, k_stride, v_stride, out_stride, table_stride, slot_stride, scale, window, softcap, eps,
+    HAS_NEW: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr, IS_SPLIT: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    b = tl.program_id(0)
+    b = tl.program_id(0).to(tl.int64)
     kv_head = tl.program_id(1)
     split = tl.program_id(2)
     num_splits = tl.num_programs(2)
@@ -94,6 +122,8 @@ def _attend_split(
     first = 0
     if HAS_WINDOW:
         first = tl.maximum(kv_len - window, 0)
+    if HAS_NEW:
+        kv_len -= 1  # from here on what is in the pools
     per_split = tl.cdiv(tl.cdiv(kv_len - first, num_splits), BLOCK_N) * BLOCK_N
     start = first + split * per_split
     end = tl.minimum(start + per_split, kv_len)
@@ -102,11 +132,26 @@ def _attend_split(
     head = kv_head * GROUP + g
     at = head[:, None] * HEAD_DIM + d[None, :]
     inside = (g[:, None] < GROUP) & (d[None, :] < HEAD_DIM)
-    queries = tl.load(q + b.to(tl.int64) * q_stride + at, mask=inside, other=0.0)
-
-    best = tl.full([BLOCK_G], float("-inf"), tl.float32)
-    total = tl.zeros([BLOCK_G], tl.float32)
-    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
+    angles = cos_sin + b * HEAD_DIM
+    queries = _turned_heads(
+        q + b * q_stride + head[:, None] * HEAD_DIM, q_weight, angles, inside, eps, HEAD_DIM, BLOCK_D, NORMS,
+        ROTATES,
+    )  # fmt: skip
+    if HAS_NEW:
+        at_slot = tl.load(slots + b) * slot_stride + kv_head * HEAD_DIM
+        is_own = split == num_splits - 1  # which has the fewest keys
+        key, value = _store_new(
+            k + b * k_stride + kv_head * HEAD_DIM, v + b * v_stride + kv_head * HEAD_DIM, k_weight, angles,
+            k_pool + at_slot, v_pool + at_slot, is_own, eps, HEAD_DIM, BLOCK_D, NORMS, ROTATES,
+        )  # fmt: skip
+        score = tl.sum(queries.to(tl.float32) * key, 1) * scale
+        best = tl.where(is_own, _capped(score, softcap, HAS_SOFTCAP) * LOG2_E, float("-inf"))
+        total = tl.where(is_own, tl.full([BLOCK_G], 1.0, tl.float32), 0.0)
+        acc = tl.where(is_own, tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value, 0.0)
+    else:
+        best = tl.full([BLOCK_G], float("-inf"), tl.float32)
+        total = tl.zeros([BLOCK_G], tl.float32)
+        acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     for n in range(start, end, BLOCK_N):
         position = n + tl.arange(0, BLOCK_N)
         seen = position < end
@@ -118,9 +163,7 @@ def _attend_split(
             other=0.0,
         )
         scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
-        if HAS_SOFTCAP:
-            scores = softcap * _tanh(scores / softcap)
-        scores = tl.where(seen[None, :], scores * LOG2_E, float("-inf"))
+        scores = tl.where(seen[None, :], _capped(scores, softcap, HAS_SOFTCAP) * LOG2_E, float("-inf"))
         new_best = tl.maximum(best, tl.max(scores, 1))
         weights = tl.exp2(scores - new_best[:, None])
         shrink = tl.exp2(best - new_best)
@@ -134,11 +177,66 @@ def _attend_split(
         best = new_best
 
     if IS_SPLIT:
-        place = (b.to(tl.int64) * (tl.num_programs(1) * GROUP) + head) * num_splits + split
+        place = (b * (tl.num_programs(1) * GROUP) + head) * num_splits + split
         _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)
     else:
-        at_token = out + b.to(tl.int64) * out_stride + at
+        at_token = out + b * out_stride + at
         tl.store(at_token, (acc / total[:, None]).to(out.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _turned_heads(
+    heads, weight, angles, inside, eps, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NORMS: tl.constexpr,
+    ROTATES: tl.constexpr,
+):  # fmt: skip
+    """Heads [H, BLOCK_D], at the pointers `heads` [H, 1], normed and rotated, in their dtype."""
+    HALF: tl.constexpr = HEAD_DIM // 2
+    d = tl.arange(0, BLOCK_D)
+    x = tl.load(heads + d[None, :], mask=inside, other=0.0)
+    dtype = x.dtype
+    if NORMS or ROTATES:
+        # What each element turns with is loaded, not moved: it is in the cache.
+        partner = tl.where(d < HALF, d + HALF, d - HALF)
+        x = x.to(tl.float32)
+        y = tl.load(heads + partner[None, :], mask=inside, other=0.0).to(tl.float32)
+        if NORMS:
+            norm = 1.0 / tl.sqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)
+            x = _weighted(x * norm[:, None], weight + d, d < HEAD_DIM, dtype)
+            y = _weighted(y * norm[:, None], weight + partner, d < HEAD_DIM, dtype)
+        if ROTATES:
+            cos = tl.load(angles + d % HALF, mask=d < HEAD_DIM, other=0.0)
+            sin = tl.load(angles + HALF + d % HALF, mask=d < HEAD_DIM, other=0.0)
+            x = x * cos[None, :] + y * tl.where(d < HALF, -sin, sin)[None, :]
+    return x.to(dtype)
+
+
+@triton.jit
+def _store_new(
+    k, v, k_weight, angles, k_slot, v_slot, is_own, eps, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    NORMS: tl.constexpr, ROTATES: tl.constexpr,
+):  # fmt: skip
+    """The new token's key and value of one head, [1, BLOCK_D] float32, as the pools keep them; the program
+    whose they are stores them there.
+    """
+    d = tl.arange(0, BLOCK_D)[None, :]
+    inside = d < HEAD_DIM
+    head = tl.zeros([1, 1], tl.int64)
+    dtype = k.dtype.element_ty
+    kept = k_slot.dtype.element_ty
+    key = _turned_heads(k + head, k_weight, angles, inside, eps, HEAD_DIM, BLOCK_D, NORMS, ROTATES)
+    key = _as_kept(key, kept)
+    value = _as_kept(tl.load(v + d, mask=inside, other=0.0), kept)
+    stored = d < tl.where(is_own, HEAD_DIM, 0)
+    tl.store(k_slot + d, key, mask=stored)
+    tl.store(v_slot + d, value, mask=stored)
+    return key.to(dtype).to(tl.float32), value.to(dtype).to(tl.float32)
+
+
+@triton.jit
+def _capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
+    if HAS_SOFTCAP:
+        scores = softcap * _tanh(scores / softcap)
+    return scores
 
 
 @triton.jit

@@ -8,7 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
+from model_worker.kernels.rms_norm import HeadNorms, rms_norm
+from model_worker.kernels.rope import apply_rope, rope_cos_sin
+from model_worker.kernels.triton.decode_attention import NewTokens, choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.tiles import ExtendTile
 
@@ -116,6 +118,94 @@ def test_decode_attention(
     for b in range(4):
         expected = dense(q[b : b + 1], cache.k[b], cache.v[b], head_dim**-0.5, window, softcap)
         assert_close(out[b : b + 1], expected)
+
+
+@pytest.mark.parametrize("num_splits", [1, 3])
+@pytest.mark.parametrize(("norms", "rotates"), [(True, True), (False, True), (True, False), (False, False)])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "page_size", "window", "dtype"),
+    [(4, 2, 16, 16, None, torch.float32), (3, 1, 24, 1, 20, torch.float16), (2, 2, 8, 5, 1, torch.float32)],
+)
+def test_a_new_token_is_normed_rotated_stored_and_attended_to(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    page_size: int,
+    window: int | None,
+    dtype: torch.dtype,
+    norms: bool,
+    rotates: bool,
+    num_splits: int,
+) -> None:
+    """In the pools there is NaN where it goes; what the projections gave stays as it is."""
+    cache = paged([1, 70, 64, 131], kv_heads, head_dim, page_size, dtype, num_new=[1] * 4, window=window)
+    last = cache.kv_lens - 1
+    slots = cache.page_table[cache.rows, last // page_size].long() * page_size + last % page_size
+    generator = torch.Generator().manual_seed(3)
+    qkv = torch.randn(4, heads + 2 * kv_heads, head_dim, generator=generator).to(dtype)
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    turned_q, turned_k, head_norms, cos_sin = q, k, None, None
+    if norms:
+        weights = torch.rand(2, head_dim, generator=generator)
+        head_norms = HeadNorms(weights[0].to(dtype), weights[1].to(dtype), 1e-3)
+        turned_q = rms_norm(q, head_norms.q_weight, 1e-3)
+        turned_k = rms_norm(k, head_norms.k_weight, 1e-3)
+    if rotates:
+        cos_sin = rope_cos_sin(last, 100.0 ** (-torch.arange(head_dim // 2) / head_dim))
+        turned_q, turned_k = apply_rope(turned_q, turned_k, cos_sin)
+    cache.k_pool[slots], cache.v_pool[slots] = torch.nan, torch.nan
+    pools = torch.stack([cache.k_pool, cache.v_pool])
+    before, out = qkv.clone(), torch.empty(4, heads, head_dim, dtype=dtype)
+    decode_attention(
+        q,
+        *pools,
+        cache.page_table,
+        cache.rows,
+        cache.kv_lens,
+        page_size=page_size,
+        scale=head_dim**-0.5,
+        num_splits=num_splits,
+        sliding_window=window,
+        new=NewTokens(k, v, slots, cos_sin, head_norms),
+        out=out,
+    )
+    assert torch.equal(qkv, before)
+    assert_close(pools[0, slots], turned_k.double())
+    assert torch.equal(pools[1, slots], v)
+    pools[:, slots] = torch.nan
+    assert torch.equal(pools.isnan(), torch.stack([cache.k_pool, cache.v_pool]).isnan())
+    for b in range(4):
+        keys, values = (
+            torch.cat([old[b][:-1], new[b : b + 1]]) for old, new in ((cache.k, turned_k), (cache.v, v))
+        )
+        expected = dense(turned_q[b : b + 1], keys, values, head_dim**-0.5, window, 0.0)
+        assert_close(out[b : b + 1], expected)
+
+
+def test_a_new_token_counts_as_a_pool_of_eight_bits_keeps_it() -> None:
+    """Of values that need no rounding, but one that is more than it can hold."""
+    kept = torch.float8_e4m3fn
+    k, v = (
+        torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(n)).to(kept).float() for n in (1, 2)
+    )
+    v[1, 0, 3] = 1e6
+    pools = torch.zeros(2, 9, 1, 16, dtype=kept)
+    out, slots, rows = torch.empty(2, 1, 16), torch.tensor([5, 2]), torch.arange(2)
+    decode_attention(
+        torch.ones(2, 1, 16),
+        *pools,
+        slots.unsqueeze(1).int(),
+        rows,
+        torch.ones(2, dtype=torch.int64),
+        page_size=1,
+        scale=0.25,
+        num_splits=2,
+        new=NewTokens(k, v, slots, None, None),
+        out=out,
+    )
+    assert torch.equal(pools[0, slots].float(), k)
+    assert torch.equal(pools[1, slots].float(), v.clamp(-448, 448))
+    assert torch.equal(out, v.clamp(-448, 448))
 
 
 @pytest.mark.parametrize("tile", [None, ExtendTile(64, 32), ExtendTile(16, 64)])
