@@ -6,16 +6,19 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_worker.device.cuda import has_fp8
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.combine import combine
 from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.kernels.expert_choice import choose_experts
+from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.rms_norm import HeadNorms, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.layers.embedding import LMHead
 from model_worker.layers.weight import Weight
 from runtime.model_config import Activation
-from tests.gpu.test_cuda_kernels import TOLERANCE, assert_close, normal
+from tests.cpu.triton.test_triton_attention import dense, paged
+from tests.gpu.test_cuda_kernels import NEAREST, TOLERANCE, assert_close, normal
 
 pytestmark = [
     pytest.mark.gpu,
@@ -80,6 +83,48 @@ def test_heads_are_normed_rotated_and_stored(heads: int, kv_heads: int, head_dim
     assert_close(pools[0].cpu()[slots], expected_k, TOLERANCE[dtype])
     assert torch.equal(pools[1].cpu()[slots], v)
     assert_close(rms_norm(qkv.to(CUDA)[:, :heads], norms.q_weight, 1e-6), rms_norm(q, q_weight, 1e-6), 3e-2)
+
+
+@pytest.mark.parametrize("kept", [torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.parametrize("num_splits", [1, 5])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window"), [(16, 8, 128, None), (4, 1, 256, 100), (32, 8, 128, None)]
+)
+def test_new_tokens_are_normed_rotated_stored_and_attended_to(
+    heads: int, kv_heads: int, head_dim: int, window: int | None, num_splits: int, kept: torch.dtype
+) -> None:
+    from model_worker.kernels.triton.decode_attention import decode_attention
+    from model_worker.kernels.triton.new_tokens import NewTokens
+
+    if kept is FP8 and not has_fp8():
+        pytest.skip("float8 needs compute capability 8.9")
+    dtype, page_size = torch.bfloat16, 16
+    cache = paged([1, 700, 64, 1300], kv_heads, head_dim, page_size, dtype, num_new=[1] * 4, window=window)
+    last = cache.kv_lens - 1
+    slots = cache.page_table[cache.rows, last // page_size].long() * page_size + last % page_size
+    qkv = normal(4, heads + 2 * kv_heads, head_dim, seed=3).to(dtype)
+    q_weight, k_weight = (1.0 + normal(2, head_dim, seed=4)).to(dtype).unbind(0)
+    cos_sin = rope_cos_sin(last, 1e-4 ** (torch.arange(head_dim // 2) / head_dim))
+    q, k, v = qkv.split([heads, kv_heads, kv_heads], dim=1)
+    turned_q, turned_k = apply_rope(rms_norm(q, q_weight, 1e-6), rms_norm(k, k_weight, 1e-6), cos_sin)
+    pools = torch.stack([cache.k_pool, cache.v_pool]).to(kept)
+    pools[:, slots] = torch.zeros((), dtype=kept)
+    pools, out = pools.to(CUDA), torch.empty(4, heads, head_dim, dtype=dtype, device=CUDA)
+    q_there, k_there, v_there = qkv.to(CUDA).split([heads, kv_heads, kv_heads], dim=1)
+    norms = HeadNorms(q_weight.to(CUDA), k_weight.to(CUDA), 1e-6)
+    decode_attention(
+        q_there, pools[0], pools[1], cache.page_table.to(CUDA), cache.rows.to(CUDA), cache.kv_lens.to(CUDA),
+        page_size=page_size, scale=head_dim**-0.5, num_splits=num_splits, sliding_window=window,
+        new=NewTokens(k_there, v_there, slots.to(CUDA), cos_sin.to(CUDA), norms), out=out,
+    )  # fmt: skip
+    stored = pools.float().cpu()[:, slots]
+    assert_close(stored[0], turned_k.float(), NEAREST[kept])
+    assert_close(stored[1], v.float(), NEAREST[kept])
+    for b in range(4):
+        keys = torch.cat([cache.k[b][:-1].to(kept).float(), stored[0, b : b + 1]])
+        values = torch.cat([cache.v[b][:-1].to(kept).float(), stored[1, b : b + 1]])
+        expected = dense(turned_q[b : b + 1], keys, values, head_dim**-0.5, window, 0.0)
+        assert_close(out[b : b + 1], expected, TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("renormalizes", [True, False])

@@ -13,33 +13,18 @@ keys keeps all multiprocessors busy when there are few sequences (Dao et al., 20
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
-from model_worker.kernels.rms_norm import HeadNorms
-from model_worker.kernels.triton.rope_kv_store import _as_kept, _weighted
+from model_worker.kernels.triton.new_tokens import NewTokens, _store_new, _turned_heads
 from model_worker.kernels.triton.tiles import DecodeTile, Heads, decode_tile, gpu_of, group_rows, padded
 
 KEYS_PER_SPLIT = 256
 """A split shorter than this costs more in the merge than it gains."""
 MAX_SPLITS = 32
 LOG2_E: tl.constexpr = tl.constexpr(1.4426950408889634)
-
-
-class NewTokens(NamedTuple):
-    """Of one token a sequence: keys and values that are not in the pools yet, and what is to be done to them
-    and to the queries.
-    """
-
-    k: Tensor  # [B, num_kv_heads, D] of any row stride, the last two dimensions contiguous; v likewise
-    v: Tensor
-    slots: Tensor  # [B] int64, where they go
-    cos_sin: Tensor | None  # [B, D] float32 that queries and keys are rotated by
-    norms: HeadNorms | None  # of queries and keys, before they are rotated
 
 
 def decode_attention(
@@ -137,6 +122,9 @@ def _attend_split(
         q + b * q_stride + head[:, None] * HEAD_DIM, q_weight, angles, inside, eps, HEAD_DIM, BLOCK_D, NORMS,
         ROTATES,
     )  # fmt: skip
+    best = tl.full([BLOCK_G], float("-inf"), tl.float32)
+    total = tl.zeros([BLOCK_G], tl.float32)
+    acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
     if HAS_NEW:
         at_slot = tl.load(slots + b) * slot_stride + kv_head * HEAD_DIM
         is_own = split == num_splits - 1  # which has the fewest keys
@@ -144,38 +132,15 @@ def _attend_split(
             k + b * k_stride + kv_head * HEAD_DIM, v + b * v_stride + kv_head * HEAD_DIM, k_weight, angles,
             k_pool + at_slot, v_pool + at_slot, is_own, eps, HEAD_DIM, BLOCK_D, NORMS, ROTATES,
         )  # fmt: skip
-        score = tl.sum(queries.to(tl.float32) * key, 1) * scale
-        best = tl.where(is_own, _capped(score, softcap, HAS_SOFTCAP) * LOG2_E, float("-inf"))
-        total = tl.where(is_own, tl.full([BLOCK_G], 1.0, tl.float32), 0.0)
-        acc = tl.where(is_own, tl.zeros([BLOCK_G, BLOCK_D], tl.float32) + value, 0.0)
-    else:
-        best = tl.full([BLOCK_G], float("-inf"), tl.float32)
-        total = tl.zeros([BLOCK_G], tl.float32)
-        acc = tl.zeros([BLOCK_G, BLOCK_D], tl.float32)
-    for n in range(start, end, BLOCK_N):
-        position = n + tl.arange(0, BLOCK_N)
-        seen = position < end
-        page = tl.load(page_table + row * table_stride + position // PAGE_SIZE, mask=seen, other=0)
-        slot = page * PAGE_SIZE + position % PAGE_SIZE
-        keys = tl.load(
-            k_pool + slot[None, :].to(tl.int64) * slot_stride + kv_head * HEAD_DIM + d[:, None],
-            mask=seen[None, :] & (d[:, None] < HEAD_DIM),
-            other=0.0,
-        )
-        scores = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee") * scale
-        scores = tl.where(seen[None, :], _capped(scores, softcap, HAS_SOFTCAP) * LOG2_E, float("-inf"))
-        new_best = tl.maximum(best, tl.max(scores, 1))
-        weights = tl.exp2(scores - new_best[:, None])
-        shrink = tl.exp2(best - new_best)
-        total = total * shrink + tl.sum(weights, 1)
-        values = tl.load(
-            v_pool + slot[:, None].to(tl.int64) * slot_stride + kv_head * HEAD_DIM + d[None, :],
-            mask=seen[:, None] & (d[None, :] < HEAD_DIM),
-            other=0.0,
-        ).to(queries.dtype)
-        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
-        best = new_best
-
+        score = _score(tl.sum(queries.to(tl.float32) * key, 1), scale, softcap, HAS_SOFTCAP)
+        best = tl.where(is_own, score, best)
+        total += tl.where(is_own, 1.0, 0.0)
+        acc += tl.where(is_own, value, 0.0)
+    best, total, acc = _attend_pages(
+        queries, best, total, acc, page_table + row * table_stride, k_pool + kv_head * HEAD_DIM,
+        v_pool + kv_head * HEAD_DIM, start, end, slot_stride, scale, softcap, HEAD_DIM, BLOCK_D, PAGE_SIZE,
+        BLOCK_N, HAS_SOFTCAP,
+    )  # fmt: skip
     if IS_SPLIT:
         place = (b * (tl.num_programs(1) * GROUP) + head) * num_splits + split
         _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)
@@ -185,58 +150,48 @@ def _attend_split(
 
 
 @triton.jit
-def _turned_heads(
-    heads, weight, angles, inside, eps, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, NORMS: tl.constexpr,
-    ROTATES: tl.constexpr,
+def _attend_pages(
+    queries, best, total, acc, pages, k_pool, v_pool, start, end, slot_stride, scale, softcap,
+    HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """Heads [H, BLOCK_D], at the pointers `heads` [H, 1], normed and rotated, in their dtype."""
-    HALF: tl.constexpr = HEAD_DIM // 2
-    d = tl.arange(0, BLOCK_D)
-    x = tl.load(heads + d[None, :], mask=inside, other=0.0)
-    dtype = x.dtype
-    if NORMS or ROTATES:
-        # What each element turns with is loaded, not moved: it is in the cache.
-        partner = tl.where(d < HALF, d + HALF, d - HALF)
-        x = x.to(tl.float32)
-        y = tl.load(heads + partner[None, :], mask=inside, other=0.0).to(tl.float32)
-        if NORMS:
-            norm = 1.0 / tl.sqrt(tl.sum(x * x, 1) / HEAD_DIM + eps)
-            x = _weighted(x * norm[:, None], weight + d, d < HEAD_DIM, dtype)
-            y = _weighted(y * norm[:, None], weight + partner, d < HEAD_DIM, dtype)
-        if ROTATES:
-            cos = tl.load(angles + d % HALF, mask=d < HEAD_DIM, other=0.0)
-            sin = tl.load(angles + HALF + d % HALF, mask=d < HEAD_DIM, other=0.0)
-            x = x * cos[None, :] + y * tl.where(d < HALF, -sin, sin)[None, :]
-    return x.to(dtype)
-
-
-@triton.jit
-def _store_new(
-    k, v, k_weight, angles, k_slot, v_slot, is_own, eps, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    NORMS: tl.constexpr, ROTATES: tl.constexpr,
-):  # fmt: skip
-    """The new token's key and value of one head, [1, BLOCK_D] float32, as the pools keep them; the program
-    whose they are stores them there.
+    """What has been seen, and keys start to end of one head: the largest score, the sum of weights, the
+    weighted values. pages: the row of the page table; k_pool, v_pool: the head in the first slot.
     """
-    d = tl.arange(0, BLOCK_D)[None, :]
-    inside = d < HEAD_DIM
-    head = tl.zeros([1, 1], tl.int64)
-    dtype = k.dtype.element_ty
-    kept = k_slot.dtype.element_ty
-    key = _turned_heads(k + head, k_weight, angles, inside, eps, HEAD_DIM, BLOCK_D, NORMS, ROTATES)
-    key = _as_kept(key, kept)
-    value = _as_kept(tl.load(v + d, mask=inside, other=0.0), kept)
-    stored = d < tl.where(is_own, HEAD_DIM, 0)
-    tl.store(k_slot + d, key, mask=stored)
-    tl.store(v_slot + d, value, mask=stored)
-    return key.to(dtype).to(tl.float32), value.to(dtype).to(tl.float32)
+    d = tl.arange(0, BLOCK_D)
+    for n in range(start, end, BLOCK_N):
+        position = n + tl.arange(0, BLOCK_N)
+        seen = position < end
+        page = tl.load(pages + position // PAGE_SIZE, mask=seen, other=0)
+        slot = page * PAGE_SIZE + position % PAGE_SIZE
+        keys = tl.load(
+            k_pool + slot[None, :].to(tl.int64) * slot_stride + d[:, None],
+            mask=seen[None, :] & (d[:, None] < HEAD_DIM),
+            other=0.0,
+        )
+        products = tl.dot(queries, keys.to(queries.dtype), input_precision="ieee")
+        scores = tl.where(seen[None, :], _score(products, scale, softcap, HAS_SOFTCAP), float("-inf"))
+        new_best = tl.maximum(best, tl.max(scores, 1))
+        weights = tl.exp2(scores - new_best[:, None])
+        shrink = tl.exp2(best - new_best)
+        total = total * shrink + tl.sum(weights, 1)
+        values = tl.load(
+            v_pool + slot[:, None].to(tl.int64) * slot_stride + d[None, :],
+            mask=seen[:, None] & (d[None, :] < HEAD_DIM),
+            other=0.0,
+        ).to(queries.dtype)
+        acc = acc * shrink[:, None] + tl.dot(weights.to(values.dtype), values, input_precision="ieee")
+        best = new_best
+    return best, total, acc
 
 
 @triton.jit
-def _capped(scores, softcap, HAS_SOFTCAP: tl.constexpr):
+def _score(product, scale, softcap, HAS_SOFTCAP: tl.constexpr):
+    """As an exponent of two."""
+    score = product * scale
     if HAS_SOFTCAP:
-        scores = softcap * _tanh(scores / softcap)
-    return scores
+        score = softcap * _tanh(score / softcap)
+    return score * LOG2_E
 
 
 @triton.jit

@@ -10,8 +10,9 @@ from torch import Tensor
 
 from model_worker.kernels.rms_norm import HeadNorms, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
-from model_worker.kernels.triton.decode_attention import NewTokens, choose_num_splits, decode_attention
+from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
+from model_worker.kernels.triton.new_tokens import NewTokens
 from model_worker.kernels.triton.tiles import ExtendTile
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3}
@@ -158,7 +159,8 @@ def test_a_new_token_is_normed_rotated_stored_and_attended_to(
     before, out = qkv.clone(), torch.empty(4, heads, head_dim, dtype=dtype)
     decode_attention(
         q,
-        *pools,
+        pools[0],
+        pools[1],
         cache.page_table,
         cache.rows,
         cache.kv_lens,
@@ -184,16 +186,15 @@ def test_a_new_token_is_normed_rotated_stored_and_attended_to(
 
 def test_a_new_token_counts_as_a_pool_of_eight_bits_keeps_it() -> None:
     """Of values that need no rounding, but one that is more than it can hold."""
-    kept = torch.float8_e4m3fn
-    k, v = (
-        torch.randn(2, 1, 16, generator=torch.Generator().manual_seed(n)).to(kept).float() for n in (1, 2)
-    )
+    kept, generator = torch.float8_e4m3fn, torch.Generator().manual_seed(1)
+    k, v = torch.randn(2, 2, 1, 16, generator=generator).to(kept).float().unbind(0)
     v[1, 0, 3] = 1e6
     pools = torch.zeros(2, 9, 1, 16, dtype=kept)
     out, slots, rows = torch.empty(2, 1, 16), torch.tensor([5, 2]), torch.arange(2)
     decode_attention(
         torch.ones(2, 1, 16),
-        *pools,
+        pools[0],
+        pools[1],
         slots.unsqueeze(1).int(),
         rows,
         torch.ones(2, dtype=torch.int64),
