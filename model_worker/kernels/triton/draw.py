@@ -159,14 +159,16 @@ def _best_in_block(
         if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
             top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
             if (k < vocab_size) | (p < 1.0):
-                first, last, _num_above, k = _window(histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size)
+                first, last, k, k_bucket, _num_ahead = _window(
+                    histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size
+                )
                 bucket = _bucket(x, top, per_nat)
                 is_above = kept & (bucket < first)
-                each = _mass(x, top)
+                each = tl.where(kept, _mass(x, top), 0)
                 at = mass + 2 * (i * num_blocks + block)
-                tl.store(at, tl.sum(tl.where(is_above, each, 0), 0))
-                tl.store(at + 1, tl.sum(tl.where(kept, each, 0), 0))
-                doubtful = kept & (bucket >= first) & (bucket <= last)
+                tl.store(at, tl.sum(tl.where(bucket < first, each, 0), 0))
+                tl.store(at + 1, tl.sum(tl.where(bucket < k_bucket, each, 0), 0))
+                doubtful = kept & (((bucket >= first) & (bucket <= last)) | (bucket == k_bucket))
                 num = tl.sum(doubtful.to(tl.int32), 0)
                 if num > 0:
                     place = tl.atomic_add(num_listed + i, num, sem="relaxed")
@@ -212,10 +214,12 @@ def _best_of_row(
         )
         if (k < vocab_size) | (p < 1.0):
             top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
-            first, last, num_above, k = _window(histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size)
+            first, last, k, k_bucket, num_ahead = _window(
+                histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size
+            )
             at = mass + 2 * (i * num_blocks + b)
             mass_above = tl.sum(tl.load(at, mask=inside, other=0), 0)
-            mass_of_all = tl.sum(tl.load(at + 1, mask=inside, other=0), 0)
+            mass_ahead = tl.sum(tl.load(at + 1, mask=inside, other=0), 0)
             num = tl.load(num_listed + i)
             # A list that does not hold all is not read.
             held = tl.where(num <= CAPACITY, num, 0)
@@ -223,7 +227,9 @@ def _best_of_row(
             temperature = tl.load(temperatures + row * float_stride)
             doubtful = (logits + i * vocab_size, temperature, num, listed + i * CAPACITY, held)
             window = (top, per_nat, first, last)
-            cut = _cut(doubtful, window, k, p, num_above, mass_above, mass_of_all, vocab_size, TILE, ID_BITS)
+            cut = _cut(
+                doubtful, window, k, k_bucket, num_ahead, p, mass_above, mass_ahead, vocab_size, TILE, ID_BITS
+            )
             seed = tl.load(seeds + row * integer_stride)
             position = tl.load(positions + i).to(tl.uint32)
             for start in range(0, num, TILE):

@@ -11,7 +11,7 @@ top-p keeps a beginning of that order, so its last element says it all, and near
 bucket alone. The counts give top-k's bucket exactly and bounds of the mass above and below each, between
 which top-p's share is reached: two or three buckets. So a row is read three times, whatever its parameters,
 and some hundred ids are searched. Where more are in doubt than a list holds (tens of thousands of equal
-logits, or top-p beside such a top-k) the search goes over the whole row. Mass is counted in integers, as in
+logits) the search goes over the whole row. Mass is counted in integers, as in
 model_worker.sampling.truncation: sums are exact and the same in any order.
 """
 
@@ -46,7 +46,7 @@ class Scratch(NamedTuple):
     histogram: Tensor  # [n, NUM_BUCKETS] int32
     listed: Tensor  # [n, CAPACITY] int32 ids, in no order
     num_listed: Tensor  # [n] int32, more than CAPACITY where they did not fit
-    mass: Tensor  # [n, blocks, 2] int64: of the ids above the window, of all
+    mass: Tensor  # [n, blocks, 2] int64: of the ids above the window, of those ahead of k's bucket
 
     @classmethod
     def empty(cls, num_rows: int, num_blocks: int, device: torch.device) -> Scratch:
@@ -160,10 +160,10 @@ def _count(
 
 @triton.jit
 def _window(histogram, per_nat, k, p, vocab_size):
-    """(first, last, how many ids are above them, k): the buckets that the last id to be kept may lie in.
+    """(first, last, k, its bucket, how many ids are ahead of that): the buckets that the last id to be kept
+    may lie in; all that is above them is kept by top-k and top-p, and nothing below.
 
-    Top-k and top-p keep all that is above the window and nothing below it. Where both are set, what top-k
-    keeps is above or in it, because p is a share of that. k is vocab_size where it keeps all that counts.
+    k is vocab_size, its bucket NUM_BUCKETS, where it keeps all that counts.
     """
     bucket = tl.arange(0, NUM_BUCKETS)
     # What has no mass is not drawn, either: noise makes up for 20 nats. It does not count, or where top-k
@@ -173,25 +173,25 @@ def _window(histogram, per_nat, k, p, vocab_size):
     upto = tl.cumsum(count, 0)
     k = tl.where(k < tl.sum(count, 0), k, vocab_size)
     within_k = tl.minimum(upto, k) - tl.minimum(upto - count, k)
-    most = tl.exp(tl.math.div_rn(-bucket.to(tl.float32), per_nat)) * (MASS_ONE * (1.0 + SLACK))
+    most = tl.exp(tl.math.div_rn(-bucket.to(tl.float32), per_nat)) * (MASS_ONE * (1.0 + SLACK)) + 1.0
     least = tl.exp(tl.math.div_rn(-1.0 - bucket, per_nat)) * (MASS_ONE * (1.0 - SLACK))
     least = tl.where(bucket < NUM_BUCKETS - 1, least, 0.0)
     most, least = within_k * most.to(tl.int64), within_k * least.to(tl.int64)
     most_upto, least_upto = tl.cumsum(most, 0), tl.cumsum(least, 0)
     most_after, least_after = tl.sum(most, 0) - most_upto, tl.sum(least, 0) - least_upto
-    # A share p is reached where (1 - p) * upto = p * after.
+    # A share p of what top-k keeps is reached where (1 - p) * upto = p * after.
     p = p.to(tl.float64)
     missing = tl.where(p < 1.0, p * least_after.to(tl.float64), 1.0)
     is_above = (upto < k) & ((1.0 - p) * most_upto.to(tl.float64) < missing)
-    missing = tl.where(k < vocab_size, float("inf"), p * most_after.to(tl.float64))
-    is_enough = (upto >= k) | ((1.0 - p) * least_upto.to(tl.float64) >= missing)
+    is_enough = (upto >= k) | ((1.0 - p) * least_upto.to(tl.float64) >= p * most_after.to(tl.float64))
     first, last = tl.sum(is_above.to(tl.int32), 0), NUM_BUCKETS - tl.sum(is_enough.to(tl.int32), 0)
-    return first, last, tl.sum(tl.where(is_above, count, 0), 0), k
+    k_bucket = tl.where(k < vocab_size, tl.sum((upto < k).to(tl.int32), 0), NUM_BUCKETS)
+    return first, last, k, k_bucket, tl.sum(tl.where(upto < k, count, 0), 0)
 
 
 @triton.jit
 def _doubtful(row, window, start, TILE: tl.constexpr, ID_BITS: tl.constexpr):
-    """(id, scaled logit, order, whether there is one) of TILE ids in the window, from place `start` on. The
+    """(id, scaled logit, order, whether there is one) of TILE ids in a window, from place `start` on. The
     order is int64, of no two ids the same, and larger for what comes earlier.
 
     row: (logits, temperature, how many ids to look at, the list, its length; 0 if all of the row is to be
@@ -234,8 +234,8 @@ def _mass_from(row, window, cut, TILE: tl.constexpr, ID_BITS: tl.constexpr):
 def _last_before(
     row, window, low, before, bound, BY_MASS: tl.constexpr, TILE: tl.constexpr, ID_BITS: tl.constexpr
 ):  # fmt: skip
-    """The order of the last doubtful id ahead of which less than `bound` lies, of ids or of mass; `before` of
-    it is above the window. No lower than `low`; the first one, if there is none.
+    """The order of the last id in a window ahead of which less than `bound` lies, of ids or of mass; `before`
+    of it is above the window. No lower than `low`; the first one, if there is none.
     """
     part = tl.arange(0, NUM_PARTS).to(tl.int64)
     low, high = _range_between(row, window, low, before * 0 + FIRST_OF_ALL, TILE, ID_BITS)
@@ -259,17 +259,18 @@ def _last_before(
 
 @triton.jit
 def _cut(
-    row, window, k, p, num_above, mass_above, mass_of_all, vocab_size,
+    row, window, k, k_bucket, num_ahead, p, mass_above, mass_ahead, vocab_size,
     TILE: tl.constexpr, ID_BITS: tl.constexpr,
 ):  # fmt: skip
-    """The order of the last id that is kept."""
+    """The order of the last id that is kept. `ahead` is of k's bucket, or all; `above` of the window."""
     cut = mass_above * 0 + LAST_OF_ALL
+    border = (window[0], window[1], k_bucket, k_bucket)
     if k < vocab_size:
-        cut = _last_before(row, window, cut, num_above, k.to(tl.float64), False, TILE, ID_BITS)
+        cut = _last_before(row, border, cut, num_ahead, k.to(tl.float64), False, TILE, ID_BITS)
     if p < 1.0:
-        mass = mass_of_all
+        mass = mass_ahead
         if k < vocab_size:
-            mass = mass_above + _mass_from(row, window, cut, TILE, ID_BITS)
+            mass += _mass_from(row, border, cut, TILE, ID_BITS)
         bound = p.to(tl.float64) * mass.to(tl.float64)
         cut = _last_before(row, window, cut, mass_above, bound, True, TILE, ID_BITS)
     return cut
