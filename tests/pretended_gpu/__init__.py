@@ -1,0 +1,148 @@
+"""A GPU that is not there: `with pretended_gpu() as gpu:` makes torch.cuda find one, in this thread.
+
+The product's CUDA path runs as it is, from CudaDevice to Triton's kernels (interpreted): device tensors have the
+host's memory. What a GPU would punish raises PretendedGpuError: see `operations` and `timeline`. What it cannot
+show is speed, the compiled code, and what differs between a library's CPU and CUDA kernels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from tests.pretended_gpu.memory import let_torch_guard_cuda
+from tests.pretended_gpu.operations import Operations, Recording, on_stream
+from tests.pretended_gpu.timeline import Event, PretendedGpuError, Stream, Timeline
+
+CAPABILITY = (9, 0)
+MULTIPROCESSORS = 132
+SHARED_MEMORY_BYTES = 227 << 10
+
+
+class PretendedGpu:
+    def __init__(self, num_bytes: int) -> None:
+        self.timeline = Timeline()
+        self.operations = Operations(self.timeline)
+        self.num_bytes = num_bytes
+
+    @property
+    def launches(self) -> list[str]:
+        """Names of all launches so far, replayed ones among them."""
+        return self.operations.names
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return max(0, self.num_bytes - self.operations.memory.num_bytes), self.num_bytes
+
+
+class _Graph:
+    """torch.cuda.CUDAGraph."""
+
+    def __init__(self, gpu: PretendedGpu) -> None:
+        self._gpu = gpu
+        self.recording = Recording()
+
+    def replay(self) -> None:
+        self._gpu.operations.replay(self.recording)
+
+
+@contextmanager
+def _record(gpu: PretendedGpu, graph: _Graph, *, stream: Stream, **_: Any) -> Iterator[None]:
+    """torch.cuda.graph."""
+    operations, timeline = gpu.operations, gpu.timeline
+    assert operations.recording is None, "a recording within a recording"
+    with on_stream(timeline, stream):
+        operations.recording, timeline.is_recording = graph.recording, True
+        try:
+            yield
+        finally:
+            operations.recording, timeline.is_recording = None, False
+
+
+@contextmanager
+def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
+    """At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody."""
+    from triton.runtime.interpreter import GridExecutor
+
+    let_torch_guard_cuda()
+    gpu = PretendedGpu(num_bytes)
+    timeline, operations = gpu.timeline, gpu.operations
+    interpret = GridExecutor.__call__
+
+    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+        run = lambda host_args, host_kwargs: interpret(executor, *host_args, **host_kwargs)  # noqa: E731
+        operations.launch_triton(executor.fn, args, kwargs, run)
+
+    def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
+        return operations.pin(tensor.clone())
+
+    def record_stream(tensor: Tensor, stream: Stream) -> None:
+        if (allocation := operations.memory.of(tensor)) is not None:
+            allocation.recorded.add(stream)
+
+    def numpy(tensor: Tensor, *, force: bool = False) -> Any:
+        if not tensor.is_cuda and (allocation := operations.pinned(tensor)) is not None:
+            timeline.host_reads(allocation)
+        return to_numpy(tensor, force=force)
+
+    def synchronize(device: Any = None) -> None:
+        for stream in timeline.streams:
+            timeline.wait_for(stream.clock, "torch.cuda.synchronize")
+
+    def set_sync_debug_mode(mode: str) -> None:
+        timeline.forbids_waits = mode == "error"
+
+    to_numpy = Tensor.numpy
+    properties = SimpleNamespace(
+        multi_processor_count=MULTIPROCESSORS,
+        shared_memory_per_block_optin=SHARED_MEMORY_BYTES,
+        major=CAPABILITY[0],
+        minor=CAPABILITY[1],
+        name="a pretended GPU",
+    )
+    cuda: dict[str, Any] = {
+        "CUDAGraph": partial(_Graph, gpu),
+        "Event": lambda enable_timing=False: Event(timeline, enable_timing),
+        "Stream": lambda device=None: timeline.new_stream(),
+        "_lazy_init": lambda: None,
+        "current_stream": lambda device=None: timeline.current,
+        "device_count": lambda: 1,
+        "empty_cache": lambda: None,
+        "get_device_capability": lambda device=None: CAPABILITY,
+        "get_device_name": lambda device=None: properties.name,
+        "get_device_properties": lambda device=None: properties,
+        "graph": partial(_record, gpu),
+        "graph_pool_handle": lambda: (0, 1),
+        "init": lambda: None,
+        "is_available": lambda: True,
+        "mem_get_info": gpu.mem_get_info,
+        "set_device": lambda device: None,
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "stream": partial(on_stream, timeline),
+        "synchronize": synchronize,
+    }
+    lifts = torch._C._only_lift_cpu_tensors()
+    with ExitStack() as stack:
+        for name, value in cuda.items():
+            stack.enter_context(patch.object(torch.cuda, name, value))
+        for owner, name, value in (
+            (GridExecutor, "__call__", launch),
+            (Tensor, "pin_memory", pin_memory),
+            (Tensor, "record_stream", record_stream),
+            (Tensor, "numpy", numpy),
+        ):
+            stack.enter_context(patch.object(owner, name, value))
+        torch._C._set_only_lift_cpu_tensors(True)
+        stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        stack.enter_context(operations)
+        yield gpu
+    timeline.check()
+
+
+__all__ = ["PretendedGpu", "PretendedGpuError", "pretended_gpu"]
