@@ -19,7 +19,7 @@ from torch import Tensor
 
 from tests.pretended_gpu.memory import let_torch_guard_cuda
 from tests.pretended_gpu.operations import Operations, Recording, on_stream
-from tests.pretended_gpu.timeline import Event, PretendedGpuError, Stream, Timeline
+from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline
 
 CAPABILITY = (9, 0)
 MULTIPROCESSORS = 132
@@ -44,12 +44,13 @@ class PretendedGpu:
 class _Graph:
     """torch.cuda.CUDAGraph."""
 
-    def __init__(self, gpu: PretendedGpu) -> None:
-        self._gpu = gpu
+    gpu: PretendedGpu
+
+    def __init__(self) -> None:
         self.recording = Recording()
 
     def replay(self) -> None:
-        self._gpu.operations.replay(self.recording)
+        self.gpu.operations.replay(self.recording)
 
 
 @contextmanager
@@ -69,6 +70,8 @@ def _record(gpu: PretendedGpu, graph: _Graph, *, stream: Stream, **_: Any) -> It
 def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     """At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody."""
     from triton.runtime.interpreter import GridExecutor
+
+    from tests.pretended_gpu.interpreter import gpu_arithmetic
 
     let_torch_guard_cuda()
     gpu = PretendedGpu(num_bytes)
@@ -107,9 +110,10 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
         name="a pretended GPU",
     )
     cuda: dict[str, Any] = {
-        "CUDAGraph": partial(_Graph, gpu),
-        "Event": lambda enable_timing=False: Event(timeline, enable_timing),
-        "Stream": lambda device=None: timeline.new_stream(),
+        # Classes, because annotations of other libraries name them.
+        "CUDAGraph": type("CUDAGraph", (_Graph,), {"gpu": gpu}),
+        "Event": timeline.event_class,
+        "Stream": timeline.stream_class,
         "_lazy_init": lambda: None,
         "current_stream": lambda device=None: timeline.current,
         "device_count": lambda: 1,
@@ -140,6 +144,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
             stack.enter_context(patch.object(owner, name, value))
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
+        stack.enter_context(gpu_arithmetic())
         stack.enter_context(operations)
         yield gpu
     timeline.check()

@@ -24,42 +24,49 @@ def join(into: Clock, other: Clock) -> None:
 
 
 class Stream:
-    def __init__(self, timeline: Timeline, name: str) -> None:
-        self.name = name
+    """torch.cuda.Stream; of a subclass that knows its timeline."""
+
+    timeline: Timeline
+
+    def __init__(self, device: Any = None) -> None:
         self.clock: Clock = {self: 0}
-        self._timeline = timeline
+        self._name = f"stream {len(self.timeline.streams)}"
+        self.timeline.streams.append(self)
 
     def __repr__(self) -> str:
-        return self.name
+        return self._name
 
     def wait_event(self, event: Event) -> None:
         join(self.clock, event.clock)
 
     def synchronize(self) -> None:
-        self._timeline.wait_for(self.clock, "Stream.synchronize")
+        self.timeline.wait_for(self.clock, "Stream.synchronize")
 
 
 class Event:
-    def __init__(self, timeline: Timeline, enable_timing: bool = False) -> None:
+    """torch.cuda.Event; of a subclass that knows its timeline."""
+
+    timeline: Timeline
+
+    def __init__(self, enable_timing: bool = False) -> None:
         self.clock: Clock = {}
-        self._timeline = timeline
         self._num_queries = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.clock = dict((stream or self._timeline.current).clock)
+        self.clock = dict((stream or self.timeline.current).clock)
         self._num_queries = 0
 
     def synchronize(self) -> None:
         """Waiting for an event is how the host is meant to wait: no mistake but in a recording."""
-        assert not self._timeline.is_recording, "an event was waited for in a recording"
-        join(self._timeline.host, self.clock)
+        assert not self.timeline.is_recording, "an event was waited for in a recording"
+        join(self.timeline.host, self.clock)
 
     def query(self) -> bool:
         """The first time the answer is no."""
         self._num_queries += 1
         if self._num_queries == 1:
             return False
-        join(self._timeline.host, self.clock)
+        join(self.timeline.host, self.clock)
         return True
 
     def elapsed_time(self, later: Event) -> float:
@@ -68,18 +75,18 @@ class Event:
 
 
 class Timeline:
+    """A device's. Its streams and events are of the classes that it makes."""
+
     def __init__(self) -> None:
         self.host: Clock = {}
         self.streams: list[Stream] = []
-        self.current = self.new_stream("default")
         self.is_recording = False
         self.forbids_waits = False
         self.problems: list[str] = []
-
-    def new_stream(self, name: str = "") -> Stream:
-        stream = Stream(self, name or f"stream {len(self.streams)}")
-        self.streams.append(stream)
-        return stream
+        known = {"timeline": self}
+        self.stream_class: type[Stream] = type("Stream", (Stream,), known)
+        self.event_class: type[Event] = type("Event", (Event,), known)
+        self.current = self.stream_class()
 
     def launch(self, name: str, read: Iterable[Allocation], written: Iterable[Allocation]) -> None:
         """Work on the current stream. Raises PretendedGpuError where it may meet other work on the same memory."""

@@ -1,0 +1,73 @@
+"""Triton's interpreter with the arithmetic of a GPU where it has its own.
+
+It keeps bfloat16 and float8 as integers: it truncates where a GPU rounds to the nearest, and multiplies the integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+# Triton's type by name → torch's, and the integer that numpy has in its place.
+TYPES = {
+    "bf16": (torch.bfloat16, np.uint16, torch.uint16),
+    "fp8e4nv": (torch.float8_e4m3fn, np.uint8, torch.uint8),
+    "fp16": (torch.float16, np.uint16, torch.uint16),
+    "fp32": (torch.float32, np.uint32, torch.uint32),
+    "fp64": (torch.float64, np.uint64, torch.uint64),
+}
+
+
+def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
+    """As Triton's function of that name: integers of the target's width, of the same shape."""
+    source_type, source_bits, _ = TYPES[source.name]
+    target_type, _, target_bits = TYPES[target.name]
+    of = torch.from_numpy(np.ascontiguousarray(values).view(source_bits)).view(source_type)
+    return of.to(target_type).view(target_bits).numpy().reshape(np.shape(values))
+
+
+def _wide(handle: Any) -> Any:
+    """A handle of bfloat16 as float32; any other as it is."""
+    if handle.dtype.scalar != tl.bfloat16:
+        return handle
+    return TensorHandle(
+        _convert_float(handle.data, tl.bfloat16, tl.float32, None).view(np.float32), tl.float32
+    )
+
+
+@contextmanager
+def gpu_arithmetic() -> Iterator[None]:
+    plain_dot, plain_binary = InterpreterBuilder.create_dot, InterpreterBuilder.binary_op
+
+    def dot(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
+        return plain_dot(self, _wide(a), _wide(b), d, *rest)
+
+    def binary(self: Any, left: Any, right: Any, operation: Callable[..., Any]) -> Any:
+        if left.dtype.scalar != tl.bfloat16:
+            return plain_binary(self, left, right, operation)
+        result = plain_binary(self, _wide(left), _wide(right), operation)
+        return self.cast_impl(result, tl.bfloat16) if result.dtype.scalar == tl.float32 else result
+
+    with ExitStack() as stack:
+        stack.enter_context(patch.object(interpreter, "_convert_float", _unseen(_convert_float)))
+        stack.enter_context(patch.object(InterpreterBuilder, "create_dot", dot))
+        stack.enter_context(patch.object(InterpreterBuilder, "binary_op", binary))
+        yield
+
+
+def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, whose work no dispatch mode is to see."""
+
+    def unseen(*args: Any) -> Any:
+        with torch.utils._python_dispatch._disable_current_modes():
+            return function(*args)
+
+    return unseen
