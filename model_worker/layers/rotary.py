@@ -31,7 +31,7 @@ class RotaryEmbedding:
         if rope.attention_factor != 1.0:
             turned = torch.full((rope.rotary_dim // 2,), rope.attention_factor)
             self._amplitude = self._padded(turned, 1.0).repeat(2).to(device)
-
+        self._exponents = _exponents(rope).to(device)
         self._native: RotaryAngles | None = None
 
     def use_native(self, kernels: NativeKernels) -> None:
@@ -45,7 +45,7 @@ class RotaryEmbedding:
             return self._native(positions)
         inv_freq = self._inv_freq
         if self._rope.type == "dynamic":
-            inv_freq = self._padded(_dynamic_frequencies(positions, self._rope))
+            inv_freq = self._padded(_dynamic_frequencies(positions, self._rope, self._exponents))
         return rope_cos_sin(positions, inv_freq, self._amplitude)
 
     def _padded(self, values: Tensor, still: float = 0.0) -> Tensor:
@@ -141,11 +141,10 @@ def _yarn_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
     return inv_freq / rope.factor * ramp + inv_freq * (1.0 - ramp)
 
 
-def _dynamic_frequencies(positions: Tensor, rope: RopeConfig) -> Tensor:
+def _dynamic_frequencies(positions: Tensor, rope: RopeConfig, exponents: Tensor) -> Tensor:
     """[T, rotary_dim / 2]: the base grows with the length of the sequence up to the token (dynamic NTK)."""
     original = rope.original_max_position_embeddings
     lengths = (positions + 1).clamp(min=original).to(torch.float32)
     stretch = rope.factor * lengths / original - (rope.factor - 1.0)
     base = rope.theta * stretch ** (rope.rotary_dim / (rope.rotary_dim - 2))
-    exponents = _exponents(rope).to(positions.device)
     return 1.0 / (base.unsqueeze(1) ** exponents)

@@ -126,7 +126,6 @@ def _from_files(
                 model_path,
                 config=hf_config,
                 dtype=dtype,
-                device_map={"": device} if device.type != "cpu" else None,
                 use_safetensors=True,
                 local_files_only=True,
                 trust_remote_code=False,
@@ -136,7 +135,9 @@ def _from_files(
     except (OSError, ValueError, RuntimeError, KeyError) as error:
         raise ModelError(f"The weights in {model_path} cannot be loaded: {error}") from error
     _refuse_info(model_path, info)
-    return hf
+    # The library loads to a device by itself only with accelerate; so all of it is in host memory once.
+    moved: PreTrainedModel = hf.to(device)  # type: ignore[arg-type]
+    return moved
 
 
 def _refuse_info(model_path: Path, info: LoadStateDictInfo | dict[str, Any]) -> None:

@@ -7,6 +7,9 @@ them: parting is rare, and a wrong table or stream shows in most sequences at on
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -15,22 +18,26 @@ from msgspec import structs
 from carousel import Client
 from runtime.config import DEMO_MODEL
 from runtime.sampling_params import SamplingParams
+from tests.cpu.plans import VOCAB, save_tiny_llama
 from tests.cpu.ring import Generated, Ring, Setting
 from tests.launched import launched
+from tests.pretended_gpu import is_pretended
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-PROMPTS = [[3 + (7 * n + 11 * i) % 4000 for i in range(5 + 13 * n)] for n in range(16)]
-GREEDY = SamplingParams(max_tokens=32, temperature=0.0, seed=0, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=32, temperature=1.0, seed=5, ignore_eos=True)
+IS_SMALL = is_pretended()  # an interpreter takes seconds for what a GPU does in microseconds
+NUM_TOKENS = 5 if IS_SMALL else 32
+NUM_PROMPTS = 4 if IS_SMALL else 16
+GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, seed=0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5, ignore_eos=True)
 EDITED = SamplingParams(
-    max_tokens=32,
+    max_tokens=NUM_TOKENS,
     ignore_eos=True,
     stop_token_ids=(5, 6),
-    min_tokens=32,
+    min_tokens=NUM_TOKENS,
     temperature=0.8,
     top_p=0.9,
     repetition_penalty=1.1,
@@ -39,15 +46,44 @@ EDITED = SamplingParams(
     logprobs=3,
     seed=9,
 )
+ALL_KINDS = [GREEDY, SEEDED, EDITED, SEEDED] * (NUM_PROMPTS // 4)
 MAX_PARTED = 2
 
 
-def outputs(setting: Setting, sampling: SamplingParams) -> list[Generated]:
-    ring = Ring(DEMO_MODEL, setting)
-    try:
-        return ring.generate_each(PROMPTS, [sampling] * len(PROMPTS), solo=False)
-    finally:
-        ring.close()
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if not IS_SMALL:
+        return DEMO_MODEL
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(path)
+    return path
+
+
+def prompts() -> list[list[int]]:
+    """Of different lengths, some longer than a chunk."""
+    vocab_size, longer = (VOCAB, 9) if IS_SMALL else (4000, 13)
+    return [
+        [3 + (7 * n + 11 * i) % (vocab_size - 3) for i in range(5 + longer * n)] for n in range(NUM_PROMPTS)
+    ]
+
+
+@pytest.fixture(scope="module")
+def on_cpu(model: Path) -> Iterator[Ring]:
+    ring = Ring(model, Setting(max_rows=NUM_PROMPTS))
+    yield ring
+    ring.close()
+
+
+@pytest.fixture(scope="module", params=[True, False], ids=["overlap", "one step at a time"])
+def on_cuda(model: Path, request: pytest.FixtureRequest) -> Iterator[Ring]:
+    chunk = 16 if IS_SMALL else 64
+    ring = Ring(model, Setting(device="cuda", overlap=request.param, chunk=chunk, max_rows=NUM_PROMPTS))
+    yield ring
+    ring.close()
+
+
+def outputs(ring: Ring, sampling: SamplingParams) -> list[Generated]:
+    return ring.generate_each(prompts(), [sampling] * NUM_PROMPTS, solo=False)
 
 
 def first_difference(a: Generated, b: Generated) -> int | None:
@@ -56,34 +92,28 @@ def first_difference(a: Generated, b: Generated) -> int | None:
     return next((i for i, (left, right) in pairs if left != right), None)
 
 
-def test_no_step_waits_for_the_device() -> None:
-    """Once all is warm: prompts in chunks, decodes as graphs, edits and logprobs, with overlap."""
-    ring = Ring(DEMO_MODEL, Setting(device="cuda", chunk=64))
+def test_no_step_waits_for_the_device(on_cuda: Ring) -> None:
+    """Once all is warm: prompts in chunks, decodes as graphs, edits and logprobs."""
+    on_cuda.generate([prompt[::-1] for prompt in prompts()], ALL_KINDS, solo=False)
+    torch.cuda.set_sync_debug_mode("error")
     try:
-        ring.generate(PROMPTS[:4], [GREEDY, SEEDED, EDITED, SEEDED], solo=False)
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            ring.generate(PROMPTS, [GREEDY, SEEDED, EDITED, SEEDED] * 4, solo=False)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
+        on_cuda.generate(prompts(), ALL_KINDS, solo=False)
     finally:
-        ring.close()
+        torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("overlap", [True, False])
-def test_greedy_tokens_part_only_where_the_reference_is_undecided(overlap: bool) -> None:
+def test_greedy_tokens_part_only_where_the_reference_is_undecided(on_cuda: Ring, on_cpu: Ring) -> None:
     with_logits = structs.replace(GREEDY, return_generation_logits=True)
-    on_cpu = outputs(Setting(), with_logits)
-    setting = Setting(device="cuda", overlap=overlap, chunk=64)
-    measured, recorded = outputs(setting, with_logits), outputs(setting, GREEDY)
-    reference = [np.concatenate(each.generation_logits) for each in on_cpu]
+    references = outputs(on_cpu, with_logits)
+    measured, recorded = outputs(on_cuda, with_logits), outputs(on_cuda, GREEDY)
+    all_logits = [np.concatenate(each.generation_logits) for each in references]
     error = 0.0
-    for logits, expected, got in zip(reference, on_cpu, measured, strict=True):
+    for logits, expected, got in zip(all_logits, references, measured, strict=True):
         parted = first_difference(expected, got)
         same = slice(None if parted is None else parted + 1)  # up to there they have read the same tokens
         error = max(error, float(np.abs(np.concatenate(got.generation_logits) - logits)[same].max()))
     assert error < 1e-2
-    for logits, expected, *others in zip(reference, on_cpu, measured, recorded, strict=True):
+    for logits, expected, *others in zip(all_logits, references, measured, recorded, strict=True):
         for got in others:
             if (parted := first_difference(expected, got)) is not None:
                 second, best = np.sort(logits[parted])[-2:]
@@ -91,12 +121,9 @@ def test_greedy_tokens_part_only_where_the_reference_is_undecided(overlap: bool)
 
 
 @pytest.mark.parametrize("sampling", [SEEDED, EDITED], ids=["seeded", "edited"])
-@pytest.mark.parametrize("overlap", [True, False])
-def test_drawn_tokens_are_those_of_the_cpu(sampling: SamplingParams, overlap: bool) -> None:
-    on_cpu = outputs(Setting(), sampling)
-    on_cuda = outputs(Setting(device="cuda", overlap=overlap, chunk=64), sampling)
-    parted = [first_difference(a, b) is not None for a, b in zip(on_cpu, on_cuda, strict=True)]
-    assert sum(parted) <= MAX_PARTED
+def test_drawn_tokens_are_those_of_the_cpu(on_cuda: Ring, on_cpu: Ring, sampling: SamplingParams) -> None:
+    pairs = zip(outputs(on_cpu, sampling), outputs(on_cuda, sampling), strict=True)
+    assert sum(first_difference(a, b) is not None for a, b in pairs) <= MAX_PARTED
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
@@ -106,8 +133,7 @@ def test_two_gpus_give_the_tokens_of_one() -> None:
     def served(num_ranks: int) -> list[list[int]]:
         arguments = ("--device", "cuda", "--dtype", "float32", "--no-http", "--tp-size", str(num_ranks))
         with launched(*arguments) as launch, Client(launch.run_dir) as client:
-            kinds = [GREEDY, SEEDED, EDITED, SEEDED] * 4
-            return [list(done.token_ids) for done in client.generate(PROMPTS, kinds, timeout=120.0)]
+            return [list(done.token_ids) for done in client.generate(prompts(), ALL_KINDS, timeout=120.0)]
 
     alone, together = served(1), served(2)
     assert sum(a != b for a, b in zip(alone, together, strict=True)) <= MAX_PARTED

@@ -1,8 +1,8 @@
 """A GPU that is not there: `with pretended_gpu() as gpu:` makes torch.cuda find one, in this thread.
 
-The product's CUDA path runs as it is, from CudaDevice to Triton's kernels (interpreted): device tensors have the
-host's memory. What a GPU would punish raises PretendedGpuError: see `operations` and `timeline`. What it cannot
-show is speed, the compiled code, and what differs between a library's CPU and CUDA kernels.
+The product's CUDA path runs as it is, from CudaDevice to Triton's kernels (interpreted): device tensors have
+memory of the host. What a GPU would punish raises PretendedGpuError: see `operations` and `timeline`. What it
+cannot show is speed, the compiled code, and what differs between torch's CPU and CUDA kernels.
 """
 
 from __future__ import annotations
@@ -11,25 +11,31 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, Self
 from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
 from tests.pretended_gpu.memory import let_torch_guard_cuda
-from tests.pretended_gpu.operations import Operations, Recording, on_stream
-from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline
+from tests.pretended_gpu.operations import Operations, Recording
+from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline, on_stream
 
 CAPABILITY = (9, 0)
+NAME = "a pretended GPU"
 MULTIPROCESSORS = 132
 SHARED_MEMORY_BYTES = 227 << 10
+
+
+def is_pretended() -> bool:
+    """Whether the GPU that torch finds is a pretended one."""
+    return torch.cuda.is_available() and torch.cuda.get_device_name() == NAME
 
 
 class PretendedGpu:
     def __init__(self, num_bytes: int) -> None:
         self.timeline = Timeline()
-        self.operations = Operations(self.timeline)
+        self.operations = Operations(self.timeline, num_bytes)
         self.num_bytes = num_bytes
 
     @property
@@ -39,6 +45,13 @@ class PretendedGpu:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         return max(0, self.num_bytes - self.operations.memory.num_bytes), self.num_bytes
+
+
+class _Generator(torch.Generator):
+    """Of the host, whatever device it is for."""
+
+    def __new__(cls, device: Any = None) -> Self:
+        return super().__new__(cls, "cpu")  # type: ignore[call-arg]
 
 
 class _Graph:
@@ -79,8 +92,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     interpret = GridExecutor.__call__
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
-        run = lambda host_args, host_kwargs: interpret(executor, *host_args, **host_kwargs)  # noqa: E731
-        operations.launch_triton(executor.fn, args, kwargs, run)
+        operations.launch_triton(executor.fn, args, kwargs, partial(interpret, executor))
 
     def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
         return operations.pin(tensor.clone())
@@ -107,7 +119,6 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
         shared_memory_per_block_optin=SHARED_MEMORY_BYTES,
         major=CAPABILITY[0],
         minor=CAPABILITY[1],
-        name="a pretended GPU",
     )
     cuda: dict[str, Any] = {
         # Classes, because annotations of other libraries name them.
@@ -119,7 +130,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
         "device_count": lambda: 1,
         "empty_cache": lambda: None,
         "get_device_capability": lambda device=None: CAPABILITY,
-        "get_device_name": lambda device=None: properties.name,
+        "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,
         "graph": partial(_record, gpu),
         "graph_pool_handle": lambda: (0, 1),
@@ -137,6 +148,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
             stack.enter_context(patch.object(torch.cuda, name, value))
         for owner, name, value in (
             (GridExecutor, "__call__", launch),
+            (torch, "Generator", _Generator),
             (Tensor, "pin_memory", pin_memory),
             (Tensor, "record_stream", record_stream),
             (Tensor, "numpy", numpy),
@@ -150,4 +162,4 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     timeline.check()
 
 
-__all__ = ["PretendedGpu", "PretendedGpuError", "pretended_gpu"]
+__all__ = ["PretendedGpu", "PretendedGpuError", "is_pretended", "pretended_gpu"]

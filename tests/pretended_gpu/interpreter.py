@@ -1,6 +1,6 @@
 """Triton's interpreter with the arithmetic of a GPU where it has its own.
 
-It keeps bfloat16 and float8 as integers: it truncates where a GPU rounds to the nearest, and multiplies the integers.
+It has integers for bfloat16 and float8: it multiplies them as such, and truncates where a GPU rounds.
 """
 
 from __future__ import annotations

@@ -94,9 +94,10 @@ class Allocation:
 
 
 class Memory:
-    """All allocations that a device tensor looks at. on_free: called with each that nobody looks at any more."""
+    """All allocations that a device tensor looks at."""
 
     def __init__(self, on_free: Callable[[Allocation], None]) -> None:
+        """on_free is called with each that nobody looks at any more."""
         self._on_free = on_free
         self._begins: list[int] = []
         self._allocations: dict[int, Allocation] = {}
@@ -147,6 +148,12 @@ class Memory:
             self._on_free(allocation)
 
 
+def poison(host: Tensor) -> None:
+    """Fill memory that nobody has written."""
+    if host.numel():
+        torch.empty(0, dtype=torch.uint8).set_(host.untyped_storage()).fill_(POISON)
+
+
 # By address: what a device tensor needs as long as it lives.
 _alive: dict[int, tuple[Any, ...]] = {}
 
@@ -156,7 +163,7 @@ def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Alloc
     dimensions = ctypes.c_int64 * max(1, host.dim())
     shape, strides = dimensions(*host.shape), dimensions(*host.stride())
     managed = _DLManagedTensor(
-        _DLTensor(host.data_ptr(), DL_CUDA, 0, host.dim(), code, bits, 1, shape, strides, 0), None, _delete
+        _DLTensor(host.data_ptr(), DL_CUDA, 0, host.dim(), code, bits, 1, shape, strides, 0), None, _deleter
     )
     allocation.num_tensors += 1
     address = ctypes.addressof(managed)
@@ -164,11 +171,14 @@ def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Alloc
     return from_dlpack(_new_capsule(address, b"dltensor", None))
 
 
-@_Deleter
 def _delete(managed: Any) -> None:
+    """NOTE: an exception that is on its way when this runs is lost; what a name holds is let go later."""
     *_, allocation, let_go = _alive.pop(ctypes.addressof(managed.contents))
     allocation.num_tensors -= 1
     let_go(allocation)
+
+
+_deleter = _Deleter(_delete)
 
 
 @atexit.register
@@ -179,8 +189,8 @@ def _forget_deleters() -> None:
 
 
 def let_torch_guard_cuda() -> None:
-    """Torch without CUDA refuses to index a CUDA tensor, because nobody can switch to its device. The CPU's guard,
-    which switches nothing, does it.
+    """Torch without CUDA refuses to index a CUDA tensor, because nobody can switch to its device. The CPU's
+    guard, which switches nothing, will do.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 2).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")

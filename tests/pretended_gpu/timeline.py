@@ -1,12 +1,13 @@
-"""What may run at the same time on a GPU, and whether it may: streams, events and what the host has waited for.
+"""What may run at the same time on a GPU, and whether it may: streams, events, what the host has waited for.
 
-Work is done at once, in the order in which it is launched. What a real GPU might do in another order is found by
-vector clocks: each stream, each event and the host know up to which time of each stream all is finished.
+Work is done at once, in the order in which it is launched. What a real GPU might do in another order is found
+by vector clocks: each stream, each event and the host know up to which time of each stream all is finished.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tests.pretended_gpu.memory import Allocation
@@ -89,13 +90,16 @@ class Timeline:
         self.current = self.stream_class()
 
     def launch(self, name: str, read: Iterable[Allocation], written: Iterable[Allocation]) -> None:
-        """Work on the current stream. Raises PretendedGpuError where it may meet other work on the same memory."""
+        """Work on the current stream. Raises PretendedGpuError where other work may use its memory too."""
         stream = self.current
         clock = stream.clock
         join(clock, self.host)
         clock[stream] += 1
         for allocation in written:
-            for other, time in [*allocation.read.items(), *([allocation.written] if allocation.written else [])]:
+            for other, time in [
+                *allocation.read.items(),
+                *([allocation.written] if allocation.written else []),
+            ]:
                 self._check(name, "writes what", other, time)
         for allocation in read:
             if allocation.written is not None:
@@ -120,7 +124,8 @@ class Timeline:
             if stream not in allocation.recorded and not allocation.of_graph and time > known.get(stream, 0):
                 # Raised by the next launch: this runs where nothing can be raised.
                 self.problems.append(
-                    f"{allocation.num_bytes} bytes of {allocation.home} are free again while {stream} may use them"
+                    f"{allocation.num_bytes} bytes of {allocation.home} are free again while {stream} may "
+                    "use them"
                 )
 
     def wait_for(self, clock: Clock, why: str) -> None:
@@ -145,8 +150,11 @@ class Timeline:
             raise PretendedGpuError("; ".join(dict.fromkeys(self.problems)))
 
 
-def allocations(found: Iterable[Allocation | None]) -> list[Allocation]:
-    return [each for each in found if each is not None]
-
-
-__all__ = ["Any", "Clock", "Event", "PretendedGpuError", "Stream", "Timeline", "allocations", "join"]
+@contextmanager
+def on_stream(timeline: Timeline, stream: Stream) -> Iterator[None]:
+    """torch.cuda.stream."""
+    before, timeline.current = timeline.current, stream
+    try:
+        yield
+    finally:
+        timeline.current = before

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import cache
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import triton
-from triton.runtime import driver
 
 from runtime.errors import ConfigError
 
@@ -91,7 +90,8 @@ def gpu_of(device: torch.device) -> Gpu:
     """Of a CUDA device what it says; of a CPU `LEAST`."""
     if device.type != "cuda":
         return LEAST
-    shared_memory: int = driver.active.utils.get_device_properties(device.index)["max_shared_mem"]
+    properties: Any = torch.cuda.get_device_properties(device)  # torch's stub does not know all of them
+    shared_memory: int = properties.shared_memory_per_block_optin
     return Gpu(shared_memory, by_warp_group=torch.cuda.get_device_capability(device)[0] in (9, 10))
 
 

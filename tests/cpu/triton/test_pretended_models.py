@@ -1,0 +1,99 @@
+"""Models that compute, or are loaded, in other ways: on the pretended GPU, from checkpoint to tokens."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from msgspec import structs
+from safetensors.torch import load_file, save_file
+
+from model_worker.device import make_device
+from model_worker.executors.inproc import InprocExecutor
+from model_worker.kernels.fp8_rows import FP8, LARGEST
+from model_worker.worker import load_worker
+from runtime.config import RuntimeConfig
+from runtime.sampling_params import SamplingParams
+from tests.cpu.plans import save_tiny_llama
+from tests.cpu.reference import make_checkpoint
+from tests.cpu.ring import Ring, Setting
+from tests.model_registry import CASES
+from tests.pretended_gpu import pretended_gpu
+
+PROMPTS = [[1, 5, 9, 33, 2, 71, 8], [7, 7, 50, 21], [2] * 21]
+SAMPLING = [SamplingParams(max_tokens=4, temperature=0.0, seed=1, ignore_eos=True)] * len(PROMPTS)
+
+
+class SetRing(Ring):
+    """With settings of a server that Setting has not."""
+
+    def __init__(self, path: Path, device: str, **settings: Any) -> None:
+        self._settings = settings
+        setting = Setting(page_size=4, pool_tokens=256, max_rows=3, chunk=16, device=device)
+        super().__init__(path, setting)
+
+    def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
+        config = structs.replace(config, **self._settings)
+        worker = load_worker(config, make_device(config.device, threaded=False), lambda: None)
+        return InprocExecutor(worker, max_in_flight=2)
+
+
+def tokens(path: Path, device: str, **settings: Any) -> list[list[int]]:
+    """Greedy ones; on a GPU the second time without a wait."""
+    ring = SetRing(path, device, **settings)
+    try:
+        first = ring.generate(PROMPTS, SAMPLING, solo=False)
+        if device == "cpu":
+            return first
+        torch.cuda.set_sync_debug_mode("error")
+        second = ring.generate([prompt[::-1] for prompt in PROMPTS], SAMPLING, solo=False)
+        torch.cuda.set_sync_debug_mode("default")
+        assert first != second
+        return first
+    finally:
+        ring.close()
+
+
+def save_as_fp8(path: Path) -> None:
+    """The checkpoint's linear layers with a scale for each of them, as its config says then."""
+    file, config = path / "model.safetensors", path / "config.json"
+    stored: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(file).items():
+        if not name.endswith("_proj.weight"):
+            stored[name] = tensor
+            continue
+        scale = tensor.abs().max() / LARGEST
+        stored |= {name: (tensor / scale).to(FP8), f"{name}_scale": scale}
+    save_file(stored, file)
+    quantization = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
+
+
+@pytest.mark.parametrize("case", ["llama_dynamic", "gemma2", "qwen3_moe"])
+def test_a_family_has_the_tokens_of_the_cpu(case: str, tmp_path: Path) -> None:
+    """Frequencies that depend on the position; windows, soft-caps and four norms; experts."""
+    make_checkpoint(CASES[case], tmp_path)
+    with pretended_gpu():
+        got = tokens(tmp_path, "cuda", cuda_graph_bs="3")
+    assert got == tokens(tmp_path, "cpu")
+
+
+def test_modules_of_the_transformers_library_have_the_tokens_of_the_cpu(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    with pretended_gpu():
+        got = tokens(tmp_path, "cuda", model_impl="transformers")
+    assert got == tokens(tmp_path, "cpu", model_impl="transformers")
+
+
+def test_eight_bits_are_recorded_as_they_are_computed(tmp_path: Path) -> None:
+    """Weights and keys and values in float8, and what is computed with them in bfloat16."""
+    save_tiny_llama(tmp_path)
+    save_as_fp8(tmp_path)
+    narrow = {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}
+    with pretended_gpu() as gpu:
+        recorded = tokens(tmp_path, "cuda", **narrow, cuda_graph_bs="3")
+        assert "_scaled_mm" in gpu.launches
+        assert recorded == tokens(tmp_path, "cuda", **narrow, disable_cuda_graph=True)

@@ -1,0 +1,37 @@
+"""On the GPU that is there; with --pretend, where there is none, on a pretended one, with less to do."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+
+import pytest
+import torch
+
+_pretence = ExitStack()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--pretend",
+        action="store_true",
+        help="where there is no GPU, run on a pretended one instead of skipping",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not config.getoption("--pretend") or torch.cuda.is_available():
+        return
+    os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
+    torch.set_num_threads(1)
+    from tests.pretended_gpu import pretended_gpu
+
+    _pretence.enter_context(pretended_gpu(8 << 30))
+
+
+def pytest_unconfigure() -> None:
+    _pretence.close()
+
+
+def pytest_report_header() -> str:
+    return f"GPU: {torch.cuda.get_device_name() if torch.cuda.is_available() else 'none'}"

@@ -1,0 +1,51 @@
+"""Operations that torch has on CUDA alone, and what they ask of their operands there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _scaled_mm(
+    a: Tensor,
+    b: Tensor,
+    scale_a: Tensor,
+    scale_b: Tensor,
+    bias: Tensor | None = None,
+    scale_result: Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    **options: Any,
+) -> Tensor:
+    """With a scale for each row and column, in the form in which cuBLAS takes it."""
+    (m, k), n = a.shape, b.shape[1]
+    assert a.stride(1) == 1 == b.stride(0), "the first is row-major, the second column-major"
+    assert k % 16 == n % 16 == 0, "rows of 16 bytes"
+    assert (scale_a.shape, scale_b.shape) == ((m, 1), (1, n)), "a scale for each row and each column"
+    assert all(each.is_contiguous() for each in (scale_a, scale_b)), "contiguous scales"
+    assert scale_a.dtype == scale_b.dtype == torch.float32, "float32 scales"
+    assert out_dtype is torch.bfloat16, "what it makes of scaled rows"
+    assert bias is scale_result is None, "nothing else"
+    product: Tensor = torch.mm(a.float() * scale_a, b.float() * scale_b).to(torch.bfloat16)
+    return product
+
+
+def _mm(a: Tensor, b: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = None) -> Tensor:
+    """A product of 16 bits in float32."""
+    assert a.dtype == b.dtype, "factors of one dtype"
+    assert a.itemsize == 2, "factors of 16 bits"
+    assert out_dtype is torch.float32, "the only other dtype"
+    product: Tensor = torch.mm(a.float(), b.float())
+    if out is None:
+        return product
+    assert (out.shape, out.dtype) == (product.shape, out_dtype), "out as it is said"
+    return out.copy_(product)
+
+
+CUDA_ONLY: dict[Any, Callable[..., Tensor]] = {
+    torch.ops.aten._scaled_mm.default: _scaled_mm,
+    torch.ops.aten.mm.dtype: _mm,
+    torch.ops.aten.mm.dtype_out: _mm,
+}
