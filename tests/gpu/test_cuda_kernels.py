@@ -247,7 +247,7 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
             assert_close(on_gpu.logprobs.top, on_cpu.logprobs.top, 1e-4)
 
 
-@pytest.mark.parametrize("vocab_size", [VOCAB, 151_936])
+@pytest.mark.parametrize("vocab_size", [VOCAB, *([] if is_pretended() else [151_936])])
 @pytest.mark.parametrize("case", CASES)
 def test_draws_are_the_cpus(case: str, vocab_size: int, device: Device) -> None:
     logits, rows = logits_of(case, vocab_size), np.arange(len(SETUPS))

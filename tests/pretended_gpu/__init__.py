@@ -23,7 +23,7 @@ from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline, on
 
 CAPABILITY = (9, 0)
 NAME = "a pretended GPU"
-MULTIPROCESSORS = 132
+MULTIPROCESSORS = 4
 SHARED_MEMORY_BYTES = 227 << 10
 
 

@@ -1,6 +1,7 @@
 """Triton's interpreter with the arithmetic of a GPU where it has its own.
 
-It has integers for bfloat16 and float8: it multiplies them as such, and truncates where a GPU rounds.
+It has integers for bfloat16 and float8: it multiplies them as such, and truncates where a GPU rounds. And a
+calculation without a result, of which a GPU makes a NaN, is a warning.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def gpu_arithmetic() -> Iterator[None]:
         result = plain_binary(self, _wide(left), _wide(right), operation)
         return self.cast_impl(result, tl.bfloat16) if result.dtype.scalar == tl.float32 else result
 
-    with ExitStack() as stack:
+    with ExitStack() as stack, np.errstate(all="ignore"):
         stack.enter_context(patch.object(interpreter, "_convert_float", _unseen(_convert_float)))
         stack.enter_context(patch.object(InterpreterBuilder, "create_dot", dot))
         stack.enter_context(patch.object(InterpreterBuilder, "binary_op", binary))
