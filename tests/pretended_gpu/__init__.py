@@ -79,32 +79,12 @@ def _record(gpu: PretendedGpu, graph: _Graph, *, stream: Stream, **_: Any) -> It
             operations.recording, timeline.is_recording = None, False
 
 
-@contextmanager
-def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
-    """At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody."""
-    from triton.runtime.interpreter import GridExecutor
-
-    from tests.pretended_gpu.interpreter import gpu_arithmetic
-
-    let_torch_guard_cuda()
-    gpu = PretendedGpu(num_bytes)
-    timeline, operations = gpu.timeline, gpu.operations
-    interpret = GridExecutor.__call__
-
-    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
-        operations.launch_triton(executor.fn, args, kwargs, partial(interpret, executor))
-
-    def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
-        return operations.pin(tensor.clone())
-
-    def record_stream(tensor: Tensor, stream: Stream) -> None:
-        if (allocation := operations.memory.of(tensor)) is not None:
-            allocation.recorded.add(stream)
-
-    def numpy(tensor: Tensor, *, force: bool = False) -> Any:
-        if not tensor.is_cuda and (allocation := operations.pinned(tensor)) is not None:
-            timeline.host_reads(allocation)
-        return to_numpy(tensor, force=force)
+def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
+    """What torch.cuda has instead of its own."""
+    timeline = gpu.timeline
+    properties = SimpleNamespace(
+        multi_processor_count=MULTIPROCESSORS, shared_memory_per_block_optin=SHARED_MEMORY_BYTES
+    )
 
     def synchronize(device: Any = None) -> None:
         for stream in timeline.streams:
@@ -113,14 +93,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     def set_sync_debug_mode(mode: str) -> None:
         timeline.forbids_waits = mode == "error"
 
-    to_numpy = Tensor.numpy
-    properties = SimpleNamespace(
-        multi_processor_count=MULTIPROCESSORS,
-        shared_memory_per_block_optin=SHARED_MEMORY_BYTES,
-        major=CAPABILITY[0],
-        minor=CAPABILITY[1],
-    )
-    cuda: dict[str, Any] = {
+    return {
         # Classes, because annotations of other libraries name them.
         "CUDAGraph": type("CUDAGraph", (_Graph,), {"gpu": gpu}),
         "Event": timeline.event_class,
@@ -142,24 +115,57 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
         "stream": partial(on_stream, timeline),
         "synchronize": synchronize,
     }
+
+
+def _tensor(gpu: PretendedGpu) -> dict[str, Any]:
+    """What torch.Tensor has instead of its own."""
+    timeline, operations, to_numpy = gpu.timeline, gpu.operations, Tensor.numpy
+
+    def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
+        return operations.pin(tensor.clone())
+
+    def record_stream(tensor: Tensor, stream: Stream) -> None:
+        if (allocation := operations.memory.of(tensor)) is not None:
+            allocation.recorded.add(stream)
+
+    def numpy(tensor: Tensor, *, force: bool = False) -> Any:
+        if not tensor.is_cuda and (allocation := operations.pinned(tensor)) is not None:
+            timeline.host_reads(allocation)
+        return to_numpy(tensor, force=force)
+
+    return {"pin_memory": pin_memory, "record_stream": record_stream, "numpy": numpy}
+
+
+@contextmanager
+def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
+    """At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody."""
+    from triton.runtime.interpreter import GridExecutor
+
+    from tests.pretended_gpu.interpreter import gpu_arithmetic
+
+    let_torch_guard_cuda()
+    gpu = PretendedGpu(num_bytes)
+    interpret = GridExecutor.__call__
+
+    def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
+        gpu.operations.launch_triton(executor.fn, args, kwargs, partial(interpret, executor))
+
+    owners: dict[Any, dict[str, Any]] = {
+        torch: {"Generator": _Generator},
+        torch.cuda: _cuda(gpu),
+        Tensor: _tensor(gpu),
+        GridExecutor: {"__call__": launch},
+    }
     lifts = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:
-        for name, value in cuda.items():
-            stack.enter_context(patch.object(torch.cuda, name, value))
-        for owner, name, value in (
-            (GridExecutor, "__call__", launch),
-            (torch, "Generator", _Generator),
-            (Tensor, "pin_memory", pin_memory),
-            (Tensor, "record_stream", record_stream),
-            (Tensor, "numpy", numpy),
-        ):
-            stack.enter_context(patch.object(owner, name, value))
+        for owner, own in owners.items():
+            stack.enter_context(patch.multiple(owner, **own))
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
         stack.enter_context(gpu_arithmetic())
-        stack.enter_context(operations)
+        stack.enter_context(gpu.operations)
         yield gpu
-    timeline.check()
+    gpu.timeline.check()
 
 
 __all__ = ["PretendedGpu", "PretendedGpuError", "is_pretended", "pretended_gpu"]
