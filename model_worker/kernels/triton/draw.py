@@ -132,6 +132,15 @@ def _lowest(top, gap):
 
 
 @triton.jit
+def _append(listed, num_listed, token, among, CAPACITY: tl.constexpr):
+    """Append some ids to a row's list, and count them whether they fit or not."""
+    num = tl.sum(among.to(tl.int32), 0)
+    if num > 0:
+        place = tl.atomic_add(num_listed, num, sem="relaxed") + tl.cumsum(among.to(tl.int32), 0) - 1
+        tl.store(listed + place, token, mask=among & (place < CAPACITY))
+
+
+@triton.jit
 def _best_in_block(
     logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, seeds, positions,
     highest, lowest, histogram, listed, num_listed, mass, scores, ids,
@@ -144,46 +153,49 @@ def _best_in_block(
     # A greedy row's logits are compared as they are.
     temperature = tl.where(is_greedy, 1.0, tl.load(temperatures + row * float_stride))
     x, token, kept = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
+    place = i * num_blocks + block
     if TRUNCATES:
-        k, p, gap = _limits(
-            row,
-            top_ks,
-            top_ps,
-            min_logit_gaps,
-            greedy,
-            vocab_size,
-            float_stride,
-            integer_stride,
-            top_p_stride,
+        columns, strides = (
+            (top_ks, top_ps, min_logit_gaps, greedy),
+            (integer_stride, top_p_stride, float_stride),
         )
+        k, p, gap = _limits(row, columns, strides, vocab_size)
         if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
             top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
-            if (k < vocab_size) | (p < 1.0):
-                first, last, k, k_bucket, _num_ahead = _window(
-                    histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size
-                )
-                bucket = _bucket(x, top, per_nat)
-                is_above = kept & (bucket < first)
-                each = tl.where(kept, _mass(x, top), 0)
-                at = mass + 2 * (i * num_blocks + block)
-                tl.store(at, tl.sum(tl.where(bucket < first, each, 0), 0))
-                tl.store(at + 1, tl.sum(tl.where(bucket < k_bucket, each, 0), 0))
-                doubtful = kept & (((bucket >= first) & (bucket <= last)) | (bucket == k_bucket))
-                num = tl.sum(doubtful.to(tl.int32), 0)
-                if num > 0:
-                    place = tl.atomic_add(num_listed + i, num, sem="relaxed")
-                    place += tl.cumsum(doubtful.to(tl.int32), 0) - 1
-                    tl.store(listed + i * CAPACITY + place, token, mask=doubtful & (place < CAPACITY))
-                kept = is_above
             kept = kept & (x >= _lowest(top, gap))
+            if (k < vocab_size) | (p < 1.0):
+                counts = histogram + i * NUM_BUCKETS
+                first, last, k, k_bucket, _num_ahead = _window(counts, per_nat, k, p, vocab_size)
+                # Padding is -inf: it has no mass, and is listed nowhere.
+                bucket, each = _bucket(x, top, per_nat), _mass(x, top)
+                tl.store(mass + 2 * place, tl.sum(tl.where(bucket < first, each, 0), 0))
+                tl.store(mass + 2 * place + 1, tl.sum(tl.where(bucket < k_bucket, each, 0), 0))
+                in_window = ((bucket >= first) & (bucket <= last)) | (bucket == k_bucket)
+                doubtful = (token < vocab_size) & in_window
+                _append(listed + i * CAPACITY, num_listed + i, token, doubtful, CAPACITY)
+                kept = kept & (bucket < first)
     best, best_id = float("-inf"), HIGHEST_ID
     if tl.sum(kept.to(tl.int32), 0) > 0:
         if is_greedy == 0:
             position = tl.load(positions + i).to(tl.uint32)
             x += _noise_of_block(tl.load(seeds + row * integer_stride), position, block * BLOCK, BLOCK)
         best, best_id = _best(x, token, kept)
-    tl.store(scores + i * num_blocks + block, best)
-    tl.store(ids + i * num_blocks + block, best_id)
+    tl.store(scores + place, best)
+    tl.store(ids + place, best_id)
+
+
+@triton.jit
+def _best_of_list(
+    row, window, cut, least, seed, position, best, token, TILE: tl.constexpr, ID_BITS: tl.constexpr
+):  # fmt: skip
+    """The best of what was best and of the ids of a list up to the cut that are no less than `least`."""
+    for start in range(0, row[2], TILE):
+        each, x, order, kept = _doubtful(row, window, start, TILE, ID_BITS)
+        kept = kept & (order >= cut) & (x >= least)
+        other, other_id = _best(x + _noise_of(seed, position, each), each, kept)
+        is_better = (other > best) | ((other == best) & (other_id < token))
+        best, token = tl.where(is_better, other, best), tl.where(is_better, other_id, token)
+    return token
 
 
 @triton.jit
@@ -198,28 +210,21 @@ def _best_of_row(
     row = tl.load(rows + i)
     b = tl.arange(0, BLOCKS)
     inside = b < num_blocks
-    score = tl.load(scores + i * num_blocks + b, mask=inside, other=float("-inf"))
-    best, token = _best(score, tl.load(ids + i * num_blocks + b, mask=inside, other=HIGHEST_ID), inside)
+    at = i * num_blocks + b
+    score = tl.load(scores + at, mask=inside, other=float("-inf"))
+    best, token = _best(score, tl.load(ids + at, mask=inside, other=HIGHEST_ID), inside)
     if TRUNCATES:
-        k, p, gap = _limits(
-            row,
-            top_ks,
-            top_ps,
-            min_logit_gaps,
-            greedy,
-            vocab_size,
-            float_stride,
-            integer_stride,
-            top_p_stride,
+        columns, strides = (
+            (top_ks, top_ps, min_logit_gaps, greedy),
+            (integer_stride, top_p_stride, float_stride),
         )
+        k, p, gap = _limits(row, columns, strides, vocab_size)
         if (k < vocab_size) | (p < 1.0):
             top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
-            first, last, k, k_bucket, num_ahead = _window(
-                histogram + i * NUM_BUCKETS, per_nat, k, p, vocab_size
-            )
-            at = mass + 2 * (i * num_blocks + b)
-            mass_above = tl.sum(tl.load(at, mask=inside, other=0), 0)
-            mass_ahead = tl.sum(tl.load(at + 1, mask=inside, other=0), 0)
+            counts = histogram + i * NUM_BUCKETS
+            first, last, k, k_bucket, num_ahead = _window(counts, per_nat, k, p, vocab_size)
+            mass_above = tl.sum(tl.load(mass + 2 * at, mask=inside, other=0), 0)
+            mass_ahead = tl.sum(tl.load(mass + 2 * at + 1, mask=inside, other=0), 0)
             num = tl.load(num_listed + i)
             # A list that does not hold all is not read.
             held = tl.where(num <= CAPACITY, num, 0)
@@ -232,12 +237,9 @@ def _best_of_row(
             )
             seed = tl.load(seeds + row * integer_stride)
             position = tl.load(positions + i).to(tl.uint32)
-            for start in range(0, num, TILE):
-                each, x, order, kept = _doubtful(doubtful, window, start, TILE, ID_BITS)
-                kept = kept & (order >= cut) & (x >= _lowest(top, gap))
-                other, other_id = _best(x + _noise_of(seed, position, each), each, kept)
-                is_better = (other > best) | ((other == best) & (other_id < token))
-                best, token = tl.where(is_better, other, best), tl.where(is_better, other_id, token)
+            token = _best_of_list(
+                doubtful, window, cut, _lowest(top, gap), seed, position, best, token, TILE, ID_BITS
+            )
     # Where all are no numbers there is no best one.
     token = tl.minimum(token, vocab_size - 1).to(tl.int64)
     tl.store(tokens + i, token)

@@ -87,10 +87,13 @@ def _mass(x, highest):
 
 
 @triton.jit
-def _limits(
-    row, top_ks, top_ps, min_logit_gaps, greedy, vocab_size, float_stride, integer_stride, top_p_stride
-):  # fmt: skip
-    """(k, p, log of min-p) of a row: vocab_size, 1 and -inf where they keep all, as a greedy row's do."""
+def _limits(row, columns, strides, vocab_size):
+    """(k, p, log of min-p) of a row: vocab_size, 1 and -inf where they keep all, as a greedy row's do.
+
+    columns: (top-k, top-p, log of min-p, greedy), strides: of the first three.
+    """
+    top_ks, top_ps, min_logit_gaps, greedy = columns
+    integer_stride, top_p_stride, float_stride = strides
     is_drawn = tl.load(greedy + row * integer_stride) == 0
     k = tl.load(top_ks + row * integer_stride)
     k = tl.where(is_drawn & (k > 0) & (k < vocab_size), k, vocab_size)
@@ -106,9 +109,8 @@ def _extremes(
     """Of the rows that are cut; empties their histograms and lists, too."""
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
-    k, p, gap = _limits(
-        row, top_ks, top_ps, min_logit_gaps, greedy, vocab_size, float_stride, integer_stride, top_p_stride
-    )
+    columns, strides = (top_ks, top_ps, min_logit_gaps, greedy), (integer_stride, top_p_stride, float_stride)
+    k, p, gap = _limits(row, columns, strides, vocab_size)
     if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
         temperature = tl.load(temperatures + row * float_stride)
         x, _token, _inside = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
@@ -146,9 +148,8 @@ def _count(
 ):  # fmt: skip
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
-    k, p, _gap = _limits(
-        row, top_ks, top_ps, min_logit_gaps, greedy, vocab_size, float_stride, integer_stride, top_p_stride
-    )
+    columns, strides = (top_ks, top_ps, min_logit_gaps, greedy), (integer_stride, top_p_stride, float_stride)
+    k, p, _gap = _limits(row, columns, strides, vocab_size)
     if (k < vocab_size) | (p < 1.0):
         temperature = tl.load(temperatures + row * float_stride)
         x, _token, inside = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
