@@ -217,9 +217,15 @@ class ModelRunner:
             starts=pack_ids([length]),
             input_ids=pack_ids([-1]),
         )
-        for plan in (prompt, decode):
-            self.sample(self.forward(plan), {})
-        self._record(decode, on_progress)
+        try:
+            for plan in (prompt, decode):
+                self.sample(self.forward(plan), {})
+            self._record(decode, on_progress)
+        except self._device.launch_errors as error:
+            raise ConfigError(
+                f"device: a kernel of this model does not fit this GPU ({error}): use --dtype bfloat16, "
+                "another --attention-backend, or --device cpu"
+            ) from error
         self._table.page_table.zero_()
         self._future.last_token.zero_()
 

@@ -75,6 +75,8 @@ class Device(Protocol):
     copy_stream: Stream
     prefers_one_pass: bool
     """Looking at an intermediate result to do less work costs more than all of the work: it means to wait."""
+    launch_errors: tuple[type[Exception], ...]
+    """What a kernel raises that needs more registers or shared memory than the device has."""
 
     def free_bytes(self) -> int:
         """Memory that may still be allocated on the device."""

@@ -131,6 +131,7 @@ class CpuDevice:
     name = "cpu"
     torch_device = torch.device("cpu")
     prefers_one_pass = False
+    launch_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:
         """`index`: there is one CPU, whatever it is."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any, TypeVar
 
 import numpy.typing as npt
@@ -23,6 +24,14 @@ FP8_NEEDS = "a GPU of compute capability 8.9 (Ada) or later"
 def has_fp8() -> bool:
     """Whether this process's GPU computes with float8; where there is none, nothing speaks against it."""
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
+
+
+def _launch_errors() -> tuple[type[Exception], ...]:
+    if find_spec("triton") is None:
+        return ()
+    from triton.runtime.errors import OutOfResources
+
+    return (OutOfResources,)
 
 
 class CudaTicket(Outcome[T]):
@@ -80,6 +89,7 @@ class CudaDevice:
                 f"{'.'.join(map(str, MIN_CAPABILITY))} (Ampere) or later; try --device cpu"
             )
         torch.cuda.set_device(index)
+        self.launch_errors = _launch_errors()
         self.torch_device = torch.device("cuda", index)
         self._graph_pool: Any = None
         self.forward_stream = CudaStream(self.torch_device)

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from msgspec import structs
+from triton.runtime.errors import OutOfResources
 
 from model_worker.device.cpu import CpuDevice, Rerun
 from model_worker.executors.inproc import InprocExecutor
@@ -148,6 +149,29 @@ def test_no_memory_for_a_recording_names_what_to_turn(model_path: Path, setting:
     )
     with pytest.raises(ConfigError, match=r"4 rows.*--mem-fraction-static.*--cuda-graph-max-bs"):
         load_worker(config, FullDevice(), lambda: None)
+
+
+def test_a_kernel_that_does_not_fit_the_gpu_ends_the_start_with_what_to_do(
+    model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class SmallDevice(GraphDevice):
+        launch_errors = (OutOfResources,)
+
+    def does_not_fit(*arguments: object, **keywords: object) -> None:
+        raise OutOfResources(152_128, 101_376, "shared memory")
+
+    monkeypatch.setattr("model_worker.attention.triton.decode_attention", does_not_fit)
+    config = RuntimeConfig(
+        model=str(model_path),
+        dtype="float32",
+        device="cuda",
+        context_length=64,
+        max_running_requests=2,
+        max_total_tokens=256,
+        disable_cuda_graph=True,
+    )
+    with pytest.raises(ConfigError, match=r"Required: 152128, Hardware limit: 101376.*--dtype bfloat16"):
+        load_worker(config, SmallDevice(), lambda: None)
 
 
 def test_a_kv_cache_of_eight_bits_has_twice_the_pages(
