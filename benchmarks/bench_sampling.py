@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,11 +40,23 @@ KINDS: dict[str, dict[str, Any]] = {
         "repetition_penalty": 1.1,
         "history_ids": pack_ids(range(500)),
     },
+    "greedy, masks": {"temperature": 0.0},
 }
 
 
+def grammar_masks(num_rows: int, vocab_size: int) -> dict[int, bytes]:
+    """By row, in turns of what a grammar allows between tokens of its own, a hundred ids, and within a text,
+    all but a hundred.
+    """
+    rng = np.random.default_rng(0)
+    few = np.zeros(32 * -(-vocab_size // 32), np.uint8)
+    few[rng.integers(0, vocab_size, 100)] = 1
+    masks = [np.packbits(bits, bitorder="little").tobytes() for bits in (few, 1 - few)]
+    return {row: masks[row % 2] for row in range(num_rows)}
+
+
 def make_step(
-    kernels: NativeKernels | None, kind: dict[str, Any], logits: torch.Tensor
+    kernels: NativeKernels | None, kind: dict[str, Any], logits: torch.Tensor, masks: Mapping[int, bytes]
 ) -> Callable[[], object]:
     """Samples a token for each row of the logits."""
     num_rows, vocab_size = logits.shape
@@ -57,7 +69,7 @@ def make_step(
 
     def step() -> object:
         scratch.copy_(logits)
-        return sampler.sample(scratch, who, {})
+        return sampler.sample(scratch, who, masks)
 
     return torch.inference_mode()(step)
 
@@ -81,6 +93,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cases", type=lambda text: text.split(","), default=["64x8192", "8x151936"])
+    parser.add_argument("--only", default="", help="kinds whose name contains this")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1.0, help="for each kind of each case")
     options = parser.parse_args()
@@ -91,7 +104,11 @@ def main() -> None:
         num_rows, vocab_size = map(int, case.split("x"))
         logits = 3.0 * torch.randn(num_rows, vocab_size, generator=torch.Generator().manual_seed(0))
         for kind, fields in KINDS.items():
-            steps = {"torch": make_step(None, fields, logits), "native": make_step(kernels, fields, logits)}
+            if options.only not in kind:
+                continue
+            masks = grammar_masks(num_rows, vocab_size) if kind.endswith("masks") else {}
+            samplers = {"torch": None, "native": kernels}
+            steps = {name: make_step(each, fields, logits, masks) for name, each in samplers.items()}
             times = measure(steps, options.seconds)
             median = {name: round(statistics.median(each), 3) for name, each in times.items()}
             least = {name: round(min(each), 3) for name, each in times.items()}

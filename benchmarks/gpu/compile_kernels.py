@@ -162,6 +162,8 @@ def _of_sampling() -> Iterator[Variant]:
     kinds = {"logits": "*fp32", "counts": "*i32", "tokens": "*i64", "vocab_size": "i32", **columns}
     yield Variant("penalize", logit_edits._penalize, {"BLOCK": logit_edits.BLOCK}, 4, 3, kinds)
     yield Variant("count", logit_edits._count, {}, 1, 3, kinds)
+    masks = {"logits": "*fp32", "at": "*i32", "words": "*i32", "vocab_size": "i32", "num_words": "i32"}
+    yield Variant("masks", logit_edits._forbid_masked, {"BLOCK": logit_edits.BLOCK}, 4, 3, masks)
     kinds |= {"table": "*i32", "positions": "*i64", "min_lens": "*i64", "width": "i32"}
     for forbids in (False, True):
         constants = {"FORBIDS": forbids, "BLOCK": logit_edits.LIST_BLOCK}

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, PenaltyCall
+from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
 from model_worker.sampling.columns import SampleRows, SamplingColumns
 from model_worker.sampling.logprobs import Logprobs
+from model_worker.sampling.masks import StepMasks
 
 
 class NativeSampling:
@@ -21,7 +22,7 @@ class NativeSampling:
         assert (columns.floats.shape[1], columns.integers.shape[1]) == (8, 5)
         self._kept = columns
         self.features = columns.features
-        self._draw, self._penalise = kernels.draw, kernels.penalise
+        self._draw, self._penalise, self._mask = kernels.draw, kernels.penalise, kernels.mask
         self._columns_at = {"floats": columns.floats.data_ptr(), "integers": columns.integers.data_ptr()}
         self._vocab_size = vocab_size
         self._penalty_call = PenaltyCall(floats=columns.floats.data_ptr(), vocab_size=vocab_size)
@@ -57,6 +58,22 @@ class NativeSampling:
         call.num_rows = at.shape[0]
         call.num_threads = torch.get_num_threads()
         self._penalise(call)
+
+    def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
+        """apply_masks over logits [S, V]."""
+        assert logits.is_contiguous()
+        num_rows, num_words = masks.words.shape
+        self._mask(
+            MaskCall(
+                logits=logits.data_ptr(),
+                rows=masks.at.data_ptr(),
+                words=masks.words.data_ptr(),
+                num_rows=num_rows,
+                vocab_size=self._vocab_size,
+                num_words=num_words,
+                num_threads=torch.get_num_threads(),
+            )
+        )
 
 
 class NativeLogprobs:

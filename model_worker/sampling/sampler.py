@@ -33,6 +33,7 @@ from model_worker.sampling.columns import (
 )
 from model_worker.sampling.logit_bias import LogitBias
 from model_worker.sampling.logprobs import Logprobs, logprobs_of
+from model_worker.sampling.masks import apply_masks, stage_masks
 from model_worker.sampling.native import NativeLogprobs, NativeSampling
 from model_worker.sampling.noise import noise_at, perturbed
 from model_worker.sampling.penalties import PenaltyCounts
@@ -189,17 +190,16 @@ class Sampler:
             self._decay.count(who.rows[at], tokens[at], who.rows_host[decaying])
 
     def _mask(self, logits: Tensor, rows_host: LongArray, masks: Mapping[int, bytes]) -> None:
-        """Forbid what the bitmasks do not allow; ids beyond the end of a mask are forbidden."""
-        masked = [i for i, row in enumerate(rows_host.tolist()) if row in masks]
-        assert len(masked) == len(masks), "a mask for a row that samples nothing in this step"
-        forbidden = np.ones((len(masked), self._vocab_size), bool)
-        for i, row in enumerate(rows_host[masked].tolist()):
-            bits = np.unpackbits(
-                np.frombuffer(masks[row], np.uint8), bitorder="little", count=self._vocab_size
-            )
-            forbidden[i] = bits == 0
-        at = self._device.tensor(np.array(masked, np.int64))
-        logits[at] = logits[at].masked_fill_(self._device.tensor(forbidden), -math.inf)
+        """Forbid what the bitmasks do not allow, in place."""
+        staged = stage_masks(self._device, rows_host, masks, self._vocab_size)
+        if logits.is_cuda:
+            from model_worker.kernels.triton.logit_edits import forbid_masked
+
+            forbid_masked(logits, *staged)
+        elif self.native is not None:
+            self.native.forbid_masked(logits, staged)
+        else:
+            apply_masks(logits, staged)
 
     def _draw(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> Tensor:
         """A token for each row: drawn for those with a temperature, the largest logit for the others."""

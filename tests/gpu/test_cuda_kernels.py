@@ -223,6 +223,8 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
         for row, kind in enumerate(kinds)
     ]
     rows = np.arange(len(kinds))
+    half = np.random.default_rng(1).integers(0, 256, 4 * -(-VOCAB // 32), np.uint8).tobytes()
+    masks = {0: half, 3: half[:400]}
 
     def steps(where: Device) -> list[Sampled]:
         sampler = Sampler(where, max_rows=16, max_len=64, vocab_size=VOCAB)
@@ -234,7 +236,7 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
             logits[7, 7] = 99.0
             position = rows * 0 + 30 + step
             who = SampleRows(there, torch.from_numpy(position).to(where.torch_device), rows, position)
-            done.append(sampler.sample(logits.to(where.torch_device), who, {}))
+            done.append(sampler.sample(logits.to(where.torch_device), who, masks))
         return done
 
     with torch.inference_mode():

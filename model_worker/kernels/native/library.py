@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.native.build import BuildError, Target, build_library
-from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, PenaltyCall
+from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
@@ -289,6 +289,7 @@ class NativeKernels:
         self.draw = _function(library, "carousel_draw", ctypes.POINTER(DrawCall))
         self.logprobs = _function(library, "carousel_logprobs", ctypes.POINTER(LogprobsCall))
         self.penalise = _function(library, "carousel_penalise", ctypes.POINTER(PenaltyCall))
+        self.mask = _function(library, "carousel_mask", ctypes.POINTER(MaskCall))
         self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
         library.carousel_packs_linear.restype = ctypes.c_int32

@@ -50,3 +50,17 @@ class PenaltyCall(ctypes.Structure):
         ("vocab_size", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
+
+
+class MaskCall(ctypes.Structure):
+    """Mirrors MaskCall of logits.cpp."""
+
+    _fields_ = (
+        ("logits", ctypes.c_void_p),
+        ("rows", ctypes.c_void_p),
+        ("words", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("vocab_size", ctypes.c_int32),
+        ("num_words", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )

@@ -1,10 +1,11 @@
-"""Edits of logits before a draw: penalties, logit bias, minimum length; and the count of what was drawn.
+"""Edits of logits before a draw: penalties, logit bias, masks, minimum length; the count of what was drawn.
 
-    grid   row × block of the vocabulary   `_penalize`
-    grid   row                             `_count`, `_add_listed`
+    grid   row × block of the vocabulary          `_penalize`
+    grid   masked row × block of the vocabulary   `_forbid_masked`
+    grid   row                                    `_count`, `_add_listed`
 
-Each program reads its row's parameters and leaves a row alone that has none: a launch serves any batch, and
-the host sends no list of whom it is about.
+But for masks, which come with a step, each program reads its row's parameters and leaves a row alone that has
+none: a launch serves any batch, and the host sends no list of whom it is about.
 """
 
 from __future__ import annotations
@@ -55,6 +56,17 @@ def add_bias(logits: Tensor, rows: Tensor, table: Tensor) -> None:
         )  # fmt: skip
 
 
+def forbid_masked(logits: Tensor, at: Tensor, words: Tensor) -> None:
+    """As apply_masks, in place: logits [S, V] float32 contiguous, at [m] int32, words [m, ceil(V / 32)] int32
+    contiguous. Reads the words, and writes where one forbids.
+    """
+    num_rows, num_words = words.shape
+    vocab_size = logits.shape[1]
+    _forbid_masked[(num_rows, triton.cdiv(vocab_size, BLOCK))](
+        logits, at, words, vocab_size, num_words, BLOCK=BLOCK, num_warps=4
+    )
+
+
 def forbid_below(logits: Tensor, rows: Tensor, positions: Tensor, table: Tensor, min_len: Tensor) -> None:
     """logits [S, V] of rows [S] = -inf, in place, at the ids of table [max_rows, 1, width] int32 (below 0:
     none), where positions [S] < min_len [max_rows] of the row; all int64, min_len of any stride.
@@ -94,6 +106,16 @@ def _penalize(
         x -= frequency * times
         x -= tl.where(times > 0, presence, 0.0)
         tl.store(logits + i * vocab_size + token, x, mask=seen)
+
+
+@triton.jit(do_not_specialize_on_alignment=["at"])
+def _forbid_masked(logits, at, words, vocab_size, num_words, BLOCK: tl.constexpr):
+    i = tl.program_id(0).to(tl.int64)
+    row = tl.load(at + i).to(tl.int64)
+    token = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    word = tl.load(words + i * num_words + token // 32, mask=token < vocab_size, other=-1)
+    is_forbidden = ((word >> (token % 32)) & 1) == 0
+    tl.store(logits + row * vocab_size + token, float("-inf"), mask=is_forbidden)
 
 
 @triton.jit

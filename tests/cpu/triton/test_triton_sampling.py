@@ -9,10 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.kernels.triton.logit_edits import count_tokens
+from model_worker.kernels.triton.logit_edits import count_tokens, forbid_masked
 from model_worker.kernels.triton.top_logprobs import BLOCK, top_logprobs
 from model_worker.sampling.logprobs import logprobs_of
 from runtime.wire import pack_ids
+from tests.cpu.mask_cases import VOCABS, mask_case
 from tests.cpu.sampler_driver import CPU, random_logits, reopen, sampler_with, setup, who
 
 VOCAB = 2500  # one block and a part of one
@@ -111,3 +112,10 @@ def assert_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> None:
 def test_no_rows_have_no_logprobs() -> None:
     chosen, ids, top = top_logprobs(torch.empty(0, 9), torch.empty(0, dtype=torch.int64), 3)
     assert (chosen.shape, ids.shape, top.shape) == ((0,), (0, 3), (0, 3))
+
+
+@pytest.mark.parametrize("vocab", VOCABS)
+def test_masks_are_those_of_torch(vocab: int) -> None:
+    logits, staged, expected = mask_case(vocab)
+    forbid_masked(logits, *staged)
+    torch.testing.assert_close(logits, expected, atol=0.0, rtol=0.0, equal_nan=True)

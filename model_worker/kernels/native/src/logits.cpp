@@ -1,4 +1,4 @@
-// What is reported of logits, and what is done to them before a token is drawn: log-probabilities, penalties.
+// What is reported of logits, and what is done to them before a token is drawn: log-probabilities, penalties, masks.
 #include "sampling_columns.h"
 #include "team.h"
 #include "truncate.h"
@@ -9,7 +9,7 @@ constexpr int64_t kMinParallelLogits = 1 << 14;
 constexpr int32_t kInPrompt = 1 << 30;  // IN_PROMPT of penalties.py
 constexpr float kNothingBelow = 88.0f;  // nats below the largest: exp gives 0
 
-// The binding mirrors both field by field.
+// The binding mirrors each field by field.
 struct LogprobsCall {
   const float* logits;    // [num_rows, vocab_size]
   const int64_t* tokens;  // [num_rows]
@@ -30,6 +30,16 @@ struct PenaltyCall {
   const FloatColumns* floats;  // [max_rows]
   int32_t num_rows;
   int32_t vocab_size;
+  int32_t num_threads;
+};
+
+struct MaskCall {
+  float* logits;          // [.., vocab_size]
+  const int32_t* rows;    // [num_rows] which of the logits' rows
+  const uint32_t* words;  // [num_rows, num_words] bit i of word j allows id 32 * j + i
+  int32_t num_rows;
+  int32_t vocab_size;  // at most 32 * num_words
+  int32_t num_words;
   int32_t num_threads;
 };
 
@@ -88,6 +98,21 @@ void penalise(const PenaltyCall& call, int i) {
   }
 }
 
+inline void forbid_word(float* logits, uint32_t allowed, int count) {
+  for (int bit = 0; bit < count; ++bit) logits[bit] = (allowed >> bit) & 1 ? logits[bit] : -kInfinity;
+}
+
+void forbid(const MaskCall& call, int i) {
+  constexpr int kBits = 32;
+  float* logits = call.logits + (int64_t)call.rows[i] * call.vocab_size;
+  const uint32_t* words = call.words + (int64_t)i * call.num_words;
+  const int whole = call.vocab_size / kBits;
+  for (int word = 0; word < whole; ++word) {
+    if (words[word] != ~0u) forbid_word(logits + word * kBits, words[word], kBits);
+  }
+  if (whole < call.num_words) forbid_word(logits + whole * kBits, words[whole], call.vocab_size % kBits);
+}
+
 template <class Call, class Body>
 void each_row(const Call& call, const Body& body) {
   const int threads = (int64_t)call.num_rows * call.vocab_size < kMinParallelLogits ? 1 : call.num_threads;
@@ -102,4 +127,8 @@ CAROUSEL_EXPORT void carousel_logprobs(const carousel::LogprobsCall* call) {
 
 CAROUSEL_EXPORT void carousel_penalise(const carousel::PenaltyCall* call) {
   carousel::each_row(*call, carousel::penalise);
+}
+
+CAROUSEL_EXPORT void carousel_mask(const carousel::MaskCall* call) {
+  carousel::each_row(*call, carousel::forbid);
 }
