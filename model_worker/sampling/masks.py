@@ -47,6 +47,8 @@ def stage_masks(
 
 def apply_masks(logits: Tensor, masks: StepMasks) -> None:
     """logits [S, V] = -inf, in place, at ids that a mask does not allow; as the C++ and Triton kernels do."""
-    bits = torch.tensor([1 << n for n in range(8)], dtype=torch.uint8, device=logits.device)
-    allowed = (masks.words.view(torch.uint8).unsqueeze(2) & bits).flatten(1)[:, : logits.shape[1]]
-    logits[masks.at] = logits[masks.at].masked_fill_(allowed == 0, -math.inf)
+    # Eight ids at a time: a byte of a mask stands for eight booleans, which are a 64-bit number.
+    octets = (torch.arange(256).unsqueeze(1) >> torch.arange(8) & 1 == 0).view(torch.int64).flatten()
+    forbidden = octets.to(logits.device)[masks.words.view(torch.uint8).int()].view(torch.bool)
+    at = masks.at.long()
+    logits[at] = logits[at].masked_fill_(forbidden[:, : logits.shape[1]], -math.inf)
