@@ -33,6 +33,21 @@ class Variant:
 
 def compiled(variant: Variant, capability: int) -> dict[str, int]:
     """Registers a thread, bytes of stack (spills) and of shared memory; capability: 90 is 9.0."""
+    return usage(binary_of(variant, capability))
+
+
+def usage(binary: Any) -> dict[str, int]:
+    return {**_usage_of(binary.asm["cubin"]), "shared": binary.metadata.shared}
+
+
+def copies_pending(binary: Any) -> int:
+    """How many groups of asynchronous copies are still on their way, at most, when the program waits for one:
+    0 means that loads and arithmetic take turns.
+    """
+    return max(map(int, re.findall(r"cp\.async\.wait_group\s+(\d+)", binary.asm["ptx"])), default=0)
+
+
+def binary_of(variant: Variant, capability: int) -> Any:
     kernel = variant.kernel
     signature: dict[str, str] = {}
     aligned: dict[tuple[int], list[list[Any]]] = {}
@@ -51,8 +66,7 @@ def compiled(variant: Variant, capability: int) -> dict[str, int]:
         attrs=aligned,
     )
     options = {"num_warps": variant.num_warps, "num_stages": variant.num_stages}
-    binary = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-    return {**_usage_of(binary.asm["cubin"]), "shared": binary.metadata.shared}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 def _kind_of(name: str) -> str:

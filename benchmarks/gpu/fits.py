@@ -21,7 +21,7 @@ import torch
 
 from benchmarks.gpu.attention_variants import GPUS, decode_variant, extend_variant
 from benchmarks.gpu.compile_kernels import variants
-from benchmarks.gpu.compiler import Variant, compiled
+from benchmarks.gpu.compiler import Variant, binary_of, copies_pending, usage
 from model_worker.kernels.triton.tiles import (
     Heads,
     decode_shared_memory,
@@ -90,12 +90,14 @@ def main() -> int:
     every = (case for each in product(chosen, ("decode", "extend")) for case in cases(*each))
     fits = True
     for case in every if arguments.all else nearest():
-        use = compiled(case.variant, case.capability)
+        binary = binary_of(case.variant, case.capability)
+        use = usage(binary)
         fits &= use["shared"] <= case.limit
         row = {
             "capability": case.capability,
             "name": case.variant.name,
             **use,
+            "pending": copies_pending(binary),
             "estimate": case.estimate,
             "limit": case.limit,
         }

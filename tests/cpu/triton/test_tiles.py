@@ -45,6 +45,8 @@ def test_what_is_nearest_to_its_limit_fits_as_compiled_and_is_no_more_than_estim
     for row in seen:
         assert row["shared"] <= min(row["estimate"], row["limit"]), row
         assert row["stack"] == 0, row
+        # Keys and values of the next block are on their way while one is computed.
+        assert row["pending"] > 0, row
 
 
 @pytest.mark.parametrize("gpu", set(GPUS.values()))
