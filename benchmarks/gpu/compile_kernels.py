@@ -82,9 +82,10 @@ def _of_layers() -> Iterator[Variant]:
         name = "norm, rope and store" if norms else "rope and store"
         yield Variant(name, rope_kv_store._turn_and_store, constants, 4)
         yield Variant(f"{name}, fp8", rope_kv_store._turn_and_store, constants, 4, kinds=FP8_POOLS)
-    for adds in (False, True):
-        constants = {"NUM_HEADS": 1, "SIZE": 4096, "BLOCK": 4096, "ADDS": adds}
-        yield Variant("add and norm" if adds else "norm", rms_norm._norm_row, constants, 8)
+    for name in ("norm", "add and norm", "norm, add and norm"):
+        constants = {"NUM_HEADS": 1, "SIZE": 4096, "BLOCK": 4096}
+        constants |= {"ADDS": "add" in name, "NORMS_UPDATE": name.startswith("norm,")}
+        yield Variant(name, rms_norm._norm_row, constants, 8)
     for width, warps in ((4096, 4), (14336, 8)):
         constants = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
         kinds = {"out": "*fp8e4nv", "scales": "*fp32"}

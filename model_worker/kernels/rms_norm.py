@@ -35,11 +35,15 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (wide * scale).to(x.dtype)
 
 
-def fused_add_rms_norm(residual: Tensor, update: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Add update to residual in place, then return rms_norm of the sum. All [..., N], weight [N]."""
+def fused_add_rms_norm(
+    residual: Tensor, update: Tensor, weight: Tensor, eps: float, update_weight: Tensor | None = None
+) -> Tensor:
+    """Add update, or its rms_norm by update_weight, to residual in place, then return rms_norm of the sum.
+    All [..., N], weights [N].
+    """
     if residual.is_cuda:
         from model_worker.kernels.triton import rms_norm as triton_kernels
 
-        return triton_kernels.fused_add_rms_norm(residual, update, weight, eps)
-    residual.add_(update)
+        return triton_kernels.fused_add_rms_norm(residual, update, weight, eps, update_weight)
+    residual.add_(update if update_weight is None else rms_norm(update, update_weight, eps))
     return rms_norm(residual, weight, eps)

@@ -25,8 +25,10 @@ class Norm(Protocol):
         """The norm of x [T, size] or [T, heads, size]."""
         ...
 
-    def add_and_norm(self, residual: Tensor, update: Tensor) -> Tensor:
-        """Add update to residual in place and return the norm of the sum; all [T, size]."""
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
+        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
+        sum; all [T, size].
+        """
         ...
 
 
@@ -61,11 +63,13 @@ class RMSNorm(nn.Module):
             return self._native(x)
         return rms_norm(x, self.weight, self.eps)
 
-    def add_and_norm(self, residual: Tensor, update: Tensor) -> Tensor:
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
         """See Norm."""
         if self._native is not None:
-            return self._native(update, residual)
-        return fused_add_rms_norm(residual, update, self.weight, self.eps)
+            return self._native(_normed(update, update_norm), residual)
+        if type(update_norm) is type(self) is RMSNorm and update_norm.eps == self.eps:
+            return fused_add_rms_norm(residual, update, self.weight, self.eps, update_norm.weight)
+        return fused_add_rms_norm(residual, _normed(update, update_norm), self.weight, self.eps)
 
 
 class SplitRMSNorm(RMSNorm):
@@ -100,9 +104,9 @@ class SplitRMSNorm(RMSNorm):
             return (self.weight * normed).to(x.dtype)
         return self.weight * normed.to(x.dtype)
 
-    def add_and_norm(self, residual: Tensor, update: Tensor) -> Tensor:
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
         """See Norm."""
-        normed: Tensor = self(residual.add_(update))
+        normed: Tensor = self(residual.add_(_normed(update, update_norm)))
         return normed
 
 
@@ -148,9 +152,13 @@ class LayerNorm(nn.Module):
         normed = F.layer_norm(x.float(), x.shape[-1:], eps=self.eps) * self.weight.float()
         return (normed if self.bias is None else normed + self.bias.float()).to(x.dtype)
 
-    def add_and_norm(self, residual: Tensor, update: Tensor) -> Tensor:
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
         """See Norm."""
         if self._native is not None:
-            return self._native(update, residual)
-        normed: Tensor = self(residual.add_(update))
+            return self._native(_normed(update, update_norm), residual)
+        normed: Tensor = self(residual.add_(_normed(update, update_norm)))
         return normed
+
+
+def _normed(update: Tensor, norm: Norm | None) -> Tensor:
+    return update if norm is None else norm(update)

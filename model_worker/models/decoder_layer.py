@@ -1,13 +1,14 @@
 """One layer of the decoder, in each layout: where it has norms, and what they are called in checkpoints.
 
 A layer adds the update of the one before it to the residual stream, in place, and returns its own: so the
-addition and the norm that follows are one pass over memory.
+norm of the update, the addition and the norm that follows are one pass over memory.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import NamedTuple
 
 from torch import Tensor, nn
 
@@ -22,6 +23,14 @@ from model_worker.models.spec import LayerLayout
 
 Attend = Callable[[SelfAttention, Tensor], Tensor]
 """Runs a layer's attention on hidden [T, hidden_size], with what the step has for it."""
+
+
+class Update(NamedTuple):
+    """What a layer adds to the residual stream."""
+
+    value: Tensor  # [T, hidden_size]
+    norm: RMSNorm | LayerNorm | None = None
+    """Of the value, for whoever adds it."""
 
 
 class DecoderLayer(nn.Module, ABC):
@@ -39,8 +48,8 @@ class DecoderLayer(nn.Module, ABC):
         self._combine = Combine(kernels)
 
     @abstractmethod
-    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
-        """residual, update and the result [T, hidden_size]; the first layer has no update to add."""
+    def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
+        """residual [T, hidden_size]; the first layer has no update to add."""
 
     def scaled(self, update: Tensor) -> Tensor:
         return update if self._multiplier == 1.0 else self._combine(update, scale=self._multiplier)
@@ -56,11 +65,11 @@ class PreNormLayer(DecoderLayer):
         self.input_layernorm = parts.norm(parts.config.hidden_size)
         self.post_attention_layernorm = parts.norm(parts.config.hidden_size)
 
-    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+    def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
         hidden = _add_and_norm(self.input_layernorm, residual, update)
         attended = self.scaled(attend(self.self_attn, hidden))
         hidden = self.post_attention_layernorm.add_and_norm(residual, attended)
-        return self.scaled(self.mlp(hidden))
+        return Update(self.scaled(self.mlp(hidden)))
 
 
 class PostNormLayer(DecoderLayer):
@@ -69,12 +78,12 @@ class PostNormLayer(DecoderLayer):
         self.post_attention_layernorm = parts.norm(parts.config.hidden_size)
         self.post_feedforward_layernorm = parts.norm(parts.config.hidden_size)
 
-    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+    def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
         if update is not None:
-            self.add(residual, update)
+            self.add(residual, update.value)
         attended = self.post_attention_layernorm(attend(self.self_attn, residual))
         self.add(residual, attended, self._multiplier)
-        return self.scaled(self.post_feedforward_layernorm(self.mlp(residual)))
+        return Update(self.scaled(self.post_feedforward_layernorm(self.mlp(residual))))
 
 
 class SandwichLayer(DecoderLayer):
@@ -85,11 +94,14 @@ class SandwichLayer(DecoderLayer):
         self.pre_feedforward_layernorm = parts.norm(parts.config.hidden_size)
         self.post_feedforward_layernorm = parts.norm(parts.config.hidden_size)
 
-    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+    def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
         hidden = _add_and_norm(self.input_layernorm, residual, update)
-        attended = self.post_attention_layernorm(attend(self.self_attn, hidden))
-        hidden = self.pre_feedforward_layernorm.add_and_norm(residual, self.scaled(attended))
-        return self.scaled(self.post_feedforward_layernorm(self.mlp(hidden)))
+        attended = self._normed(self.post_attention_layernorm, attend(self.self_attn, hidden))
+        hidden = self.pre_feedforward_layernorm.add_and_norm(residual, *attended)
+        return self._normed(self.post_feedforward_layernorm, self.mlp(hidden))
+
+    def _normed(self, norm: RMSNorm | LayerNorm, update: Tensor) -> Update:
+        return Update(update, norm) if self._multiplier == 1.0 else Update(self.scaled(norm(update)))
 
 
 class ParallelLayer(DecoderLayer):
@@ -97,9 +109,9 @@ class ParallelLayer(DecoderLayer):
         super().__init__(parts, layer_id)
         self.input_layernorm = parts.norm(parts.config.hidden_size)
 
-    def forward(self, residual: Tensor, update: Tensor | None, attend: Attend) -> Tensor:
+    def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
         hidden = _add_and_norm(self.input_layernorm, residual, update)
-        return self.scaled(self._combine(attend(self.self_attn, hidden), add=self.mlp(hidden)))
+        return Update(self.scaled(self._combine(attend(self.self_attn, hidden), add=self.mlp(hidden))))
 
 
 LAYOUTS: dict[LayerLayout, type[DecoderLayer]] = {
@@ -110,6 +122,6 @@ LAYOUTS: dict[LayerLayout, type[DecoderLayer]] = {
 }
 
 
-def _add_and_norm(norm: RMSNorm | LayerNorm, residual: Tensor, update: Tensor | None) -> Tensor:
-    normed: Tensor = norm(residual) if update is None else norm.add_and_norm(residual, update)
+def _add_and_norm(norm: RMSNorm | LayerNorm, residual: Tensor, update: Update | None) -> Tensor:
+    normed: Tensor = norm(residual) if update is None else norm.add_and_norm(residual, *update)
     return normed

@@ -24,7 +24,7 @@ from model_worker.layers.linear import ExpertLinear, Linear
 from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.models.attention import SelfAttention
-from model_worker.models.decoder_layer import LAYOUTS, DecoderLayer
+from model_worker.models.decoder_layer import LAYOUTS, DecoderLayer, Update
 from model_worker.models.feed_forward import Experts, GatedMLP, PlainMLP, SparseMLP
 from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
@@ -73,14 +73,15 @@ class Decoder(nn.Module):
             attended: Tensor = attention(hidden, turns, batch, kv_pool, backend)
             return attended
 
-        update: Tensor | None = None
+        update: Update | None = None
         for layer in self.layers:
             update = layer(residual, update, attend)
         assert update is not None, "a model has at least one layer"
         wanted = batch.output_indices
         if wanted is not None:
-            residual, update = self._take(residual, wanted), self._take(update, wanted)
-        return self.norm.add_and_norm(residual, update)
+            residual = self._take(residual, wanted)
+            update = update._replace(value=self._take(update.value, wanted))
+        return self.norm.add_and_norm(residual, *update)
 
 
 def _take_rows(table: Tensor, index: Tensor) -> Tensor:

@@ -51,14 +51,19 @@ def test_norms_of_strided_heads_copy_none() -> None:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [(1, 8), (3, 96), (5, 33), (0, 8)])
+@pytest.mark.parametrize("norms_update", [None, "narrow", "wide"])
 def test_fused_add_rms_norm_changes_the_residual_and_returns_its_norm(
-    shape: tuple[int, int], dtype: torch.dtype
+    norms_update: str | None, shape: tuple[int, int], dtype: torch.dtype
 ) -> None:
     residual, update = normal(*shape, dtype=dtype), normal(*shape, dtype=dtype, seed=1)
     weight = normal(shape[-1], dtype=dtype, seed=2)
     expected_residual = residual.clone()
-    expected = norm_reference.fused_add_rms_norm(expected_residual, update, weight, 1e-6)
-    assert_close(fused_add_rms_norm(residual, update, weight, 1e-6), expected)
+    update_weight = None
+    if norms_update is not None:
+        kept = torch.float32 if norms_update == "wide" else dtype
+        update_weight = normal(shape[-1], dtype=kept, seed=3)
+    expected = norm_reference.fused_add_rms_norm(expected_residual, update, weight, 1e-6, update_weight)
+    assert_close(fused_add_rms_norm(residual, update, weight, 1e-6, update_weight), expected)
     assert_close(residual, expected_residual)
 
 
