@@ -25,7 +25,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
 ]
 
-CUDA = "cuda"
+CUDA = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(("rows", "num_entries"), [(1, 1), (8, 3), (256, 256), (700, 700)])
@@ -40,9 +40,9 @@ def test_decodes_are_laid_out_over_the_new_pages(rows: int, num_entries: int) ->
     pages = 100 + torch.arange(num_entries)
     ids = torch.where(torch.randint(0, 2, (rows,), generator=generator) > 0, 7, -1)
     results = []
-    for at in ("cpu", CUDA):
+    for at in (torch.device("cpu"), CUDA):
         own_ids, own_table = ids.to(at, copy=True), table.to(at, copy=True)
-        lens = torch.zeros_like(positions, device=at)
+        lens = torch.zeros(rows, dtype=torch.int64, device=at)
         last_token = 1000 + torch.arange(rows + 1)
         slots = lay_out_decodes(
             own_ids, which.to(at), positions.to(at), entries.to(at), pages.to(at), last_token.to(at),
@@ -133,7 +133,7 @@ def test_the_choice_of_experts(num_experts: int, per_token: int, renormalizes: b
     """Of scores that differ; then of scores of which many are equal, whose lowest numbers are chosen."""
     generator = torch.Generator().manual_seed(num_experts)
     order = torch.stack([torch.randperm(num_experts + 3, generator=generator) for _ in range(70)])
-    scores = (order[:, :num_experts] / 32).bfloat16()
+    scores = ((order[:, :num_experts] - 3) / 32).bfloat16()  # all that bfloat16 can tell apart
     expected_weights, expected_ids = choose_experts(scores, per_token, renormalizes=renormalizes)
     weights, ids = choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
     assert torch.equal(ids.cpu().long(), expected_ids)
@@ -167,7 +167,7 @@ def test_gates(name: Activation) -> None:
 def test_what_is_scaled_capped_and_added(dtype: torch.dtype, cap: float | None) -> None:
     x, add = (20.0 * normal(3, 4097, seed=1)).to(dtype), normal(3, 4097, seed=2).to(dtype)
 
-    def combined(at: str) -> Tensor:
+    def combined(at: str | torch.device) -> Tensor:
         return combine(x.to(at), scale=0.37, cap=cap, add=add.to(at))
 
     assert_close(combined(CUDA), combined("cpu"), TOLERANCE[dtype])
