@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
+from weakref import WeakSet
 
 import numpy.typing as npt
 import torch
@@ -92,6 +93,7 @@ class CudaDevice:
         self.launch_errors = _launch_errors()
         self.torch_device = torch.device("cuda", index)
         self._graph_pool: Any = None
+        self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # of that pool
         self.forward_stream = CudaStream(self.torch_device)
         self.copy_stream = CudaStream(self.torch_device)
 
@@ -120,14 +122,16 @@ class CudaDevice:
     def capture(self, fn: Callable[[], None]) -> torch.cuda.CUDAGraph:
         # What is done once (compiling a kernel, a library's workspace) cannot be recorded.
         fn()
-        if self._graph_pool is None:
-            # Graphs are replayed one after the other and keep nothing in the pool between replays.
+        if not self._graphs:
+            # Graphs are replayed one after the other and keep nothing in the pool between replays, so they
+            # share one. It ends with the last of them: torch takes no other into it.
             self._graph_pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         stream = torch.cuda.current_stream(self.torch_device)
         # thread_local: another thread of the process may allocate meanwhile.
         with torch.cuda.graph(graph, pool=self._graph_pool, stream=stream, capture_error_mode="thread_local"):
             fn()
+        self._graphs.add(graph)
         return graph
 
     def close(self) -> None:

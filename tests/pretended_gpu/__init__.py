@@ -13,6 +13,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import patch
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -37,6 +38,8 @@ class PretendedGpu:
         self.timeline = Timeline()
         self.operations = Operations(self.timeline, num_bytes)
         self.num_bytes = num_bytes
+        self._pools: dict[tuple[int, int], WeakSet[_Graph] | None] = {}
+        """The graphs that live in each pool; None: it has never had one."""
 
     @property
     def launches(self) -> list[str]:
@@ -45,6 +48,17 @@ class PretendedGpu:
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         return max(0, self.num_bytes - self.operations.memory.num_bytes), self.num_bytes
+
+    def graph_pool_handle(self) -> tuple[int, int]:
+        handle = (0, len(self._pools) + 1)
+        self._pools[handle] = None
+        return handle
+
+    def join_pool(self, graph: _Graph, handle: tuple[int, int]) -> None:
+        graphs = self._pools[handle]
+        if graphs is not None and not graphs:
+            self.timeline.problem("a recording into a pool whose graphs are gone, which torch refuses")
+        self._pools[handle] = WeakSet([*(graphs or ()), graph])
 
 
 class _Generator(torch.Generator):
@@ -67,10 +81,18 @@ class _Graph:
 
 
 @contextmanager
-def _record(gpu: PretendedGpu, graph: _Graph, *, stream: Stream, **_: Any) -> Iterator[None]:
+def _record(
+    gpu: PretendedGpu,
+    graph: _Graph,
+    pool: tuple[int, int] | None = None,
+    *,
+    stream: Stream,
+    capture_error_mode: str = "global",
+) -> Iterator[None]:
     """torch.cuda.graph."""
     operations, timeline = gpu.operations, gpu.timeline
     assert operations.recording is None, "a recording within a recording"
+    gpu.join_pool(graph, pool or gpu.graph_pool_handle())
     with on_stream(timeline, stream):
         operations.recording, timeline.is_recording = graph.recording, True
         try:
@@ -106,7 +128,7 @@ def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
         "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,
         "graph": partial(_record, gpu),
-        "graph_pool_handle": lambda: (0, 1),
+        "graph_pool_handle": gpu.graph_pool_handle,
         "init": lambda: None,
         "is_available": lambda: True,
         "mem_get_info": gpu.mem_get_info,
@@ -115,6 +137,14 @@ def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
         "stream": partial(on_stream, timeline),
         "synchronize": synchronize,
     }
+
+
+def _profile(profile: Any, activities: Any = None, **options: Any) -> Any:
+    """torch.profiler.profile, which can be asked for what a GPU does where there is none, but then warns of
+    each operation.
+    """
+    kept = {each for each in activities or () if each is not torch.profiler.ProfilerActivity.CUDA}
+    return profile(activities=kept or None, **options)
 
 
 def _tensor(gpu: PretendedGpu) -> dict[str, Any]:
@@ -153,6 +183,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     owners: dict[Any, dict[str, Any]] = {
         torch: {"Generator": _Generator},
         torch.cuda: _cuda(gpu),
+        torch.profiler: {"profile": partial(_profile, torch.profiler.profile)},
         Tensor: _tensor(gpu),
         GridExecutor: {"__call__": launch},
     }

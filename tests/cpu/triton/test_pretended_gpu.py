@@ -109,6 +109,20 @@ def test_a_replay_knows_memory_and_nothing_else(gpu: PretendedGpu) -> None:
         graph.replay()
 
 
+def test_a_pool_ends_with_the_last_of_its_graphs(gpu: PretendedGpu) -> None:
+    pool, stream = torch.cuda.graph_pool_handle(), torch.cuda.current_stream()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph in graphs:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            pass
+    del graph, graphs
+    with (
+        pytest.raises(PretendedGpuError, match="graphs are gone"),
+        torch.cuda.graph(torch.cuda.CUDAGraph(), pool=pool, stream=stream),
+    ):
+        pass
+
+
 def test_streams_must_wait_for_each_other(gpu: PretendedGpu) -> None:
     one, other = torch.cuda.Stream(), torch.cuda.Stream()
     written, read = torch.cuda.Event(), torch.cuda.Event()
