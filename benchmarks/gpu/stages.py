@@ -108,7 +108,7 @@ class Bench:
 
     @property
     def setting(self) -> Setting:
-        return Setting(self.device.torch_device, self.dtype, self.sizes.repeats, self.sizes.heads)
+        return Setting(self.device, self.dtype, self.sizes.repeats, self.sizes.heads)
 
     def release(self) -> None:
         """Give back the device memory that nothing holds any more."""

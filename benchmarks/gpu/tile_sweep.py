@@ -17,7 +17,8 @@ from torch import Tensor
 from triton.errors import TritonError
 
 from benchmarks.gpu.kernel_rates import DecodeWork, ExtendWork, Setting
-from benchmarks.gpu.timing import median_ms, wait
+from benchmarks.gpu.timing import recorded_ms, wait
+from model_worker.device import Device
 from model_worker.kernels.triton.tiles import (
     DecodeTile,
     ExtendTile,
@@ -74,7 +75,7 @@ class Sweep:
 
     def decode(self, batch: int, context: int, page_size: int) -> dict[str, Any]:
         work = DecodeWork(batch, context, page_size, self.setting)
-        default = decode_tile(gpu_of(self.setting.device), self._heads)
+        default = decode_tile(gpu_of(self.setting.at), self._heads)
         launches = [(default, work.splits)]
         launches += [(default, int(factor * work.splits)) for factor in SPLIT_FACTORS]
         launches += [(tile, work.splits) for tile in DECODE_TILES if tile != default]
@@ -88,7 +89,7 @@ class Sweep:
 
     def extend(self, num_new: int, num_cached: int, page_size: int) -> dict[str, Any]:
         work = ExtendWork(num_new, num_cached, page_size, self.setting)
-        default = extend_tile(gpu_of(self.setting.device), self._heads)
+        default = extend_tile(gpu_of(self.setting.at), self._heads)
         tiles = [default, *(tile for tile in EXTEND_TILES if tile != default)]
         candidates = [Candidate(tile._asdict(), partial(work.run, tile)) for tile in tiles]
         shape = {"new": num_new, "cached": num_cached, "page_size": page_size}
@@ -105,7 +106,7 @@ class Sweep:
 
 
 def ranked(
-    candidates: Sequence[Candidate], out: Tensor, device: torch.device, repeats: int
+    candidates: Sequence[Candidate], out: Tensor, device: Device, repeats: int
 ) -> list[dict[str, Any]]:
     """Parameters and "ms" of each, the fastest first; then those with an "error". The first candidate is what
     a server takes, and its result in `out` is the others' reference: it has to work.
@@ -118,12 +119,12 @@ def ranked(
         out.fill_(torch.nan)
         try:
             candidate.run()
-            wait(device)
+            wait(device.torch_device)
             if not (out - expected).abs().max() <= TOLERANCE * expected.abs().max():
                 failed.append({**parameters, "error": "computes something else"})
                 continue
-            timed.append({**parameters, "ms": median_ms(candidate.run, device, repeats)})
+            timed.append({**parameters, "ms": recorded_ms(candidate.run, device, repeats)})
         except (TritonError, RuntimeError) as error:
-            wait(device)  # raises where the device is lost
+            wait(device.torch_device)  # raises where the device is lost
             failed.append({**parameters, "error": f"{type(error).__name__}: {error}"[:300]})
     return sorted(timed, key=lambda each: each["ms"]) + failed

@@ -14,6 +14,7 @@ from benchmarks.gpu import bars
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.stages import main
 from benchmarks.gpu.tile_sweep import Candidate, ranked
+from model_worker.device import make_device
 from runtime.model_config import ModelConfig
 
 
@@ -51,7 +52,7 @@ def test_a_tile_that_does_not_fit_or_computes_something_else_is_written_down_as_
 
     runs = {"default": lambda: out.fill_(1.0), "large": does_not_fit, "wrong": lambda: out[:2].fill_(1.0)}
     candidates = [Candidate({"block_n": n}, run) for n, run in enumerate(runs.values())]
-    timed, large, wrong = ranked(candidates, out, torch.device("cpu"), repeats=1)
+    timed, large, wrong = ranked(candidates, out, make_device("cpu", threaded=False), repeats=1)
     assert timed["is_default"]
     assert "300000" in large["error"]
     assert wrong["error"] == "computes something else"
