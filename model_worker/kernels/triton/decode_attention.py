@@ -90,7 +90,8 @@ def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multip
     return max(1, min(wanted, useful, MAX_SPLITS))
 
 
-@triton.jit
+# Rows are a part of what a step uploads, at any alignment: nothing is compiled while serving.
+@triton.jit(do_not_specialize_on_alignment=["rows", "slots"])
 def _attend_split(
     q, k, v, slots, cos_sin, q_weight, k_weight, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse,
     q_stride, k_stride, v_stride, out_stride, table_stride, slot_stride, scale, window, softcap, eps,

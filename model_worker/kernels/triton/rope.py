@@ -38,7 +38,8 @@ def rope_cos_sin(positions: Tensor, inv_freq: Tensor, amplitude: Tensor | None =
     return out
 
 
-@triton.jit
+# Positions are a part of what a step uploads, at any alignment: nothing is compiled while serving.
+@triton.jit(do_not_specialize_on_alignment=["positions"])
 def _cos_sin(
     positions, inv_freq, amplitude, out, freq_stride, HALF: tl.constexpr, BLOCK: tl.constexpr,
     SCALES: tl.constexpr,

@@ -62,7 +62,8 @@ def rope_and_store_kv(
     )
 
 
-@triton.jit
+# Chunks come behind decodes, however many these are, at any alignment: nothing is compiled while serving.
+@triton.jit(do_not_specialize_on_alignment=["slots"])
 def _turn_and_store(
     q,
     k,
