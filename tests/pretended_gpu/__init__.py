@@ -149,7 +149,7 @@ def _profile(profile: Any, activities: Any = None, **options: Any) -> Any:
 
 def _tensor(gpu: PretendedGpu) -> dict[str, Any]:
     """What torch.Tensor has instead of its own."""
-    timeline, operations, to_numpy = gpu.timeline, gpu.operations, Tensor.numpy
+    timeline, operations, to_numpy, to_device = gpu.timeline, gpu.operations, Tensor.numpy, Tensor.to
 
     def pin_memory(tensor: Tensor, device: Any = None) -> Tensor:
         return operations.pin(tensor.clone())
@@ -163,7 +163,17 @@ def _tensor(gpu: PretendedGpu) -> dict[str, Any]:
             timeline.host_reads(allocation)
         return to_numpy(tensor, force=force)
 
-    return {"pin_memory": pin_memory, "record_stream": record_stream, "numpy": numpy}
+    def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        # The CPU's guard would be asked for the current device.
+        named = [_with_index(each) for each in args]
+        return to_device(tensor, *named, **{key: _with_index(value) for key, value in kwargs.items()})
+
+    return {"pin_memory": pin_memory, "record_stream": record_stream, "numpy": numpy, "to": to}
+
+
+def _with_index(value: Any) -> Any:
+    is_device = isinstance(value, torch.device) or (isinstance(value, str) and value == "cuda")
+    return torch.device("cuda", 0) if is_device and torch.device(value).type == "cuda" else value
 
 
 @contextmanager

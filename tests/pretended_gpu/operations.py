@@ -149,7 +149,7 @@ class Operations(TorchDispatchMode):
             if made is not NotImplemented:
                 return made
         # A scalar of the host is an argument of the kernel; an index of the host is copied, which waits.
-        foreign = [each for each in tensors if not each.is_cuda and each.dim()]
+        foreign = [each for each in tensors if not each.is_cuda and each.dim() and on_device]
         if foreign and name not in BY_INDEX:
             self.timeline.problem(f"{name} on the device of a {tuple(foreign[0].shape)} on the host")
         if name in WAITING or (name in BY_INDEX and (foreign or _has_mask(args[1]))):

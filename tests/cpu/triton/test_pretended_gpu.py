@@ -43,6 +43,8 @@ def numbers() -> Tensor:
 def test_it_computes(gpu: PretendedGpu) -> None:
     x = numbers()
     assert x.is_cuda
+    assert torch.ones(2).to("cuda").is_cuda
+    assert torch.ones_like(torch.ones(2), device="cuda").is_cuda
     x[1:3] += 10
     x[torch.tensor([4], device=AT)] = 7.0
     assert double(x).cpu().tolist() == [0, 22, 24, 6, 14]
