@@ -78,7 +78,7 @@ def on_cpu(model: Path) -> Iterator[Ring]:
 OVERLAPS = {"overlap": True} if IS_SMALL else {"overlap": True, "one step at a time": False}
 
 
-@pytest.fixture(scope="module", params=OVERLAPS.values(), ids=OVERLAPS.keys())
+@pytest.fixture(scope="module", params=list(OVERLAPS.values()), ids=list(OVERLAPS))
 def on_cuda(model: Path, request: pytest.FixtureRequest) -> Iterator[Ring]:
     chunk = 16 if IS_SMALL else 64
     ring = Ring(model, Setting(device="cuda", overlap=request.param, chunk=chunk, max_rows=NUM_PROMPTS))
