@@ -41,7 +41,7 @@ def extend_attention(
     q, out [T, num_heads, D], the last two dimensions contiguous; sequence b of B owns the tokens
     query_start[b] to query_start[b + 1] and has kv_lens[b] tokens in all, on the pages of row rows[b]; tokens
     before query_start[0] are left alone. query_start [B + 1], ending with T, and kv_lens [B] int32, rows [B]
-    int64; pools and table as in decode_attention. tile: other launch parameters than `extend_tile` gives.
+    int64; pools and table as in decode_attention; scale is positive. tile: other launch parameters than `extend_tile` gives.
     Raises ConfigError when it has none.
     """
     num_seqs, (num_tokens, num_heads, head_dim) = len(kv_lens), q.shape
@@ -141,7 +141,9 @@ def _attend_block(
     """One block of keys into the running sums of the softmax."""
     key = n + tl.arange(0, BLOCK_N)
     d = tl.arange(0, BLOCK_D)
-    present = key < last
+    present = tl.full([BLOCK_N], True, tl.int1)
+    if MASKED:
+        present = key < last
     page = tl.load(table + key // PAGE_SIZE, mask=present, other=0)
     slot = page * PAGE_SIZE + key % PAGE_SIZE
     k = tl.load(
@@ -149,19 +151,21 @@ def _attend_block(
         mask=present[None, :] & (d[:, None] < HEAD_DIM),
         other=0.0,
     )
-    scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee") * scale
+    scores = tl.dot(queries, k.to(queries.dtype), input_precision="ieee")
+    # Scores are unit times these: one multiplication and subtraction of each on its way to the exponential.
+    unit = scale * LOG2_E
     if HAS_SOFTCAP:
-        scores = softcap * _tanh(scores / softcap)
-    scores = scores * LOG2_E
+        scores = _tanh(scores * (scale / softcap))
+        unit = softcap * LOG2_E
     if MASKED:
         visible = present[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
             visible = visible & (key[None, :] > position[:, None] - window)
         scores = tl.where(visible, scores, float("-inf"))
-    new_best = tl.maximum(best, tl.max(scores, 1))
+    new_best = tl.maximum(best, tl.max(scores, 1) * unit)
     # A row that has seen no key yet: -inf minus -inf would be no number.
     base = tl.where(new_best == float("-inf"), 0.0, new_best)
-    weights = tl.exp2(scores - base[:, None])
+    weights = tl.exp2(tl.fma(scores, unit, -base[:, None]))
     shrink = tl.exp2(best - base)
     v = tl.load(
         values + slot[:, None].to(tl.int64) * slot_stride + d[None, :],
