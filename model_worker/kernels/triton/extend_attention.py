@@ -41,8 +41,8 @@ def extend_attention(
     q, out [T, num_heads, D], the last two dimensions contiguous; sequence b of B owns the tokens
     query_start[b] to query_start[b + 1] and has kv_lens[b] tokens in all, on the pages of row rows[b]; tokens
     before query_start[0] are left alone. query_start [B + 1], ending with T, and kv_lens [B] int32, rows [B]
-    int64; pools and table as in decode_attention; scale is positive. tile: other launch parameters than `extend_tile` gives.
-    Raises ConfigError when it has none.
+    int64; pools and table as in decode_attention; scale is positive. tile: other launch parameters than
+    `extend_tile` gives. Raises ConfigError when it has none.
     """
     num_seqs, (num_tokens, num_heads, head_dim) = len(kv_lens), q.shape
     if num_seqs == 0:
