@@ -27,6 +27,7 @@ from model_worker.kernels.triton import (
     decode_attention,
     decode_inputs,
     draw,
+    embedding,
     expert_choice,
     experts,
     fp8_rows,
@@ -133,6 +134,8 @@ def _of_a_step() -> Iterator[Variant]:
     kinds |= {"n": "i32", "num_entries": "i32"}
     block = {"BLOCK": decode_inputs.BLOCK, "PAGE_SIZE": 16}
     yield Variant("lay out decodes", decode_inputs._lay_out, block, 4, 3, kinds)
+    kinds = {"ids": "*i64", "first": "i32", "num_rows": "i32"}
+    yield Variant("embedding", embedding._embed, {"WIDTH": 4096, "BLOCK": embedding.BLOCK}, 4, 3, kinds)
     kinds = dict.fromkeys(("inv_freq", "amplitude", "out"), "*fp32") | {"positions": "*i64"}
     constants = {"HALF": 64, "BLOCK": 64, "SCALES": True}
     yield Variant("rope: cosines and sines", rope._cos_sin, constants, 2, 3, kinds)

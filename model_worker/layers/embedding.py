@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from model_worker.distributed.cut import Cut
 from model_worker.distributed.group import RankGroup
 from model_worker.kernels.combine import CombineLike, combine
+from model_worker.kernels.embedding import embed
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import Combine, PackedLinear, TakeRows, can_pack, can_take, pack
 from model_worker.layers.weight import Weight
@@ -40,13 +41,10 @@ class TokenEmbedding(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, hidden_size]."""
-        rows = self._rows(input_ids)
+        if self._take is None:
+            return embed(input_ids, self.weight, scale=self._multiplier)
+        rows = self._take(self.weight, input_ids, packed=self.weight.packed)
         return rows if self._multiplier == 1.0 else self._combine(rows, scale=self._multiplier, out=rows)
-
-    def _rows(self, ids: Tensor) -> Tensor:
-        if self._take is not None:
-            return self._take(self.weight, ids, packed=self.weight.packed)
-        return F.embedding(ids, self.weight)
 
 
 class VocabParallelEmbedding(TokenEmbedding):
@@ -67,10 +65,16 @@ class VocabParallelEmbedding(TokenEmbedding):
         self._first = vocabulary.start
         self._last = vocabulary.room - 1
 
-    def _rows(self, ids: Tensor) -> Tensor:
+    def forward(self, input_ids: Tensor) -> Tensor:
+        """See TokenEmbedding.forward."""
+        return self._group.all_reduce(self._own_rows(input_ids))
+
+    def _own_rows(self, ids: Tensor) -> Tensor:
+        if self._take is None:
+            return embed(ids, self.weight, first=self._first, scale=self._multiplier)
         local = ids - self._first
         nearest = local.clamp(0, self._last)
-        return self._group.all_reduce(super()._rows(nearest).mul_((nearest == local).unsqueeze(1)))
+        return super().forward(nearest).mul_((nearest == local).unsqueeze(1))
 
 
 class LMHead(nn.Module):

@@ -10,6 +10,7 @@ from model_worker.device.cuda import has_fp8
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.combine import combine
 from model_worker.kernels.decode_inputs import lay_out_decodes
+from model_worker.kernels.embedding import embed
 from model_worker.kernels.expert_choice import choose_experts
 from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.rms_norm import HeadNorms, rms_norm
@@ -173,6 +174,15 @@ def test_what_is_scaled_capped_and_added(dtype: torch.dtype, cap: float | None) 
         return combine(x.to(at), scale=0.37, cap=cap, add=add.to(at))
 
     assert_close(combined(CUDA), combined("cpu"), TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("first", [None, 40])
+def test_embeddings(first: int | None) -> None:
+    weight, ids = normal(60, 1030, seed=1).bfloat16(), torch.tensor([3, 40, 59, 41])
+    if first is not None:
+        ids = torch.tensor([3, 40, 99, 100, 39, 1 << 40])
+    expected = embed(ids, weight, first=first, scale=0.37)
+    assert_close(embed(ids.to(CUDA), weight.to(CUDA), first=first, scale=0.37), expected, 1e-2)
 
 
 def test_logits_are_sums_that_nobody_rounded() -> None:

@@ -10,11 +10,12 @@ from benchmarks.gpu.launches import count_launches
 from model_worker.kernels import activation as activation_reference
 from model_worker.kernels import combine as combine_reference
 from model_worker.kernels import decode_inputs as inputs_reference
+from model_worker.kernels import embedding as embedding_reference
 from model_worker.kernels import fp8_rows as fp8_rows_reference
 from model_worker.kernels import rms_norm as norm_reference
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
-from model_worker.kernels.triton import activation, combine, decode_inputs, fp8_rows, rope
+from model_worker.kernels.triton import activation, combine, decode_inputs, embedding, fp8_rows, rope
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from runtime.model_config import Activation
@@ -74,6 +75,17 @@ def test_activate_and_mul(tokens: int, width: int, name: Activation, dtype: torc
     gate_up = 3.0 * normal(tokens, 2 * width + 5, dtype=dtype)[:, : 2 * width]
     expected = activation_reference.activate_and_mul(name, gate_up)
     assert_close(activation.activate_and_mul(name, gate_up), expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("first", "scale"), [(None, 1.0), (40, 0.37), (0, 45.25)])
+def test_embed(first: int | None, scale: float, dtype: torch.dtype) -> None:
+    """A part of a vocabulary has no rows of other ids, however far they are."""
+    weight = normal(60, 1030, dtype=dtype)
+    ids = torch.tensor([3, 59, 0, 41] if first is None else [3, 40, 99, 100, 39, 1 << 40])
+    expected = embedding_reference.embed(ids, weight, first=first, scale=scale)
+    assert_close(embedding.embed(ids, weight, first=first or 0, scale=scale), expected)
+    assert embedding.embed(ids[:0], weight, first=0, scale=1.0).shape == (0, 1030)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -1,0 +1,25 @@
+"""Token ids to rows of a table."""
+
+from __future__ import annotations
+
+import torch.nn.functional as F
+from torch import Tensor
+
+
+def embed(ids: Tensor, weight: Tensor, *, first: int | None = None, scale: float = 1.0) -> Tensor:
+    """Rows of weight [N, H] times scale, rounded: ids [T] int64 -> [T, H].
+
+    first: the id of row 0; one that weight has no row of becomes zeros. None: it has every id's, from 0 on.
+    """
+    if ids.is_cuda:
+        # Imported where a GPU is used, and only there: a CPU needs no triton.
+        from model_worker.kernels.triton import embedding as triton_kernels
+
+        return triton_kernels.embed(ids, weight, first=first or 0, scale=scale)
+    if first is None:
+        rows = F.embedding(ids, weight)
+    else:
+        local = ids - first
+        nearest = local.clamp(0, len(weight) - 1)
+        rows = F.embedding(nearest, weight).mul_((nearest == local).unsqueeze(1))
+    return rows if scale == 1.0 else rows.mul_(scale)

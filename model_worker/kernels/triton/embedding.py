@@ -1,0 +1,35 @@
+"""Token ids to rows of a table, in one launch; see model_worker.kernels.embedding.embed.
+
+grid   token × block of the width
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+BLOCK = 1024
+
+
+def embed(ids: Tensor, weight: Tensor, *, first: int, scale: float) -> Tensor:
+    """As model_worker.kernels.embedding.embed; whatever an id is, nothing beside the table is read."""
+    num_rows, width = weight.shape
+    out = torch.empty((len(ids), width), dtype=weight.dtype, device=weight.device)
+    if len(ids):
+        _embed[(len(ids), triton.cdiv(width, BLOCK))](
+            ids, weight, out, first, num_rows, scale, WIDTH=width, BLOCK=BLOCK, num_warps=4
+        )
+    return out
+
+
+# Ids are a part of what a step uploads, at any alignment: nothing is compiled while serving.
+@triton.jit(do_not_specialize=["first", "scale"], do_not_specialize_on_alignment=["ids"])
+def _embed(ids, weight, out, first, num_rows, scale, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    t = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    row = tl.load(ids + t) - first
+    there = tl.where((row >= 0) & (row < num_rows), WIDTH, 0)
+    x = tl.load(weight + row * WIDTH + i, mask=i < there, other=0.0).to(tl.float32) * scale
+    tl.store(out + t * WIDTH + i, x.to(out.dtype.element_ty), mask=i < WIDTH)
