@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import cast
 
 import numpy as np
@@ -16,6 +16,8 @@ from model_worker.req_to_token_pool import ReqToTokenPool
 from model_worker.sampling.columns import LongArray, SampleRows
 from runtime.plan import BatchPlan
 from runtime.wire import IntArray, unpack_ids
+
+ALIGNMENT = 2  # elements: 16 bytes
 
 
 @dataclass(slots=True)
@@ -87,12 +89,15 @@ class InputBuffers:
 
     def _upload(self, *arrays: LongArray | IntArray) -> Sequence[Tensor]:
         """Each array as an int64 tensor on the device, all in one copy."""
-        sizes = [len(array) for array in arrays]
-        block = self._device.host_block(sum(sizes))
+        # All at addresses of one alignment: Triton compiles a kernel anew for another.
+        sizes = [(len(array), -len(array) % ALIGNMENT) for array in arrays]
+        ends = list(accumulate(map(sum, sizes)))
+        block = self._device.host_block(ends[-1])
         view = block.numpy()
-        for array, end, size in zip(arrays, accumulate(sizes), sizes, strict=True):
-            view[end - size : end] = array
-        return cast(Sequence[Tensor], self._device.upload(block).split(sizes))
+        for array, start in zip(arrays, [0, *ends], strict=False):
+            view[start : start + len(array)] = array
+        parts = self._device.upload(block).split(list(chain.from_iterable(sizes)))
+        return cast(Sequence[Tensor], parts[::2])
 
 
 def _output_indices(plan: BatchPlan, at: TokenLayout) -> LongArray:

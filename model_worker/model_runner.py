@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 import torch
+from msgspec.structs import replace
 from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
@@ -231,6 +232,9 @@ class ModelRunner:
 
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
         """Record what can be; decode: a plan that may be run again."""
+        if self._device.name == "cuda":
+            self._launch_edits(decode)
+            on_progress()
 
         def forward(batch: ForwardBatch) -> Tensor:
             return self._model(batch, self.kv_pool, self._backend)
@@ -247,6 +251,25 @@ class ModelRunner:
                 (decode, example),
             )
         self._graphs = self._record_graphs(on_progress)
+
+    def _launch_edits(self, decode: BatchPlan) -> None:
+        """All that a sampler launches and nothing records: the first launch of a kernel compiles it."""
+        num_prompt = unpack_ids(decode.starts).item()
+        edited = RowSetup(
+            row=0,
+            num_prompt=num_prompt,
+            frequency_penalty=1.0,
+            min_len=num_prompt + 2,
+            stop_ids=pack_ids([0]),
+            bias_ids=pack_ids([0]),
+            bias_values=np.ones(1, np.float32).tobytes(),
+            num_logprobs=1,
+            history_ids=pack_ids([0] * num_prompt),
+        )
+        decaying = RowSetup(row=0, num_prompt=num_prompt, top_p=0.9, top_p_decay=0.9)
+        all_allowed = b"\xff" * -(-self.vocab_size // 8)
+        self.sample(self.forward(replace(decode, setups=(edited,))), {})
+        self.sample(self.forward(replace(decode, setups=(decaying,))), {0: all_allowed})
 
     def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
         if not self._graph_sizes or not can_record(self._model, self._backend):

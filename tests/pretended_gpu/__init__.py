@@ -38,6 +38,8 @@ class PretendedGpu:
         self.timeline = Timeline()
         self.operations = Operations(self.timeline, num_bytes)
         self.num_bytes = num_bytes
+        self.compiled: dict[str, None] = {}
+        """What Triton would have compiled so far, in order (see `variants`)."""
         self._pools: dict[tuple[int, int], WeakSet[_Graph] | None] = {}
         """The graphs that live in each pool; None: it has never had one."""
 
@@ -179,13 +181,20 @@ def _with_index(value: Any) -> Any:
 @contextmanager
 def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     """At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody."""
-    from triton.runtime.interpreter import GridExecutor
+    from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
     from tests.pretended_gpu.interpreter import gpu_arithmetic
+    from tests.pretended_gpu.variants import variant_of
 
     let_torch_guard_cuda()
     gpu = PretendedGpu(num_bytes)
     interpret = GridExecutor.__call__
+
+    run = InterpretedFunction.run
+
+    def run_variant(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        gpu.compiled[variant_of(kernel, args, kwargs)] = None
+        return run(kernel, *args, grid=grid, warmup=warmup, **kwargs)
 
     def launch(executor: Any, *args: Any, **kwargs: Any) -> None:
         gpu.operations.launch_triton(executor.fn, args, kwargs, partial(interpret, executor))
@@ -196,6 +205,7 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
         torch.profiler: {"profile": partial(_profile, torch.profiler.profile)},
         Tensor: _tensor(gpu),
         GridExecutor: {"__call__": launch},
+        InterpretedFunction: {"run": run_variant},
     }
     lifts = torch._C._only_lift_cpu_tensors()
     with ExitStack() as stack:

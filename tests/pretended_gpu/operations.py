@@ -121,7 +121,8 @@ class Operations(TorchDispatchMode):
         return self.memory.host_of(value) if isinstance(value, Tensor) and value.is_cuda else value
 
     def _adopt(self, host: Tensor) -> Tensor:
-        if self.memory.num_bytes + host.untyped_storage().nbytes() > self._num_bytes:
+        is_new = self.memory.find(host.data_ptr()) is None
+        if is_new and self.memory.num_bytes + host.untyped_storage().nbytes() > self._num_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory: the pretended GPU is full")
         return self.memory.adopt(host, self.timeline.current, of_graph=self.recording is not None)
 

@@ -129,7 +129,7 @@ def _count(
         tl.store(place, tl.load(place) + 1)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride", "width"])  # a table grows with its longest list
 def _add_listed(
     logits, rows, table, positions, min_lens, vocab_size, table_stride, column_stride, width,
     FORBIDS: tl.constexpr, BLOCK: tl.constexpr,

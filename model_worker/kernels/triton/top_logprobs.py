@@ -15,6 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.triton.truncation import _key
+from runtime.sampling_params import MAX_LOGPROBS
 
 BLOCK = 4096
 LOWEST: tl.constexpr = tl.constexpr(-(1 << 63))
@@ -42,12 +43,12 @@ def top_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, 
         _merge[(num_rows,)](
             logits, tokens, keys, highest, sums, chosen, ids, top, vocab_size, num_blocks, num_top,
             BLOCKS=triton.next_power_of_2(num_blocks),
-            KEYS=triton.next_power_of_2(max(1, num_blocks * num_top)), num_warps=4,
+            KEYS=triton.next_power_of_2(num_blocks * max(num_top, MAX_LOGPROBS)), num_warps=4,
         )  # fmt: skip
     return chosen, ids, top
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _best_of_block(logits, keys, highest, sums, vocab_size, num_top, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
@@ -66,7 +67,7 @@ def _best_of_block(logits, keys, highest, sums, vocab_size, num_top, BLOCK: tl.c
         key = tl.where(key == best, LOWEST, key)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_top"])
 def _merge(
     logits, tokens, keys, highest, sums, chosen, ids, top, vocab_size, num_blocks, num_top,
     BLOCKS: tl.constexpr, KEYS: tl.constexpr,

@@ -1,0 +1,78 @@
+"""What a server launches while it serves has been compiled when it starts: on the pretended GPU, which knows
+what Triton would compile a kernel anew for.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from runtime.sampling_params import SamplingParams
+from tests.cpu.plans import save_tiny_llama
+from tests.cpu.ring import Ring
+from tests.cpu.triton.test_pretended_models import SetRing
+from tests.pretended_gpu import pretended_gpu
+
+
+def sampling(max_tokens: int = 1, **parameters: object) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, ignore_eos=True, seed=3, **parameters)  # type: ignore[arg-type]
+
+
+KINDS = {
+    "chunks beside one decode, and two": [sampling(n, temperature=0.0) for n in (4, 3, 2)],
+    "truncated draws": [sampling(top_k=5), sampling(min_p=0.1)],
+    "edits": [
+        sampling(repetition_penalty=1.2, logprobs=3),
+        sampling(logit_bias=((11, 2.0), (12, 1.0), (13, -1.0)), bad_words_ids=((3, 4), (5,))),
+    ],
+    "edits before a truncated draw": [sampling(frequency_penalty=0.4, top_p=0.9)],
+    "a minimum": [sampling(min_tokens=2, stop_token_ids=(5, 6), logprobs=20, prompt_logprobs=1)],
+    "decaying top-p": [sampling(top_p=0.9, top_p_decay=0.9)],
+}
+
+
+def serve(ring: Ring, kinds: dict[str, list[SamplingParams]]) -> None:
+    """Prompts of odd and even lengths, the third in chunks beside the others' decodes."""
+    for start, kind in enumerate(kinds.values()):
+        prompts = [[start + 1, n + 2] + [9] * (1 + 5 * n * n) for n in range(len(kind))]
+        ring.generate(prompts, kind, solo=False)
+
+
+def test_no_kernel_is_compiled_while_requests_are_served(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    with pretended_gpu() as gpu:
+        ring = SetRing(tmp_path, "cuda", disable_cuda_graph=True)  # what is recorded is compiled before
+        at_start = list(gpu.compiled)
+        serve(ring, KINDS)
+        ring.close()
+    assert list(gpu.compiled)[len(at_start) :] == []
+
+
+@triton.jit(do_not_specialize=["free"])
+def _add(x, n, free, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(x + i, tl.load(x + i, mask=i < n) + free, mask=i < n)
+
+
+@pytest.mark.parametrize(
+    ("second", "is_other"),
+    [
+        ((0, 7, 1, 8), False),
+        ((0, 6, 16, 8), False),
+        ((0, 1, 0, 8), True),
+        ((0, 16, 0, 8), True),
+        ((1, 7, 0, 8), True),
+        ((4, 7, 0, 8), False),
+        ((0, 7, 0, 16), True),
+    ],
+)
+def test_what_a_kernel_is_compiled_anew_for(second: tuple[int, int, int, int], is_other: bool) -> None:
+    with torch.inference_mode(), pretended_gpu() as gpu:
+        x = torch.zeros(64, device="cuda")
+        for offset, n, free, block in ((0, 7, 0, 8), second):
+            _add[(1,)](x[offset:], n, free, BLOCK=block)
+    assert len(gpu.compiled) == 1 + is_other
