@@ -16,6 +16,7 @@ from benchmarks.gpu.stages import main
 from benchmarks.gpu.tile_sweep import Candidate, ranked
 from model_worker.device import make_device
 from runtime.model_config import ModelConfig
+from tests.pretended_gpu import pretended_gpu
 
 
 def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> None:
@@ -42,6 +43,18 @@ def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> Non
     assert len(before) == 8
     assert main(["--out", str(tmp_path), "--device", "cpu", "--tiny"]) == 0
     assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+
+
+@pytest.mark.full
+def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> None:
+    """With what only a GPU has: recordings, a second stream, the caches that its rates are to go past."""
+    stages = ("device", "kernels", "tiles", "decode")
+    with pretended_gpu():
+        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", *stages]) == 0
+    tiles = json.loads((tmp_path / "tiles.json").read_text())
+    assert all("ms" in tried for each in (*tiles["decode"], *tiles["extend"]) for tried in each["tried"])
+    decode = json.loads((tmp_path / "decode-tiny.json").read_text())
+    assert all(each["step"] > each["floor"] > 0 for each in decode["ms"])
 
 
 def test_a_tile_that_does_not_fit_or_computes_something_else_is_written_down_as_that() -> None:
