@@ -14,6 +14,7 @@ from benchmarks.gpu.timing import recorded_ms
 from model_worker.device import Device
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
+from model_worker.kernels.triton.new_tokens import NewTokens
 from model_worker.kernels.triton.tiles import DecodeTile, ExtendTile
 from model_worker.sampling.sampler import Sampler
 from runtime.plan import RowSetup
@@ -73,7 +74,7 @@ def _pages(batch: int, context: int, page_size: int, setting: Setting) -> Pages:
 
 
 class DecodeWork:
-    """Attention of one new token of each of `batch` sequences."""
+    """Attention of one new token of each of `batch` sequences, which is rotated and stored, too."""
 
     def __init__(self, batch: int, context: int, page_size: int, setting: Setting) -> None:
         """context: tokens of each, the new one included."""
@@ -81,6 +82,10 @@ class DecodeWork:
         device = setting.at
         pages = _pages(batch, context, page_size, setting)
         self._q = setting.normal(batch, num_heads, head_dim)
+        k, v = setting.normal(2, batch, num_kv_heads, head_dim).unbind(0)
+        page, offset = divmod(context - 1, page_size)
+        slots = pages.page_table[:, page].long() * page_size + offset
+        self._new = NewTokens(k, v, slots, torch.rand(batch, head_dim, device=device), norms=None)
         self._lens = torch.full((batch,), context, device=device)
         self._page_size = page_size
         processors = 1
@@ -108,6 +113,7 @@ class DecodeWork:
             page_size=self._page_size,
             scale=self._q.shape[2] ** -0.5,
             num_splits=splits or self.splits,
+            new=self._new,
             tile=tile,
             out=self.out,
         )
