@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 import torch
@@ -17,6 +18,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="store_true",
         help="where there is no GPU, run on a pretended one instead of skipping",
     )
+    parser.addoption(
+        "--variants",
+        type=Path,
+        help="of the pretended one: a file for what Triton would compile",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -26,7 +32,9 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     from tests.pretended_gpu import pretended_gpu
 
-    _pretence.enter_context(pretended_gpu(8 << 30))
+    gpu = _pretence.enter_context(pretended_gpu(8 << 30))
+    if (file := config.getoption("--variants")) is not None:
+        _pretence.callback(lambda: file.write_text("\n".join(gpu.compiled) + "\n"))
 
 
 def pytest_unconfigure() -> None:
