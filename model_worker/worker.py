@@ -174,11 +174,17 @@ def load_worker(
 
     on_progress is called after each tensor that was read. Raises ModelError, ConfigError or GroupError.
     """
-    # On the stream that will use it: memory of another stream would have to be waited for.
-    runner = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group)).wait()
-    worker = ModelWorker(runner, device)
-    on_progress()
-    worker.warm_up(on_progress)
+    try:
+        # On the stream that will use it: memory of another stream would have to be waited for.
+        load = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group))
+        worker = ModelWorker(load.wait(), device)
+        on_progress()
+        worker.warm_up(on_progress)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            "out of memory while loading: weights and one step need more than the device has left: take a "
+            f"narrower --dtype or a larger --tp-size, or end what else uses the device: {error}"
+        ) from error
     return worker
 
 

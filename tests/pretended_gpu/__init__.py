@@ -38,6 +38,7 @@ class PretendedGpu:
         self.timeline = Timeline()
         self.operations = Operations(self.timeline, num_bytes)
         self.num_bytes = num_bytes
+        self.num_replays = 0
         self.compiled: dict[str, None] = {}
         """What Triton would have compiled so far, in order (see `variants`)."""
         self._pools: dict[tuple[int, int], WeakSet[_Graph] | None] = {}
@@ -79,6 +80,7 @@ class _Graph:
         self.recording = Recording()
 
     def replay(self) -> None:
+        self.gpu.num_replays += 1
         self.gpu.operations.replay(self.recording)
 
 

