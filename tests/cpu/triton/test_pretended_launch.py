@@ -1,0 +1,58 @@
+"""The whole server with a pretended GPU: the worker in the scheduler's process, over HTTP."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.cpu.plans import save_tiny_llama
+from tests.launched import SLACK, Launched, launched
+
+TIMEOUT_S = 30.0 * SLACK
+SETTINGS = (
+    *("--skip-tokenizer-init", "--dtype", "float32", "--max-running-requests", "2", "--cuda-graph-bs", "2"),
+    *("--context-length", "64", "--max-total-tokens", "256", "--served-model-name", "tiny"),
+)
+
+
+def body(last: int, max_tokens: int = 3, **options: Any) -> dict[str, Any]:
+    prompt = {"prompt": [1, 5, 9, last], "max_tokens": max_tokens, "temperature": 0.0, "ignore_eos": True}
+    return {"model": "tiny", **prompt, **options}
+
+
+def token_ids(launch: Launched, last: int) -> list[int]:
+    response = httpx.post(f"{launch.url}/v1/completions", json=body(last), timeout=TIMEOUT_S)
+    assert response.status_code == 200, response.text
+    ids: list[int] = response.json()["choices"][0]["token_ids"]
+    return ids
+
+
+def abandon(launch: Launched) -> None:
+    """Read the first token of a long answer and go away."""
+    request = body(2, 50, stream=True)
+    url = f"{launch.url}/v1/completions"
+    with httpx.stream("POST", url, json=request, timeout=TIMEOUT_S) as response:
+        first = next(line for line in response.iter_lines() if line)
+    assert json.loads(first.removeprefix("data: "))["choices"][0]["token_ids"]
+
+
+def test_it_serves_is_killed_and_serves_on(tmp_path: Path) -> None:
+    """At the end of the process nothing is left that a GPU would have punished, or it would not end well."""
+    save_tiny_llama(tmp_path)
+    arguments = ("--model", str(tmp_path), *SETTINGS)
+    with launched(*arguments, module="tests.pretended_gpu.launch") as launch, ThreadPoolExecutor(3) as pool:
+        answers = list(pool.map(lambda last: token_ids(launch, last), (3, 4, 3)))
+        assert answers[0] == answers[2] != answers[1]
+        abandon(launch)
+        over_the_death = pool.submit(token_ids, launch, 3)
+        os.kill(launch.pid_of("scheduler"), signal.SIGKILL)
+        assert over_the_death.result() == answers[0]
+        assert launch.stop() == 0, launch.log()
+        assert "restarting" in launch.log()
+        assert "Error" not in launch.log()
