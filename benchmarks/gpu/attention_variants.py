@@ -27,7 +27,6 @@ def decode_variant(
     heads: Heads,
     page_size: int,
     *,
-    is_split: bool = True,
     is_capped: bool = False,
     norms: bool = True,
 ) -> Variant:
@@ -38,7 +37,6 @@ def decode_variant(
         "HAS_NEW": True,
         "NORMS": norms,
         "ROTATES": True,
-        "IS_SPLIT": is_split,
         "BLOCK_G": group_rows(heads.group),
         "BLOCK_N": tile.block_n,
     }

@@ -54,15 +54,12 @@ def _of_attention() -> Iterator[Variant]:
     hopper, heads = GPUS[90], Heads(4, 128, torch.bfloat16, torch.bfloat16)
     fp8 = heads._replace(kv_dtype=torch.float8_e4m3fn)
     for page_size in (1, 16):
-        for is_split in (False, True):
-            name = f"decode page {page_size}{' split' * is_split}"
-            yield decode_variant(name, hopper, heads, page_size, is_split=is_split)
-            if page_size > 1:
-                yield decode_variant(f"{name}, fp8", hopper, fp8, page_size, is_split=is_split)
+        yield decode_variant(f"decode page {page_size}", hopper, heads, page_size)
+    yield decode_variant("decode page 16, fp8", hopper, fp8, 16)
     large = heads._replace(group=2, head_dim=256)
     yield decode_variant("decode window softcap head 256", hopper, large, 16, is_capped=True)
-    constants = {"BLOCK_S": 8, "HEAD_DIM": 128, "BLOCK_D": 128}
-    yield Variant("merge", decode_attention._merge_splits, constants, 1)
+    constants = {"BLOCK_S": decode_attention.MAX_SPLITS, "HEAD_DIM": 256, "BLOCK_D": 256}
+    yield Variant("merge head 256", decode_attention._merge_splits, constants, 4)
     for page_size in (1, 16):
         yield extend_variant(f"extend page {page_size}", hopper, heads, page_size)
     yield extend_variant("extend page 16, fp8", hopper, fp8, 16)

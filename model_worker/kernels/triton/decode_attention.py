@@ -59,11 +59,10 @@ def decode_attention(
         return
     group = num_heads // num_kv_heads
     tile = tile or decode_tile(gpu_of(q.device), Heads(group, head_dim, q.dtype, k_pool.dtype))
-    if num_splits == 1:
-        partial, lse = out, out  # never touched
-    else:
-        partial = torch.empty((batch, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
-        lse = torch.empty((batch, num_heads, num_splits), dtype=torch.float32, device=q.device)
+    # One split leaves no parts. Pointers to them have their type all the same, or it would be another kernel.
+    parts = num_splits if num_splits > 1 else 0
+    partial = torch.empty((batch, num_heads, parts, head_dim), dtype=torch.float32, device=q.device)
+    lse = torch.empty((batch, num_heads, parts), dtype=torch.float32, device=q.device)
     k, v, slots, cos_sin, norms = new or (q, q, rows, None, None)
     q_weight, k_weight, eps = norms or (q, q, 0.0)
     _attend_split[(batch, num_kv_heads, num_splits)](
@@ -71,15 +70,14 @@ def decode_attention(
         rows, kv_lens, out, partial, lse, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
         page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap, eps,
         HAS_NEW=new is not None, NORMS=norms is not None, ROTATES=cos_sin is not None,
-        IS_SPLIT=num_splits > 1, GROUP=group, BLOCK_G=group_rows(group), HEAD_DIM=head_dim,
-        BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_N=tile.block_n,
-        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+        GROUP=group, BLOCK_G=group_rows(group), HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
+        PAGE_SIZE=page_size, BLOCK_N=tile.block_n, HAS_WINDOW=sliding_window is not None,
+        HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
         _merge_splits[(batch, num_heads)](
-            partial, lse, out, num_splits, out.stride(0), BLOCK_S=triton.next_power_of_2(num_splits),
-            HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), num_warps=1,
+            partial, lse, out, num_splits, out.stride(0), BLOCK_S=MAX_SPLITS, HEAD_DIM=head_dim,
+            BLOCK_D=padded(head_dim), num_warps=4,
         )  # fmt: skip
 
 
@@ -90,13 +88,14 @@ def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multip
     return max(1, min(wanted, useful, MAX_SPLITS))
 
 
-# Rows are a part of what a step uploads, at any alignment: nothing is compiled while serving.
+# Rows are a part of what a step uploads, at any alignment, and there may be any number of splits: nothing is
+# compiled while serving.
 @triton.jit(do_not_specialize_on_alignment=["rows", "slots"])
 def _attend_split(
     q, k, v, slots, cos_sin, q_weight, k_weight, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse,
     q_stride, k_stride, v_stride, out_stride, table_stride, slot_stride, scale, window, softcap, eps,
-    HAS_NEW: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr, IS_SPLIT: tl.constexpr,
-    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    HAS_NEW: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr, GROUP: tl.constexpr,
+    BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
@@ -142,7 +141,7 @@ def _attend_split(
         v_pool + kv_head * HEAD_DIM, start, end, slot_stride, scale, softcap, HEAD_DIM, BLOCK_D, PAGE_SIZE,
         BLOCK_N, HAS_SOFTCAP,
     )  # fmt: skip
-    if IS_SPLIT:
+    if num_splits > 1:
         place = (b * (tl.num_programs(1) * GROUP) + head) * num_splits + split
         _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)
     else:
