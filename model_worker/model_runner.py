@@ -38,8 +38,7 @@ from runtime.errors import ConfigError
 from runtime.plan import BatchPlan, RowSetup
 from runtime.wire import pack_ids, unpack_ids
 
-# On a GPU more than decode attention leaves in one piece, so that what puts pieces together is launched, too.
-WARM_UP_TOKENS = {"cpu": 8, "cuda": 264}
+WARM_UP_TOKENS = 8
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
 
@@ -192,9 +191,7 @@ class ModelRunner:
         record what can be recorded. on_progress is called now and then. Raises ConfigError.
         """
         page_size = self.kv_pool.page_size
-        length = min(
-            WARM_UP_TOKENS[self._device.name], self.max_len - 1, self.kv_pool.num_pages * page_size - 1
-        )
+        length = min(WARM_UP_TOKENS, self.max_len - 1, self.kv_pool.num_pages * page_size - 1)
         pages = np.arange(1, -(-(length + 1) // page_size) + 1)
         prompt = BatchPlan(
             step=0,
