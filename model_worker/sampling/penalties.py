@@ -16,7 +16,8 @@ IN_PROMPT = 1 << 30
 class PenaltyCounts:
     """counts [max_rows, vocab_size] int32: times sampled, plus IN_PROMPT where the prompt holds the token.
 
-    Allocated with the first penalty: most runs never need it. A token is counted on the stream that samples
+    Allocated with the first penalty: most runs never need it. On CUDA the warm-up is the first, so that this
+    memory is not looked for behind the KV cache. A token is counted on the stream that samples
     it, so the next step sees it whether or not the host does.
     """
 
