@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from msgspec import structs
@@ -14,10 +15,12 @@ from safetensors.torch import load_file, save_file
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.fp8_rows import FP8, LARGEST
-from model_worker.worker import load_worker
+from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.config import RuntimeConfig
+from runtime.plan import BatchPlan, SampleMasks
 from runtime.sampling_params import SamplingParams
-from tests.cpu.plans import save_tiny_llama
+from runtime.wire import unpack_ids
+from tests.cpu.plans import FEEDBACK, VOCAB, PlanWriter, save_tiny_llama
 from tests.cpu.reference import make_checkpoint
 from tests.cpu.ring import Ring, Setting
 from tests.model_registry import CASES
@@ -55,6 +58,69 @@ def tokens(path: Path, device: str, **settings: Any) -> list[list[int]]:
         return first
     finally:
         ring.close()
+
+
+def make_worker(path: Path, device: str, **settings: Any) -> ModelWorker:
+    sizes = {"context_length": 64, "max_running_requests": 2, "max_total_tokens": 256, "page_size": 4}
+    config = RuntimeConfig(model=str(path), dtype="float32", device=device, **sizes, **settings)
+    return load_worker(config, make_device(device, threaded=False), lambda: None)
+
+
+def vectors(path: Path, device: str, pooling: str) -> list[np.ndarray]:
+    """Of two sequences, one of them in two chunks."""
+    worker, plans = make_worker(path, device, task="embed", pooling=pooling), PlanWriter(4)
+    plans.open_row(0, PROMPTS[0], [1, 2])
+    plans.open_row(1, PROMPTS[1], [3])
+    chunks = [[(0, PROMPTS[0][:4], False), (1, PROMPTS[1], True)], [(0, PROMPTS[0][4:], True)]]
+    steps = [worker.launch(plans.plan(chunks=each)) for each in chunks]
+    for step in steps:
+        step.result()
+    worker.close()
+    return [np.frombuffer(frame, np.float32) for step in steps for frame in step.frames]
+
+
+@pytest.mark.parametrize("pooling", ["last", "mean"])
+def test_vectors_are_those_of_the_cpu(pooling: str, tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    with pretended_gpu():
+        got = vectors(tmp_path, "cuda", pooling)
+    assert len(got) == 2
+    for vector, expected in zip(got, vectors(tmp_path, "cpu", pooling), strict=True):
+        np.testing.assert_allclose(vector, expected, atol=1e-5)
+
+
+def masked_tokens(path: Path, device: str) -> list[list[int]]:
+    """Of two rows whose masks come late: after a prompt, after a decode of one of them, and not at all."""
+    sizes = {"cuda_graph_bs": "2"} if device == "cuda" else {}
+    worker, plans = make_worker(path, device, **sizes), PlanWriter(4)
+    for row in range(2):
+        plans.open_row(row, PROMPTS[row], [1 + 3 * row, 2 + 3 * row, 3 + 3 * row], temperature=0.0)
+
+    def masked(plan: BatchPlan, allowed: dict[int, list[int]]) -> WorkerStep:
+        bits = {row: np.bincount(ids, minlength=VOCAB).astype(bool) for row, ids in allowed.items()}
+        masks = [(row, np.packbits(each, bitorder="little").tobytes()) for row, each in bits.items()]
+        step = worker.launch(plan)
+        worker.sample(step, SampleMasks(plan.step, tuple(masks)))
+        return step
+
+    decodes = [(0, FEEDBACK), (1, FEEDBACK)]
+    prompts = [(row, PROMPTS[row], True) for row in range(2)]
+    steps = [
+        masked(plans.plan(chunks=prompts, defer_sampling=True), {0: [5, 6], 1: [7, 60]}),
+        masked(plans.plan(decodes=decodes, defer_sampling=True), {1: [8, 9]}),
+        worker.launch(plans.plan(decodes=decodes)),
+    ]
+    tokens = [unpack_ids(step.result().tokens).tolist() for step in steps]
+    worker.close()
+    return tokens
+
+
+def test_masks_that_come_late_are_those_of_the_cpu(tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    with pretended_gpu():
+        got = masked_tokens(tmp_path, "cuda")
+    assert got == masked_tokens(tmp_path, "cpu")
+    assert (got[0][0] in (5, 6), got[0][1] in (7, 60), got[1][1] in (8, 9)) == (True, True, True)
 
 
 def save_as_fp8(path: Path) -> None:
