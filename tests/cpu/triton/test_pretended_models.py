@@ -138,7 +138,9 @@ def save_as_fp8(path: Path) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
 
 
-@pytest.mark.parametrize("case", ["llama_dynamic", "gemma2", "qwen3_moe"])
+@pytest.mark.parametrize(
+    "case", ["llama_dynamic", "qwen3_moe", pytest.param("gemma2", marks=pytest.mark.full)]
+)
 def test_a_family_has_the_tokens_of_the_cpu(case: str, tmp_path: Path) -> None:
     """Frequencies that depend on the position; windows, soft-caps and four norms; experts."""
     make_checkpoint(CASES[case], tmp_path)
