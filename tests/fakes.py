@@ -242,6 +242,16 @@ class FakeExecutor:
             assert written.isdisjoint(slots.tolist()), "two rows write one slot"
             written.update(slots.tolist())
             self._kv[slots] = [(int(self._last_token[row]) if i < 0 else i) + salt for i in new]
+        self._check_reads(rows, starts, written)
+
+    def _check_reads(self, rows: list[int], starts: list[int], written: set[int]) -> None:
+        """A kernel may store a row's new token while others attend: nobody else reads it in that step."""
+        is_new = np.zeros(len(self._kv), bool)
+        is_new[list(written)] = True
+        for row, start in zip(rows, starts, strict=True):
+            at = np.arange(max(0, start + 1 - self.window) if self.window else 0, start)
+            slots = self._table[row, at // self.page_size] * self.page_size + at % self.page_size
+            assert not is_new[slots].any(), "a row reads what another one writes in the same step"
 
     def _sample_all(
         self,
