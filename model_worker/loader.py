@@ -15,9 +15,11 @@ import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
 
+from model_worker.checkpoint_kv_scales import CheckpointKVScales
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Piece, Weight
+from model_worker.models.attention import SelfAttention
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
@@ -47,6 +49,7 @@ def load_model(
     progress: Progress | None = None,
     group: RankGroup = SOLO,
     quant: QuantMethod = UNQUANTIZED,
+    use_kv_scales: bool = False,
 ) -> CausalLM:
     """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
     those of linear layers as `quant` stores them.
@@ -54,6 +57,7 @@ def load_model(
     "auto" and "safetensors" read the *.safetensors files of model_path, of each tensor what this rank has,
     straight into its place, so that the peak is the rank's weights and MAPPED_BYTES or one tensor. "dummy"
     reads nothing and fills the weights with small random numbers that depend on the tensor's name alone.
+    use_kv_scales: the KV cache will be of float8, so layers take the scales that the checkpoint may have.
     Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
     """
     spec = resolve("model architecture", config.spec, {})
@@ -64,7 +68,14 @@ def load_model(
         for layer in _stored_weights(model).values():
             layer.compress()
     else:
-        _fill_from_files(model, weight_files(model_path), progress)
+        files = weight_files(model_path)
+        kv_scales = CheckpointKVScales(files, list(_attention(model)))
+        _fill_from_files(model, files, kv_scales, progress)
+        if use_kv_scales:
+            for attention, kv_scale in zip(_attention(model).values(), kv_scales.by_layer(), strict=True):
+                attention.scale_kv(kv_scale)
+        else:
+            kv_scales.log_unused()
     return model
 
 
@@ -79,10 +90,20 @@ def checkpoint_targets(model: CausalLM) -> dict[str, list[Piece]]:
 
 def _targets(model: CausalLM, own_name: str, weight: Weight) -> Iterator[tuple[str, Piece]]:
     """Weight.targets, in the checkpoint's own spelling."""
+    for name, piece in weight.targets(own_name):
+        yield _checkpoint_name(model, name), piece
+
+
+def _checkpoint_name(model: CausalLM, name: str) -> str:
     # A decoder that was saved without a head has the same names, but for the module around it.
     prefix = "" if model.config.has_head else "model."
-    for name, piece in weight.targets(own_name):
-        yield model.spec.checkpoint_name(name).removeprefix(prefix), piece
+    return model.spec.checkpoint_name(name).removeprefix(prefix)
+
+
+def _attention(model: CausalLM) -> dict[str, SelfAttention]:
+    """By the checkpoint's names, in the order of the layers."""
+    modules = {name: each for name, each in model.named_modules() if isinstance(each, SelfAttention)}
+    return {_checkpoint_name(model, name): each for name, each in modules.items()}
 
 
 def _stored_weights(model: CausalLM) -> dict[str, StoredWeight]:
@@ -127,7 +148,9 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-def _fill_from_files(model: CausalLM, files: list[Path], progress: Progress | None) -> None:
+def _fill_from_files(
+    model: CausalLM, files: list[Path], kv_scales: CheckpointKVScales, progress: Progress | None
+) -> None:
     quantization = model.config.quantization
     quantized = None if quantization is None else QuantizedTensors(files, quantization)
     _load_plain_what_is_plain(model, quantized)
@@ -139,7 +162,7 @@ def _fill_from_files(model: CausalLM, files: list[Path], progress: Progress | No
     misshapen: list[str] = []
     for name, tensor in _as_wanted(_tensors(files), targets, quantized):
         if name not in targets:
-            if not _is_derived(name, model.config):
+            if name not in kv_scales and not _is_derived(name, model.config):
                 unexpected.append(name)
             continue
         if name not in missing:

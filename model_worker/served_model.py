@@ -62,6 +62,7 @@ def load_served_model(
         progress=progress,
         group=group,
         quant=select_quant_method(config.quantization, checkpoint.quantization, device.name),
+        use_kv_scales=config.kv_cache_dtype != "auto",
     )
     backend = _backend_of(model, config, dtype, device)
     if config.deterministic:

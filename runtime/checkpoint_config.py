@@ -1,6 +1,7 @@
 """CheckpointConfig: what every process must know of a checkpoint, whichever implementation computes it.
 
-Reads config.json and generation_config.json alone. Opens no weights, imports neither torch nor transformers.
+Reads config.json, generation_config.json and ModelOpt's hf_quant_config.json alone. Opens no weights,
+imports neither torch nor transformers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,16 @@ class GenerationFile(msgspec.Struct):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     repetition_penalty: PositiveFloat | None = None
+
+
+class _ModelOptFile(msgspec.Struct):
+    """The keys of hf_quant_config.json that are read."""
+
+    class Quantization(msgspec.Struct):
+        quant_algo: str | None = None
+        kv_cache_quant_algo: str | None = None
+
+    quantization: Quantization
 
 
 class _SharedKeys(msgspec.Struct):
@@ -89,7 +100,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
             vocab_size=keys.vocab_size,
             max_position_embeddings=_context_length(raw),
             dtype=_dtype(keys.dtype or keys.torch_dtype),
-            quantization=read_quantization(raw.get("quantization_config")),
+            quantization=read_quantization(raw.get("quantization_config") or _of_modelopt(path)),
             bos_token_id=keys.bos_token_id if generation.bos_token_id is None else generation.bos_token_id,
             eos_token_ids=_eos_token_ids(generation.eos_token_id, keys.eos_token_id),
             sampling=SamplingDefaults(
@@ -116,6 +127,18 @@ def read_json(path: Path, kind: type[T]) -> T:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _of_modelopt(path: Path) -> dict[str, Any] | None:
+    """The quantization_config of a checkpoint that has it in a file of its own, as older ones of ModelOpt."""
+    if not (path / "hf_quant_config.json").is_file():
+        return None
+    file = read_json(path / "hf_quant_config.json", _ModelOptFile).quantization
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": file.quant_algo,
+        "kv_cache_scheme": file.kv_cache_quant_algo,
+    }
 
 
 def _context_length(raw: dict[str, Any]) -> int:

@@ -16,7 +16,10 @@ from triton.compiler import ASTSource
 POINTER_KINDS = {"rows": "*i64", "kv_lens": "*i64", "slots": "*i64", "page_table": "*i32"}
 FP8_POOLS = dict.fromkeys(("k_pool", "v_pool"), "*fp8e4nv")
 FLOAT32 = {"partial", "lse", "cos_sin"}
-SCALARS = {"scale": "fp32", "softcap": "fp32", "eps": "fp32", "num_seqs": "i32", "num_splits": "i32"}
+SCALARS = {
+    **dict.fromkeys(("scale", "softcap", "v_scale", "k_inverse", "v_inverse", "eps"), "fp32"),
+    **dict.fromkeys(("num_seqs", "num_splits"), "i32"),
+}
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Protocol, TypeGuard
 from torch import Tensor
 
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kv_pool import MHATokenToKVPool
 
@@ -19,7 +20,7 @@ class AttentionLayer:
 
     sliding_window counts keys: a token sees itself and the sliding_window - 1 tokens before it. None: it sees
     everything before it. softcap: a score s (query times key times scale) counts as
-    softcap * tanh(s / softcap).
+    softcap * tanh(s / softcap). kv_scale: of a KV cache of float8.
     """
 
     layer_id: int
@@ -29,6 +30,7 @@ class AttentionLayer:
     scale: float
     sliding_window: int | None
     softcap: float | None = None
+    kv_scale: KVScale = UNSCALED
 
 
 def widest_window(windows: Iterable[int | None]) -> int:

@@ -97,13 +97,14 @@ class TritonAttention:
             ),
             sliding_window=layer.sliding_window,
             softcap=layer.softcap or 0.0,
+            kv_scale=layer.kv_scale,
             new=NewTokens(k[decodes], v[decodes], batch.out_slots[decodes], angles[0], head_norms),
             out=out[decodes],
         )
         if step.query_start is not None:
             assert step.kv_lens is not None
-            slots = batch.out_slots[chunks]
-            rope_and_store_kv(q[chunks], k[chunks], v[chunks], angles[1], k_pool, v_pool, slots, head_norms)
+            new, slots = (q[chunks], k[chunks], v[chunks]), batch.out_slots[chunks]
+            rope_and_store_kv(*new, angles[1], k_pool, v_pool, slots, head_norms, layer.kv_scale)
             extend_attention(
                 q,
                 k_pool,
@@ -116,6 +117,7 @@ class TritonAttention:
                 scale=layer.scale,
                 sliding_window=layer.sliding_window,
                 softcap=layer.softcap or 0.0,
+                kv_scale=layer.kv_scale,
                 out=out,
             )
         return out

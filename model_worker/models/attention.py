@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from model_worker.attention.base import AttentionBackend, AttentionLayer, norms_heads
 from model_worker.distributed.cut import Cut
 from model_worker.forward_batch import ForwardBatch
+from model_worker.kernels.kv_scale import KVScale
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.layers.norm import LayerNorm, RMSNorm
@@ -52,6 +55,10 @@ class SelfAttention(nn.Module):
         """What a backend can compute itself."""
         if spec.qk_norm == "head" and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps)
+
+    def scale_kv(self, kv_scale: KVScale) -> None:
+        """Keep keys and values divided by this in the KV cache, which is of float8."""
+        self.layer = replace(self.layer, kv_scale=kv_scale)
 
     def _head_norm(self, parts: Parts, features: Cut) -> RMSNorm | LayerNorm | None:
         if not parts.config.qk_norm:

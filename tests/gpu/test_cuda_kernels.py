@@ -5,6 +5,7 @@ Each against the same reference as in tests/cpu/triton, computed on the CPU.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from typing import Any
@@ -21,6 +22,7 @@ from model_worker.device.cuda import has_fp8
 from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kv_pool import MHATokenToKVPool
@@ -110,7 +112,9 @@ def attend(
     )
     q, k, v = new_qkv.split(sizes, dim=1)
     q, k = apply_rope(q, k, cos_sin)
-    stored = [buffer.float().cpu() for buffer in pool.layer(0)]
+    stored = [
+        scale * buffer.float().cpu() for scale, buffer in zip(layer.kv_scale, pool.layer(0), strict=True)
+    ]
     for kept_new, new in zip(stored, (k, v), strict=True):
         assert_close(kept_new[slots_of(num_new, cached)], new.float(), NEAREST[kept])
     parts = []
@@ -136,10 +140,11 @@ def test_attention(name: str, page_size: int, dtype: torch.dtype, device: Device
     assert_close(got, expected, TOLERANCE[dtype])
 
 
-def test_attention_over_keys_of_eight_bits(device: Device) -> None:
+@pytest.mark.parametrize("scale", [UNSCALED, KVScale(0.37, 2.5)])
+def test_attention_over_keys_of_eight_bits(scale: KVScale, device: Device) -> None:
     if not has_fp8():
         pytest.skip("float8 needs compute capability 8.9")
-    layer = LAYERS["llama-3.1-8b"]
+    layer = replace(LAYERS["llama-3.1-8b"], kv_scale=scale)
     got, expected = attend(TritonAttention(), device, torch.bfloat16, torch.float8_e4m3fn, layer, 16)
     assert_close(got, expected, TOLERANCE[torch.bfloat16])
 

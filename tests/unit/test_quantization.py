@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from runtime.checkpoint_config import CheckpointConfig
 from runtime.config import RuntimeConfig
 from runtime.errors import ConfigError, ModelError
 from runtime.quantization import CheckpointQuantization, read_quantization
@@ -37,6 +39,29 @@ def _fp8(**fields: Any) -> dict[str, Any]:
     return {"quant_method": "fp8", **fields}
 
 
+def _modelopt(**fields: Any) -> dict[str, Any]:
+    """As ModelOpt writes it: groups without a strategy, and what they are called."""
+    args = {"dynamic": False, "num_bits": 8, "type": "float"}
+    group = {"input_activations": args, "weights": args, "targets": ["Linear"]}
+    config = {"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": {"group_0": group}}
+    return config | {"kv_cache_scheme": args} | fields
+
+
+_KV_CACHE: dict[str, Any] = {
+    "num_bits": 8,
+    "type": "float",
+    "strategy": "tensor",
+    "symmetric": True,
+    "dynamic": False,
+    "observer": "minmax",
+    "group_size": None,
+}
+
+
+def _kv_cache(**changes: Any) -> dict[str, Any]:
+    return _changed("", kv_cache_scheme=_KV_CACHE | changes)
+
+
 @pytest.mark.parametrize(
     ("raw", "expected"),
     [
@@ -50,6 +75,12 @@ def _fp8(**fields: Any) -> dict[str, Any]:
             _changed("weights", type="float", strategy="block", block_structure=[128, 128]),
             CheckpointQuantization("float8_e4m3fn", (128, 128)),
         ),
+        (_kv_cache(), CheckpointQuantization("int8")),
+        (_kv_cache() | {"config_groups": {}, "format": "dense"}, None),
+        (_fp8(kv_cache_scheme="static"), CheckpointQuantization("float8_e4m3fn")),
+        (_modelopt(), CheckpointQuantization("float8_e4m3fn")),
+        (_modelopt(quant_algo="FP8_PER_CHANNEL_PER_TOKEN"), CheckpointQuantization("float8_e4m3fn")),
+        (_modelopt(quant_algo=None, kv_cache_scheme="FP8"), None),
     ],
 )
 def test_formats_that_are_read(raw: Any, expected: CheckpointQuantization | None) -> None:
@@ -61,14 +92,23 @@ def test_formats_that_are_read(raw: Any, expected: CheckpointQuantization | None
     [
         *(
             ({"quant_method": name}, f"quant_method '{name}' is not supported")
-            for name in ("awq", "gptq", "bitsandbytes", "mxfp4", "modelopt", "torchao", "hqq", "")
+            for name in ("awq", "gptq", "bitsandbytes", "mxfp4", "torchao", "hqq", "")
         ),
         (_fp8(fmt="e5m2"), "fmt 'e5m2'"),
         (_fp8(weight_block_size=[128]), r"blocks of \[128\]"),
         (_fp8(weight_block_size="x"), "cannot be read"),
         ([1], "cannot be read"),
         (_changed("", format="pack-quantized"), "format 'pack-quantized'"),
-        (_changed("", kv_cache_scheme={"num_bits": 8}), "kv_cache_scheme"),
+        (_kv_cache(num_bits=4), "kv_cache_scheme of 4 bits, type 'float'"),
+        (_kv_cache(type="int"), "kv_cache_scheme of 8 bits, type 'int'"),
+        (_kv_cache(strategy="attn_head"), "kv_cache_scheme.strategy 'attn_head'"),
+        (_kv_cache(dynamic=True), "kv_cache_scheme that is dynamic"),
+        (_kv_cache(dynamic="local"), "kv_cache_scheme that is dynamic"),
+        (_kv_cache(symmetric=False), "kv_cache_scheme that is not symmetric"),
+        (_fp8(kv_cache_scheme="dynamic"), "kv_cache_scheme 'dynamic'"),
+        (_modelopt(kv_cache_scheme="NVFP4"), "kv_cache_scheme 'NVFP4'"),
+        (_modelopt(quant_algo="NVFP4"), "quant_algo 'NVFP4'"),
+        (_modelopt(quant_algo=None, kv_cache_scheme=None), "quant_algo None"),
         (_changed("", config_groups={}), "config_groups with 0 kinds"),
         (_changed("weights", num_bits=4), "weights of 4 bits"),
         (_changed("weights", symmetric=False), "weights that are not symmetric"),
@@ -80,6 +120,21 @@ def test_other_formats_are_refused_with_what_to_use_instead(raw: Any, named: str
     with pytest.raises(ModelError, match=named) as caught:
         read_quantization(raw)
     assert "cannot be read" in named or "--quantization int8" in str(caught.value)
+
+
+@pytest.mark.parametrize("kv_cache", ["FP8", None])
+def test_older_modelopt_checkpoints_say_it_in_a_file_of_their_own(
+    kv_cache: str | None, tmp_path: Path
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"vocab_size": 8, "max_position_embeddings": 8}))
+    file = tmp_path / "hf_quant_config.json"
+    fields = {"quant_algo": "FP8", "kv_cache_quant_algo": kv_cache, "exclude_modules": ["lm_head"]}
+    file.write_text(json.dumps({"producer": {"name": "modelopt"}, "quantization": fields}))
+    assert CheckpointConfig.read(tmp_path).quantization == CheckpointQuantization("float8_e4m3fn")
+    file.write_text("[]")
+    with pytest.raises(ModelError, match=r"hf_quant_config.json cannot be read"):
+        CheckpointConfig.read(tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.triton.new_tokens import NewTokens, _store_new, _turned_heads
 from model_worker.kernels.triton.tiles import DecodeTile, Heads, decode_tile, gpu_of, group_rows, padded
 
@@ -40,6 +41,7 @@ def decode_attention(
     num_splits: int,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    kv_scale: KVScale = UNSCALED,
     new: NewTokens | None = None,
     tile: DecodeTile | None = None,
     out: Tensor,
@@ -49,8 +51,8 @@ def decode_attention(
     for this launch.
 
     q, out [B, num_heads, D], the last two dimensions contiguous; k_pool, v_pool [slots, num_kv_heads, D]
-    contiguous, of q's dtype or float8_e4m3fn; page_table [max_rows, max_pages] int32; rows, kv_lens [B] of
-    any integer dtype. softcap 0.0 means none. num_splits: see `choose_num_splits`.
+    contiguous, of q's dtype, or of float8_e4m3fn and divided by kv_scale; page_table [max_rows, max_pages]
+    int32; rows, kv_lens [B] of any integer dtype. softcap 0.0 means none. num_splits: `choose_num_splits`.
     tile: other launch parameters than `decode_tile` gives. Raises ConfigError when it has none.
     """
     batch, num_heads, head_dim = q.shape
@@ -68,11 +70,12 @@ def decode_attention(
     _attend_split[(batch, num_kv_heads, num_splits)](
         q, k, v, slots, q if cos_sin is None else cos_sin, q_weight, k_weight, k_pool, v_pool, page_table,
         rows, kv_lens, out, partial, lse, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
-        page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap, eps,
-        HAS_NEW=new is not None, NORMS=norms is not None, ROTATES=cos_sin is not None,
-        GROUP=group, BLOCK_G=group_rows(group), HEAD_DIM=head_dim, BLOCK_D=padded(head_dim),
-        PAGE_SIZE=page_size, BLOCK_N=tile.block_n, HAS_WINDOW=sliding_window is not None,
-        HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps, num_stages=tile.num_stages,
+        page_table.stride(0), k_pool.stride(0), scale * kv_scale.key, sliding_window or 0, softcap,
+        kv_scale.value, 1.0 / kv_scale.key, 1.0 / kv_scale.value, eps, HAS_NEW=new is not None,
+        NORMS=norms is not None, ROTATES=cos_sin is not None, GROUP=group, BLOCK_G=group_rows(group),
+        HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_N=tile.block_n,
+        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
     )  # fmt: skip
     if num_splits > 1:
         _merge_splits[(batch, num_heads)](
@@ -93,9 +96,9 @@ def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multip
 @triton.jit(do_not_specialize_on_alignment=["rows", "slots"])
 def _attend_split(
     q, k, v, slots, cos_sin, q_weight, k_weight, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse,
-    q_stride, k_stride, v_stride, out_stride, table_stride, slot_stride, scale, window, softcap, eps,
-    HAS_NEW: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
+    q_stride, k_stride, v_stride, out_stride, table_stride, slot_stride, scale, window, softcap, v_scale,
+    k_inverse, v_inverse, eps, HAS_NEW: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_G: tl.constexpr, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
     PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr, HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
     b = tl.program_id(0).to(tl.int64)
@@ -130,7 +133,8 @@ def _attend_split(
         is_own = split == num_splits - 1  # which has the fewest keys
         key, value = _store_new(
             k + b * k_stride + kv_head * HEAD_DIM, v + b * v_stride + kv_head * HEAD_DIM, k_weight, angles,
-            k_pool + at_slot, v_pool + at_slot, is_own, eps, HEAD_DIM, BLOCK_D, NORMS, ROTATES,
+            k_pool + at_slot, v_pool + at_slot, k_inverse, v_inverse, is_own, eps, HEAD_DIM, BLOCK_D, NORMS,
+            ROTATES,
         )  # fmt: skip
         score = _score(tl.sum(queries.to(tl.float32) * key, 1), scale, softcap, HAS_SOFTCAP)
         best = tl.where(is_own, score, best)
@@ -141,6 +145,7 @@ def _attend_split(
         v_pool + kv_head * HEAD_DIM, start, end, slot_stride, scale, softcap, HEAD_DIM, BLOCK_D, PAGE_SIZE,
         BLOCK_N, HAS_SOFTCAP,
     )  # fmt: skip
+    acc *= v_scale
     if num_splits > 1:
         place = (b * (tl.num_programs(1) * GROUP) + head) * num_splits + split
         _store_part(partial, lse, place, acc, best, total, g < GROUP, HEAD_DIM, BLOCK_D)

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.triton.decode_attention import LOG2_E, _tanh
 from model_worker.kernels.triton.tiles import ExtendTile, Heads, extend_tile, gpu_of, padded
 
@@ -33,6 +34,7 @@ def extend_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    kv_scale: KVScale = UNSCALED,
     tile: ExtendTile | None = None,
     out: Tensor,
 ) -> None:
@@ -41,7 +43,7 @@ def extend_attention(
     q, out [T, num_heads, D], the last two dimensions contiguous; sequence b of B owns the tokens
     query_start[b] to query_start[b + 1] and has kv_lens[b] tokens in all, on the pages of row rows[b]; tokens
     before query_start[0] are left alone. query_start [B + 1], ending with T, and kv_lens [B] int32, rows [B]
-    int64; pools and table as in decode_attention; scale is positive. tile: other launch parameters than
+    int64; pools, table and scales as in decode_attention, and positive. tile: other launch parameters than
     `extend_tile` gives. Raises ConfigError when it has none.
     """
     num_seqs, (num_tokens, num_heads, head_dim) = len(kv_lens), q.shape
@@ -52,10 +54,10 @@ def extend_attention(
     num_tiles = num_tokens // tile.block_m + num_seqs
     _attend_tile[(num_tiles, num_heads)](
         q, k_pool, v_pool, page_table, rows, kv_lens, query_start, out, num_seqs, q.stride(0), out.stride(0),
-        page_table.stride(0), k_pool.stride(0), scale, sliding_window or 0, softcap, GROUP=group,
-        HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_M=tile.block_m,
-        BLOCK_N=tile.block_n, HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0,
-        num_warps=tile.num_warps, num_stages=tile.num_stages,
+        page_table.stride(0), k_pool.stride(0), scale * kv_scale.key, sliding_window or 0, softcap,
+        kv_scale.value, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HAS_WINDOW=sliding_window is not None,
+        HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 
@@ -63,7 +65,7 @@ def extend_attention(
 @triton.jit(do_not_specialize=["num_seqs"], do_not_specialize_on_alignment=["rows", "kv_lens", "query_start"])
 def _attend_tile(
     q, k_pool, v_pool, page_table, rows, kv_lens, query_start, out, num_seqs, q_stride, out_stride,
-    table_stride, slot_stride, scale, window, softcap, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
+    table_stride, slot_stride, scale, window, softcap, v_scale, GROUP: tl.constexpr, HEAD_DIM: tl.constexpr,
     BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_WINDOW: tl.constexpr, HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +115,7 @@ def _attend_tile(
             queries, keys, values, table, position, n, last, slot_stride, scale, window, softcap,
             best, total, acc, HEAD_DIM, BLOCK_D, PAGE_SIZE, BLOCK_N, True, HAS_WINDOW, HAS_SOFTCAP,
         )  # fmt: skip
-    acc = acc / tl.where(total > 0.0, total, 1.0)[:, None]
+    acc *= (v_scale / tl.where(total > 0.0, total, 1.0))[:, None]
     tl.store(
         out + place * out_stride + head * HEAD_DIM + d[None, :], acc.to(out.dtype.element_ty), mask=inside
     )

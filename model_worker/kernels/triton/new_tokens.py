@@ -52,11 +52,11 @@ def _turned_heads(
 
 @triton.jit
 def _store_new(
-    k, v, k_weight, angles, k_slot, v_slot, is_own, eps, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr,
-    NORMS: tl.constexpr, ROTATES: tl.constexpr,
+    k, v, k_weight, angles, k_slot, v_slot, k_inverse, v_inverse, is_own, eps, HEAD_DIM: tl.constexpr,
+    BLOCK_D: tl.constexpr, NORMS: tl.constexpr, ROTATES: tl.constexpr,
 ):  # fmt: skip
-    """The new token's key and value of one head, [1, BLOCK_D] float32, as the pools keep them; the program
-    whose they are stores them there.
+    """The new token's key and value of one head, [1, BLOCK_D] float32, as the pools keep them: divided by
+    their scales where that is float8. The program whose they are stores them there.
     """
     d = tl.arange(0, BLOCK_D)[None, :]
     inside = d < HEAD_DIM
@@ -64,8 +64,8 @@ def _store_new(
     dtype = k.dtype.element_ty
     kept = k_slot.dtype.element_ty
     key = _turned_heads(k + head, k_weight, angles, inside, eps, HEAD_DIM, BLOCK_D, NORMS, ROTATES)
-    key = _as_kept(key, kept)
-    value = _as_kept(tl.load(v + d, mask=inside, other=0.0), kept)
+    key = _as_kept(key, k_inverse, kept)
+    value = _as_kept(tl.load(v + d, mask=inside, other=0.0), v_inverse, kept)
     stored = d < tl.where(is_own, HEAD_DIM, 0)
     tl.store(k_slot + d, key, mask=stored)
     tl.store(v_slot + d, value, mask=stored)

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import HeadNorms
 
 
@@ -21,13 +22,15 @@ def rope_and_store_kv(
     v_pool: Tensor,
     slots: Tensor,
     norms: HeadNorms | None = None,
+    kv_scale: KVScale = UNSCALED,
 ) -> None:
     """Norm the heads of q and k as `rms_norm` does, rotate them as `apply_rope` does, q in place; store k,
     and v as it is, at slots. Without norms, or cos_sin, that step is left out.
 
     q [T, num_heads, D], k and v [T, num_kv_heads, D], of any row stride, the last two dimensions contiguous;
     cos_sin [T, D] float32 as `rope_cos_sin` makes it; slots [T] int64; pools [num_slots, num_kv_heads, D] of
-    the same dtype, or float8_e4m3fn, where what is beyond 448 is stored as 448; the norms' weights [D].
+    the same dtype, or float8_e4m3fn, where they are divided by kv_scale, and what is then beyond 448 is 448;
+    the norms' weights [D].
     """
     num_tokens, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
@@ -50,6 +53,8 @@ def rope_and_store_kv(
         v.stride(0),
         k_pool.stride(0),
         eps,
+        1.0 / kv_scale.key,
+        1.0 / kv_scale.value,
         NUM_HEADS=num_heads,
         NUM_KV_HEADS=num_kv_heads,
         BLOCK_H=triton.next_power_of_2(num_heads),
@@ -79,6 +84,8 @@ def _turn_and_store(
     v_stride,
     slot_stride,
     eps,
+    k_inverse,
+    v_inverse,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -115,11 +122,11 @@ def _turn_and_store(
         tl.store(q + in_q + HALF, q_right.to(dtype), mask=is_q)
     kept = k_pool.dtype.element_ty
     k_pool += at_slot
-    tl.store(k_pool + in_kv, _as_kept(k_left, kept), mask=is_kv)
-    tl.store(k_pool + in_kv + HALF, _as_kept(k_right, kept), mask=is_kv)
+    tl.store(k_pool + in_kv, _as_kept(k_left, k_inverse, kept), mask=is_kv)
+    tl.store(k_pool + in_kv + HALF, _as_kept(k_right, k_inverse, kept), mask=is_kv)
     v_pool += at_slot
-    tl.store(v_pool + in_kv, _as_kept(v_left, kept), mask=is_kv)
-    tl.store(v_pool + in_kv + HALF, _as_kept(v_right, kept), mask=is_kv)
+    tl.store(v_pool + in_kv, _as_kept(v_left, v_inverse, kept), mask=is_kv)
+    tl.store(v_pool + in_kv + HALF, _as_kept(v_right, v_inverse, kept), mask=is_kv)
 
 
 @triton.jit
@@ -152,7 +159,8 @@ def _weighted(normed, weight, inside, dtype: tl.constexpr):
 
 
 @triton.jit
-def _as_kept(x, dtype: tl.constexpr):
+def _as_kept(x, inverse, dtype: tl.constexpr):
+    """inverse: of the scale of a pool of float8."""
     if dtype == tl.float8e4nv:
-        x = tl.clamp(x.to(tl.float32), -448.0, 448.0)
+        x = tl.clamp(x.to(tl.float32) * inverse, -448.0, 448.0)
     return x.to(dtype)

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.fp8_rows import FP8, LARGEST
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.config import RuntimeConfig
 from runtime.plan import BatchPlan, SampleMasks
@@ -123,14 +124,22 @@ def test_masks_that_come_late_are_those_of_the_cpu(tmp_path: Path) -> None:
     assert (got[0][0] in (5, 6), got[0][1] in (7, 60), got[1][1] in (8, 9)) == (True, True, True)
 
 
-def save_as_fp8(path: Path) -> None:
-    """The checkpoint's linear layers with a scale for each of them, as its config says then."""
+def save_as_fp8(path: Path, kv_scale: KVScale = UNSCALED) -> None:
+    """The checkpoint's linear layers with a scale for each of them, as its config says then.
+
+    Keys and values are kv_scale times as large as they were, for which queries and what reads values make up.
+    """
     file, config = path / "model.safetensors", path / "config.json"
+    factors = {"q": 1 / kv_scale.key, "k": kv_scale.key, "v": kv_scale.value, "o": 1 / kv_scale.value}
     stored: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(file).items():
         if not name.endswith("_proj.weight"):
             stored[name] = tensor
             continue
+        attention, _, projection = name.removesuffix("_proj.weight").rpartition(".")
+        tensor = tensor * factors.get(projection, 1.0)
+        if projection in "kv":
+            stored[f"{attention}.{projection}_scale"] = torch.tensor(factors[projection])
         scale = tensor.abs().max() / LARGEST
         stored |= {name: (tensor / scale).to(FP8), f"{name}_scale": scale}
     save_file(stored, file)
@@ -157,11 +166,17 @@ def test_modules_of_the_transformers_library_have_the_tokens_of_the_cpu(tmp_path
 
 
 def test_eight_bits_are_recorded_as_they_are_computed(tmp_path: Path) -> None:
-    """Weights and keys and values in float8, and what is computed with them in bfloat16."""
-    save_tiny_llama(tmp_path)
-    save_as_fp8(tmp_path)
+    """Weights and keys and values in float8, and what is computed with them in bfloat16. Keys and values
+    beyond what float8 can hold give the same, to the last bit, over the powers of two that they were
+    multiplied by.
+    """
+    plain, scaled = tmp_path / "plain", tmp_path / "scaled"
+    save_tiny_llama(plain)
+    save_as_fp8(plain)
+    save_tiny_llama(scaled)
+    save_as_fp8(scaled, KVScale(64.0, 2048.0))
     narrow = {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}
     with pretended_gpu() as gpu:
-        recorded = tokens(tmp_path, "cuda", **narrow, cuda_graph_bs="3")
+        expected = tokens(plain, "cuda", **narrow, disable_cuda_graph=True)
+        assert tokens(scaled, "cuda", **narrow, cuda_graph_bs="3") == expected
         assert "_scaled_mm" in gpu.launches
-        assert recorded == tokens(tmp_path, "cuda", **narrow, disable_cuda_graph=True)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import HeadNorms, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
@@ -184,11 +185,13 @@ def test_a_new_token_is_normed_rotated_stored_and_attended_to(
         assert_close(out[b : b + 1], expected)
 
 
-def test_a_new_token_counts_as_a_pool_of_eight_bits_keeps_it() -> None:
+@pytest.mark.parametrize("scale", [UNSCALED, KVScale(0.25, 8.0)])
+def test_a_new_token_counts_as_a_pool_of_eight_bits_keeps_it(scale: KVScale) -> None:
     """Of values that need no rounding, but one that is more than it can hold."""
     kept, generator = torch.float8_e4m3fn, torch.Generator().manual_seed(1)
     k, v = torch.randn(2, 2, 1, 16, generator=generator).to(kept).float().unbind(0)
     v[1, 0, 3] = 1e6
+    k, v = scale.key * k, scale.value * v
     pools = torch.zeros(2, 9, 1, 16, dtype=kept)
     out, slots, rows = torch.empty(2, 1, 16), torch.tensor([5, 2]), torch.arange(2)
     decode_attention(
@@ -201,12 +204,14 @@ def test_a_new_token_counts_as_a_pool_of_eight_bits_keeps_it() -> None:
         page_size=1,
         scale=0.25,
         num_splits=2,
+        kv_scale=scale,
         new=NewTokens(k, v, slots, None, None),
         out=out,
     )
-    assert torch.equal(pools[0, slots].float(), k)
-    assert torch.equal(pools[1, slots].float(), v.clamp(-448, 448))
-    assert torch.equal(out, v.clamp(-448, 448))
+    held = (v / scale.value).clamp(-448, 448)
+    assert torch.equal(pools[0, slots].float(), k / scale.key)
+    assert torch.equal(pools[1, slots].float(), held)
+    assert torch.equal(out, held * scale.value)
 
 
 @pytest.mark.parametrize("tile", [None, ExtendTile(64, 32), ExtendTile(16, 64)])
@@ -256,8 +261,13 @@ def test_extend_attention_of_chunks_behind_cached_prefixes(
         assert_close(out[new], dense(q[new], cache.k[b], cache.v[b], head_dim**-0.5, window, softcap))
 
 
-@pytest.mark.parametrize("num_new", [1, 70])
-def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: int) -> None:
+@pytest.mark.parametrize(
+    ("num_new", "scale", "softcap"),
+    [(1, UNSCALED, 0.0), (1, KVScale(3.1, 0.2), 2.0), (70, UNSCALED, 0.0), (70, KVScale(0.3, 7.0), 2.0)],
+)
+def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(
+    num_new: int, scale: KVScale, softcap: float
+) -> None:
     cache = paged([131], 2, 16, 16, torch.float16, num_new=[num_new], window=None)
     k_pool, v_pool = (pool.to(torch.float8_e4m3fn) for pool in (cache.k_pool, cache.v_pool))
     q = torch.randn(num_new, 4, 16, generator=torch.Generator().manual_seed(5)).half()
@@ -273,6 +283,8 @@ def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: 
             page_size=16,
             scale=0.25,
             num_splits=2,
+            softcap=softcap,
+            kv_scale=scale,
             out=out,
         )
     else:
@@ -286,10 +298,13 @@ def test_keys_and_values_of_eight_bits_are_read_as_what_they_stand_for(num_new: 
             torch.tensor([0, num_new]),
             page_size=16,
             scale=0.25,
+            softcap=softcap,
+            kv_scale=scale,
             out=out,
         )
-    k, v = (each[0].to(torch.float8_e4m3fn).half() for each in (cache.k, cache.v))
-    assert_close(out, dense(q, k, v, 0.25, None, 0.0))
+    k, v = (each[0].to(torch.float8_e4m3fn).double() for each in (cache.k, cache.v))
+    expected = dense(q, scale.key * k, scale.value * v, 0.25, None, softcap)
+    assert_close(out / scale.value, expected / scale.value)
 
 
 def test_splits_fill_the_device_and_none_is_short() -> None:

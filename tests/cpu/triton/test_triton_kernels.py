@@ -13,6 +13,7 @@ from model_worker.kernels import decode_inputs as inputs_reference
 from model_worker.kernels import embedding as embedding_reference
 from model_worker.kernels import fp8_rows as fp8_rows_reference
 from model_worker.kernels import rms_norm as norm_reference
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.triton import activation, combine, decode_inputs, embedding, fp8_rows, rope
@@ -150,7 +151,8 @@ def test_rows_of_eight_bits(rows: int, width: int) -> None:
     assert torch.equal(quantized.float() * scales, strided)
 
 
-def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more() -> None:
+@pytest.mark.parametrize("scale", [UNSCALED, KVScale(0.25, 8.0)])
+def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more(scale: KVScale) -> None:
     """Of values that need no rounding: next to a power of two the interpreter rounds to half of it."""
     q = torch.zeros(3, 2, 8)
     k, v = (
@@ -160,7 +162,7 @@ def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more() -> None:
     v[0, 0, 0], k[1, 1, 1] = 1e6, -1e6
     pools = torch.zeros(2, 5, 2, 8, dtype=torch.float8_e4m3fn)
     slots = torch.tensor([4, 1, 2])
-    rope_and_store_kv(q, k, v, None, pools[0], pools[1], slots)
+    rope_and_store_kv(q, k * scale.key, v * scale.value, None, pools[0], pools[1], slots, None, scale)
     for pool, expected in zip(pools, (k, v), strict=True):
         assert torch.equal(pool.float()[slots], expected.clamp(-448, 448))
     assert not pools.float()[:, [0, 3]].any()

@@ -1,0 +1,83 @@
+"""Scales of keys and values that checkpoints carry for a KV cache of float8. Knows files and tensor names."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
+
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
+from runtime.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+# Behind the name of a layer's attention, as compressed-tensors, ModelOpt, AutoFP8 and its predecessor write
+# them, and who fuses projections; the last stands for both.
+K_SCALES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "qkv_proj.k_scale", "kv_scale")
+V_SCALES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "qkv_proj.v_scale", "kv_scale")
+
+
+class CheckpointKVScales:
+    """Which scales the checkpoint's files have. They are read at once: they are small."""
+
+    def __init__(self, files: list[Path], modules: list[str]) -> None:
+        """modules: the layers' attention, in order, by the checkpoint's names.
+
+        Raises: ModelError where a file cannot be read, or a scale is more than one number.
+        """
+        self._modules = modules
+        self._found: dict[str, float] = {}
+        wanted = {f"{module}.{name}" for module in modules for name in (*K_SCALES, *V_SCALES)}
+        for path in files:
+            try:
+                with safe_open(path, framework="pt") as file:
+                    for name in wanted.intersection(file.keys()):
+                        scale = file.get_tensor(name)
+                        if scale.numel() != 1:
+                            raise ModelError(
+                                f"The checkpoint's {name} has the shape {list(scale.shape)}: only one scale "
+                                "for all heads of a layer is read."
+                            )
+                        self._found[name] = float(scale)
+            except (OSError, SafetensorError) as error:
+                raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the tensor of that name is one of them."""
+        return name in self._found
+
+    def log_unused(self) -> None:
+        if self._found:
+            logger.info(
+                "the checkpoint's scales of keys and values are not used: they are for a KV cache of float8 "
+                "(--kv-cache-dtype fp8_e4m3)"
+            )
+
+    def by_layer(self) -> list[KVScale]:
+        """Of each layer; ones where the checkpoint has no scales.
+
+        Raises: ModelError where some are missing, or are no scales.
+        """
+        if not self._found:
+            logger.info("the checkpoint has no scales of keys and values: float8 keeps them as they are")
+            return [UNSCALED] * len(self._modules)
+        return [
+            KVScale(self._scale(module, K_SCALES), self._scale(module, V_SCALES)) for module in self._modules
+        ]
+
+    def _scale(self, module: str, names: tuple[str, ...]) -> float:
+        for name in names:
+            if (scale := self._found.get(f"{module}.{name}")) is not None:
+                if not 0.0 < scale < math.inf:
+                    raise _unusable(f"{module}.{name} is {scale}")
+                return scale
+        raise _unusable(f"other layers have scales of keys and values, but there is no {module}.{names[0]}")
+
+
+def _unusable(why: str) -> ModelError:
+    return ModelError(
+        f"The checkpoint's scales of keys and values cannot be used: {why}. Leave out --kv-cache-dtype, or "
+        "calibrate the checkpoint anew."
+    )
