@@ -112,9 +112,7 @@ def attend(
     )
     q, k, v = new_qkv.split(sizes, dim=1)
     q, k = apply_rope(q, k, cos_sin)
-    stored = [
-        scale * buffer.float().cpu() for scale, buffer in zip(layer.kv_scale, pool.layer(0), strict=True)
-    ]
+    stored = [by * each.float().cpu() for by, each in zip(layer.kv_scale, pool.layer(0), strict=True)]
     for kept_new, new in zip(stored, (k, v), strict=True):
         assert_close(kept_new[slots_of(num_new, cached)], new.float(), NEAREST[kept])
     parts = []
