@@ -14,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 import torch
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from model_worker.checkpoint_kv_scales import CheckpointKVScales
 from model_worker.distributed.group import SOLO, RankGroup
@@ -37,6 +38,7 @@ INDEX_FILE = "model.safetensors.index.json"
 MAPPED_BYTES = 64 << 20
 _MAX_ELEMENT_BYTES = 4
 _DUMMY_STD = 0.02
+_DUMMY_STEPS = 32  # standard deviation of a weight of 8 bits, in units of its scale
 _NAMES_SHOWN = 8  # of each kind of fault, so that a wrong checkpoint does not print thousands of lines
 
 
@@ -217,12 +219,13 @@ class _UnfinishedLayers:
 
 
 def _load_plain_what_is_plain(model: CausalLM, quantized: QuantizedTensors | None) -> None:
-    """Quantised checkpoints have some layers in the model's dtype."""
+    """Quantised checkpoints have some layers in the model's dtype; others are dequantised to it."""
     for name, layer in _stored_weights(model).items():
         stored = layer.quant.stored
         if stored is not None:
             tensors = [each for each, _ in _targets(model, f"{name}.weight", layer.weight)]
-            if quantized is None or any(quantized.dtype(each) is not stored for each in tensors):
+            is_stored = quantized is not None and all(quantized.dtype(each) is stored for each in tensors)
+            if not (is_stored and layer.quant.can_store(layer.weight)):
                 layer.load_plain()
 
 
@@ -284,17 +287,24 @@ def _shown(names: list[str]) -> str:
 
 
 def _fill_dummy(model: CausalLM) -> None:
-    """Norm scales become one, everything else normal with a small deviation. A whole tensor is drawn and cut,
-    so that the ranks of any number have parts of the same model.
+    """Norm scales become one, everything else normal with a small deviation, quantised weights too. A whole
+    tensor is drawn and cut, so that the ranks of any number have parts of the same model.
     """
     for name, pieces in checkpoint_targets(model).items():
-        if name.endswith("norm.weight"):
-            for piece in pieces:
-                piece.memory.fill_(1.0)
-            continue
-        like = pieces[0].memory
-        generator = torch.Generator(device=like.device).manual_seed(zlib.crc32(name.encode()))
-        drawn = torch.empty(pieces[0].shape, dtype=like.dtype, device=like.device)
-        drawn.normal_(std=_DUMMY_STD, generator=generator)
+        dummy = _dummy(name, pieces[0])
         for piece in pieces:
-            piece.memory.copy_(drawn[piece.where])
+            piece.memory.copy_(dummy[piece.where])
+
+
+def _dummy(name: str, piece: Piece) -> Tensor:
+    like = piece.memory
+    if name.endswith("norm.weight"):
+        return like.new_ones(()).expand(piece.shape)
+    if name.endswith(".weight_scale"):
+        return like.new_full((), _DUMMY_STD / _DUMMY_STEPS).expand(piece.shape)
+    generator = torch.Generator(device=like.device).manual_seed(zlib.crc32(name.encode()))
+    if like.itemsize > 1:
+        drawn = torch.empty(piece.shape, dtype=like.dtype, device=like.device)
+        return drawn.normal_(std=_DUMMY_STD, generator=generator)
+    drawn = torch.empty(piece.shape, dtype=torch.float32, device=like.device)
+    return drawn.normal_(std=_DUMMY_STEPS, generator=generator).clamp_(-127.0, 127.0)

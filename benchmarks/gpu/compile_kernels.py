@@ -88,6 +88,9 @@ def _of_layers() -> Iterator[Variant]:
         constants = {"WIDTH": width, "BLOCK": triton.next_power_of_2(width)}
         kinds = {"out": "*fp8e4nv", "scales": "*fp32"}
         yield Variant(f"rows of {width} to fp8", fp8_rows._quantize_row, constants, warps, kinds=kinds)
+    constants = {"WIDTH": 4096, "HAS_BIAS": True, "BLOCK": fp8_rows.BLOCK}
+    kinds = dict.fromkeys(("sums", "row_scale", "column_scale"), "*fp32")
+    yield Variant("product scaled", fp8_rows._scale_row, constants, 4, kinds=kinds)
     for name in ("silu", "gelu", "gelu_pytorch_tanh"):
         gate = {"ACTIVATION": name, "WIDTH": 14336, "BLOCK": activation.BLOCK}
         yield Variant(f"gate, {name}", activation._gate, gate, 4)

@@ -78,7 +78,9 @@ def reorder_rows(order: list[int], num_heads: int) -> Change:
         heads = torch.arange(num_heads).unsqueeze(1) * len(order)
         index = torch.arange(weight.shape[0])
         index[: num_heads * len(order)] = (heads + torch.tensor(order)).flatten()
-        return weight.index_select(0, index.to(weight.device))
+        # Float8 as bytes: not every torch selects among it on CUDA.
+        rows = weight.view(torch.uint8) if weight.itemsize == 1 else weight
+        return rows.index_select(0, index.to(weight.device)).view(weight.dtype)
 
     return change
 

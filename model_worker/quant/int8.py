@@ -19,6 +19,9 @@ class Int8(QuantMethod):
     def __init__(self, *, stored: bool) -> None:
         self.stored = torch.int8 if stored else None
 
+    def can_store(self, weight: Tensor) -> bool:
+        return True
+
     def compress(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
         if self.stored:
             return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.quant.base import QuantMethod
@@ -14,9 +16,9 @@ from runtime.quantization import CheckpointQuantization
 logger = logging.getLogger(__name__)
 
 # What a checkpoint's quantised weights are computed with as they are: (their dtype, the device) -> method.
-AS_STORED: dict[tuple[str, str], QuantMethod] = {
-    ("int8", "cpu"): Int8(stored=True),
-    ("float8_e4m3fn", "cuda"): Fp8(),
+AS_STORED: dict[tuple[str, str], Callable[[], QuantMethod]] = {
+    ("int8", "cpu"): partial(Int8, stored=True),
+    ("float8_e4m3fn", "cuda"): Fp8,
 }
 # What --quantization makes of any other weights when they are loaded.
 AT_LOAD: dict[str, QuantMethod] = {"int8": Int8(stored=False)}
@@ -38,7 +40,7 @@ def select_quant_method(
     elif checkpoint.dtype == "float8_e4m3fn" and not has_fp8():
         reason = f"to compute with them takes {FP8_NEEDS}"
     else:
-        return as_stored
+        return as_stored()
     logger.info(
         "the checkpoint's %s weights are dequantised as they are loaded: %s", checkpoint.dtype, reason
     )

@@ -16,6 +16,9 @@ class Unquantized(QuantMethod):
 
     stored = None
 
+    def can_store(self, weight: Tensor) -> bool:
+        return True
+
     def compress(self, weight: Tensor) -> None:
         return None
 

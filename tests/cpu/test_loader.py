@@ -11,9 +11,13 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from model_worker.layers.linear import Linear
 from model_worker.layers.weight import Piece
 from model_worker.loader import INDEX_FILE, checkpoint_targets, load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.quant.base import QuantMethod
+from model_worker.quant.fp8 import Fp8
+from model_worker.quant.int8 import Int8
 from runtime.errors import ModelError
 from runtime.model_config import ModelConfig
 
@@ -211,6 +215,16 @@ def test_dummy_weights_need_no_file_and_are_the_same_every_time(tmp_path: Path) 
     layers = [first[f"model.layers.{i}.self_attn.qkv_proj.weight"] for i in range(2)]
     assert not torch.equal(*layers)
     assert all(0.01 < float(layer.std()) < 0.03 for layer in layers)
+
+
+@pytest.mark.parametrize("quant", [Fp8(), Int8(stored=True)])
+def test_dummy_weights_may_be_quantised(quant: QuantMethod, tmp_path: Path) -> None:
+    model = load_model(tmp_path, _write_config(tmp_path), torch.float32, "cpu", "dummy", quant=quant)
+    layer = model.get_submodule("model.layers.0.mlp.down_proj")
+    assert isinstance(layer, Linear)
+    assert layer.weight.dtype is quant.stored
+    assert layer.weight_scale is not None
+    assert 0.01 < float((layer.weight.float() * layer.weight_scale).std()) < 0.03
 
 
 _EXPERTS = {

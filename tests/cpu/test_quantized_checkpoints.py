@@ -12,13 +12,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from model_worker.distributed.group import RankGroup
+from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.kernels.fp8_rows import FP8, LARGEST
 from model_worker.kernels.int8_linear import quantize_rows
 from model_worker.layers.linear import Linear
 from model_worker.loader import load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
+from model_worker.quant.fp8 import Fp8
 from model_worker.quant.int8 import Int8
 from model_worker.quant.selection import select_quant_method
 from model_worker.quant.unquantized import UNQUANTIZED
@@ -28,6 +29,7 @@ from runtime.model_config import ModelConfig
 from runtime.quantization import CheckpointQuantization
 from tests.cpu.native import needs_compiler
 from tests.cpu.paged_forward import PagedForward
+from tests.cpu.plans import save_tiny_llama
 from tests.cpu.rank_threads import on_ranks
 from tests.cpu.reference import reference_logits
 
@@ -207,6 +209,31 @@ def test_an_int8_checkpoint_is_near_its_dequantised_weights_on_any_number_of_ran
     assert 0 < (alone - expected).norm() < bound
     leader, _ = on_ranks(2, tmp_path / "run", lambda group: _logits(_load(folder, stored, group=group)))
     assert (leader - expected).norm() < bound
+
+
+@needs_compiler
+def test_a_rank_dequantises_what_no_product_of_eight_bits_takes(tmp_path: Path) -> None:
+    """Of 48 features in and out, and 2 × 40 between them: not in sixteens where they are cut."""
+    folder = tmp_path / "model"
+    save_tiny_llama(folder)
+    tensors = load_file(folder / "model.safetensors")
+    stored = {name: tensor for name, tensor in tensors.items() if not _is_quantised(name)}
+    for name in tensors.keys() - stored.keys():
+        stored |= _fp8_channel(name, tensors[name])[0]
+    save_file(stored, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": FORMATS["fp8"][0]}))
+
+    def narrow(group: RankGroup) -> dict[str, bool]:
+        modules = _load(folder, Fp8(), group=group).model.layers[0].named_modules()
+        return {name: each.weight.dtype is FP8 for name, each in modules if isinstance(each, Linear)}
+
+    whole = dict.fromkeys(
+        ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"), True
+    )
+    assert narrow(SOLO) == whole
+    cut = whole | {"mlp.down_proj": False}
+    assert on_ranks(2, tmp_path / "run", narrow) == [cut, cut]
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.quant.fp8 import Fp8
+from model_worker.quant.fp8 import REFUSALS, Fp8
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.plan import RowSetup
@@ -198,12 +198,17 @@ def test_experts(stored: torch.dtype, device: Device) -> None:
     assert_close(got, expected, TOLERANCE[torch.bfloat16])
 
 
-def test_a_linear_layer_of_eight_bits(device: Device) -> None:
+@pytest.mark.parametrize(("rows", "is_refused"), [(1, False), (3, False), (17, False), (17, True)])
+def test_a_linear_layer_of_eight_bits(rows: int, is_refused: bool, device: Device) -> None:
+    """As the library takes it, which may refuse few rows; and as if it refused."""
     if not has_fp8():
         pytest.skip("float8 needs compute capability 8.9")
-    at, x, bias = device.torch_device, normal(17, 256, seed=1).bfloat16(), normal(384, seed=2).bfloat16()
+    at, x, bias = device.torch_device, normal(rows, 256, seed=1).bfloat16(), normal(384, seed=2).bfloat16()
     weight, scale = normal(384, 256, seed=3).to(FP8), 0.05 * normal(384, 1, seed=4).abs()
-    got = Fp8().apply(x.to(at), weight.to(at), scale.to(at), bias.to(at))
+    method = Fp8()
+    if is_refused:
+        method.note_refusal(RuntimeError(REFUSALS[0]), rows, weight.shape)
+    got = method.apply(x.to(at), weight.to(at), scale.to(at), bias.to(at))
     quantized, x_scale = quantize_rows_fp8(x)
     expected = (quantized.float() * x_scale) @ (weight.float() * scale).T + bias.float()
     assert_close(got, expected, TOLERANCE[torch.bfloat16])

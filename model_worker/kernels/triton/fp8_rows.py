@@ -1,6 +1,7 @@
-"""Rows in float8 with a scale each, in one launch; see model_worker.kernels.fp8_rows.
+"""Rows in float8 with a scale each, and the scales of a product; see model_worker.kernels.fp8_rows.
 
-grid   row
+grid   row                        a row in float8
+grid   row × block of columns     a product scaled
 
 A row is read once: it stays in registers between the largest magnitude and the division by it.
 """
@@ -13,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 LARGEST: tl.constexpr = tl.constexpr(448.0)
+BLOCK = 1024
 TINY: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
@@ -38,3 +40,32 @@ def _quantize_row(x, out, scales, x_stride, WIDTH: tl.constexpr, BLOCK: tl.const
     quantized = tl.clamp(tl.math.div_rn(values, scale), -LARGEST, LARGEST)
     tl.store(out + row * WIDTH + i, quantized.to(out.dtype.element_ty), mask=i < WIDTH)
     tl.store(scales + row, scale)
+
+
+def scale_product(
+    sums: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
+) -> Tensor:
+    """As model_worker.kernels.fp8_rows.scale_product; all contiguous."""
+    num_rows, width = sums.shape
+    out = torch.empty((num_rows, width), dtype=dtype, device=sums.device)
+    if num_rows:
+        _scale_row[(num_rows, triton.cdiv(width, BLOCK))](
+            sums, row_scale, column_scale, out if bias is None else bias, out, WIDTH=width,
+            HAS_BIAS=bias is not None, BLOCK=BLOCK, num_warps=4,
+        )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _scale_row(
+    sums, row_scale, column_scale, bias, out, WIDTH: tl.constexpr, HAS_BIAS: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    i = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = i < WIDTH
+    scaled = tl.load(sums + row * WIDTH + i, mask=inside, other=0.0) * tl.load(row_scale + row)
+    scaled *= tl.load(column_scale + i, mask=inside, other=0.0)
+    if HAS_BIAS:
+        scaled += tl.load(bias + i, mask=inside, other=0.0).to(tl.float32)
+    tl.store(out + row * WIDTH + i, scaled.to(out.dtype.element_ty), mask=inside)

@@ -16,6 +16,7 @@ from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.fp8_rows import FP8, LARGEST
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
+from model_worker.layers.rotary import reorder_rows
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.config import RuntimeConfig
 from runtime.plan import BatchPlan, SampleMasks
@@ -165,6 +166,16 @@ def test_modules_of_the_transformers_library_have_the_tokens_of_the_cpu(tmp_path
     assert got == tokens(tmp_path, "cpu", model_impl="transformers")
 
 
+def test_rows_of_eight_bits_are_reordered_on_a_gpu_as_on_the_cpu() -> None:
+    """Of a checkpoint that rotates neighbours."""
+    weight = torch.randn(10, 16, generator=torch.Generator().manual_seed(1)).to(FP8)
+    change = reorder_rows([0, 2, 1, 3], num_heads=2)
+    expected = change(weight.float())
+    assert torch.equal(change(weight).float(), expected)
+    with torch.inference_mode(), pretended_gpu():
+        assert torch.equal(change(weight.to("cuda")).cpu().float(), expected)
+
+
 def test_eight_bits_are_recorded_as_they_are_computed(tmp_path: Path) -> None:
     """Weights and keys and values in float8, and what is computed with them in bfloat16. Keys and values
     beyond what float8 can hold give the same, to the last bit, over the powers of two that they were
@@ -179,4 +190,4 @@ def test_eight_bits_are_recorded_as_they_are_computed(tmp_path: Path) -> None:
     with pretended_gpu() as gpu:
         expected = tokens(plain, "cuda", **narrow, disable_cuda_graph=True)
         assert tokens(scaled, "cuda", **narrow, cuda_graph_bs="3") == expected
-        assert "_scaled_mm" in gpu.launches
+        assert {"_scaled_mm", "_scale_row"} <= set(gpu.launches)  # some products are refused

@@ -151,6 +151,16 @@ def test_rows_of_eight_bits(rows: int, width: int) -> None:
     assert torch.equal(quantized.float() * scales, strided)
 
 
+@pytest.mark.parametrize(("rows", "width"), [(1, 8), (3, 1300), (0, 8)])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_scales_of_a_product(rows: int, width: int, has_bias: bool) -> None:
+    sums = 100.0 * normal(rows, width, dtype=torch.float32)
+    bias = normal(width, dtype=torch.float16, seed=1) if has_bias else None
+    scales = normal(rows, 1, dtype=torch.float32, seed=2), normal(width, 1, dtype=torch.float32, seed=3)
+    got = fp8_rows.scale_product(sums, *scales, bias, torch.float16)
+    assert_close(got, fp8_rows_reference.scale_product(sums, *scales, bias, torch.float16))
+
+
 @pytest.mark.parametrize("scale", [UNSCALED, KVScale(0.25, 8.0)])
 def test_a_pool_of_eight_bits_keeps_what_it_can_hold_and_no_more(scale: KVScale) -> None:
     """Of values that need no rounding: next to a power of two the interpreter rounds to half of it."""
