@@ -1,4 +1,4 @@
-"""A GPU that is not there: `with pretended_gpu() as gpu:` makes torch.cuda find one, in this thread.
+"""A GPU that is not there: `with pretended_gpu() as gpu:` makes torch.cuda find one, or some, in this thread.
 
 The product's CUDA path runs as it is, from CudaDevice to Triton's kernels (interpreted): device tensors have
 memory of the host. What a GPU would punish raises PretendedGpuError: see `operations` and `timeline`. What it
@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from tests.pretended_gpu.memory import let_torch_guard_cuda
+from tests.pretended_gpu.nccl import ProcessGroupNCCL
 from tests.pretended_gpu.operations import Operations, Recording
-from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline, on_stream
+from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline, on_stream, recording_on
 
 CAPABILITY = (9, 0)
 NAME = "a pretended GPU"
@@ -34,11 +35,14 @@ def is_pretended() -> bool:
 
 
 class PretendedGpu:
-    def __init__(self, num_bytes: int) -> None:
-        self.timeline = Timeline()
+    def __init__(self, num_bytes: int, num_devices: int) -> None:
+        self.timeline = Timeline(num_devices)
         self.operations = Operations(self.timeline, num_bytes)
         self.num_bytes = num_bytes
         self.num_replays = 0
+        self.nccl: type[ProcessGroupNCCL] = type(
+            "ProcessGroupNCCL", (ProcessGroupNCCL,), {"gpu": self.operations}
+        )
         self.compiled: dict[str, None] = {}
         """What Triton would have compiled so far, in order (see `variants`)."""
         self._pools: dict[tuple[int, int], WeakSet[_Graph] | None] = {}
@@ -94,15 +98,15 @@ def _record(
     capture_error_mode: str = "global",
 ) -> Iterator[None]:
     """torch.cuda.graph."""
-    operations, timeline = gpu.operations, gpu.timeline
+    operations = gpu.operations
     assert operations.recording is None, "a recording within a recording"
     gpu.join_pool(graph, pool or gpu.graph_pool_handle())
-    with on_stream(timeline, stream):
-        operations.recording, timeline.is_recording = graph.recording, True
+    with recording_on(gpu.timeline, stream):
+        operations.recording = graph.recording
         try:
             yield
         finally:
-            operations.recording, timeline.is_recording = None, False
+            operations.recording = None
 
 
 def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
@@ -126,7 +130,8 @@ def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
         "Stream": timeline.stream_class,
         "_lazy_init": lambda: None,
         "current_stream": lambda device=None: timeline.current,
-        "device_count": lambda: 1,
+        "current_device": lambda: timeline.device,
+        "device_count": lambda: timeline.num_devices,
         "empty_cache": lambda: None,
         "get_device_capability": lambda device=None: CAPABILITY,
         "get_device_name": lambda device=None: NAME,
@@ -136,7 +141,7 @@ def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
         "init": lambda: None,
         "is_available": lambda: True,
         "mem_get_info": gpu.mem_get_info,
-        "set_device": lambda device: None,
+        "set_device": timeline.set_device,
         "set_sync_debug_mode": set_sync_debug_mode,
         "stream": partial(on_stream, timeline),
         "synchronize": synchronize,
@@ -169,27 +174,31 @@ def _tensor(gpu: PretendedGpu) -> dict[str, Any]:
 
     def to(tensor: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         # The CPU's guard would be asked for the current device.
-        named = [_with_index(each) for each in args]
-        return to_device(tensor, *named, **{key: _with_index(value) for key, value in kwargs.items()})
+        named = [with_index(each) for each in args]
+        return to_device(tensor, *named, **{key: with_index(value) for key, value in kwargs.items()})
+
+    def with_index(value: Any) -> Any:
+        is_device = isinstance(value, torch.device) or (isinstance(value, str) and value.startswith("cuda"))
+        if not is_device or torch.device(value).type != "cuda":
+            return value
+        return torch.device("cuda", timeline.index_of(value))
 
     return {"pin_memory": pin_memory, "record_stream": record_stream, "numpy": numpy, "to": to}
 
 
-def _with_index(value: Any) -> Any:
-    is_device = isinstance(value, torch.device) or (isinstance(value, str) and value == "cuda")
-    return torch.device("cuda", 0) if is_device and torch.device(value).type == "cuda" else value
-
-
 @contextmanager
-def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
-    """At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody."""
+def pretended_gpu(num_bytes: int = 1 << 30, num_devices: int = 1) -> Iterator[PretendedGpu]:
+    """num_bytes: of all devices together, of which a process is meant to use one.
+
+    At the end raises PretendedGpuError for what was found and not raised, or was caught by somebody.
+    """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
     from tests.pretended_gpu.interpreter import gpu_arithmetic
     from tests.pretended_gpu.variants import variant_of
 
     let_torch_guard_cuda()
-    gpu = PretendedGpu(num_bytes)
+    gpu = PretendedGpu(num_bytes, num_devices)
     interpret = GridExecutor.__call__
 
     run = InterpretedFunction.run
@@ -213,6 +222,8 @@ def pretended_gpu(num_bytes: int = 1 << 30) -> Iterator[PretendedGpu]:
     with ExitStack() as stack:
         for owner, own in owners.items():
             stack.enter_context(patch.multiple(owner, **own))
+        # Torch for a CPU has none.
+        stack.enter_context(patch.object(torch.distributed, "ProcessGroupNCCL", gpu.nccl, create=True))
         torch._C._set_only_lift_cpu_tensors(True)
         stack.callback(torch._C._set_only_lift_cpu_tensors, lifts)
         stack.enter_context(gpu_arithmetic())

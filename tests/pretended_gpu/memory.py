@@ -68,7 +68,7 @@ _new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
 
 
 class Allocation:
-    """Memory of the device, of whoever launched on `home` when it was made."""
+    """Memory of a device, of whoever launched on the stream `home` when it was made."""
 
     def __init__(self, host: Tensor, home: Any) -> None:
         storage = host.untyped_storage()
@@ -163,7 +163,11 @@ def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Alloc
     dimensions = ctypes.c_int64 * max(1, host.dim())
     shape, strides = dimensions(*host.shape), dimensions(*host.stride())
     managed = _DLManagedTensor(
-        _DLTensor(host.data_ptr(), DL_CUDA, 0, host.dim(), code, bits, 1, shape, strides, 0), None, _deleter
+        _DLTensor(
+            host.data_ptr(), DL_CUDA, allocation.home.device, host.dim(), code, bits, 1, shape, strides, 0
+        ),
+        None,
+        _deleter,
     )
     allocation.num_tensors += 1
     address = ctypes.addressof(managed)

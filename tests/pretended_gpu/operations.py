@@ -83,6 +83,13 @@ class Operations(TorchDispatchMode):
             with _disable_current_modes():
                 each.run()
 
+    def communicate(self, launch: Launch) -> None:
+        """Work that other processes have a part in: recording it, they do not meet."""
+        self._enqueue(launch)
+        if self.recording is None:
+            with _disable_current_modes():
+                launch.run()
+
     def launch_triton(
         self, kernel: Any, args: Sequence[Any], kwargs: Mapping[str, Any], interpret: Callable[..., object]
     ) -> None:
@@ -91,9 +98,10 @@ class Operations(TorchDispatchMode):
         tensors = [each for each in (*args, *kwargs.values()) if isinstance(each, Tensor)]
         if not all(each.is_cuda for each in tensors):
             self.timeline.problem(f"the kernel {name} was given a tensor of the host")
-        host_args = [self._host(each) for each in args]
-        host_kwargs = {key: self._host(value) for key, value in kwargs.items()}
-        touched = [each for tensor in tensors for each in self._memory_of(tensor)]
+        self.check_devices(name, tensors)
+        host_args = [self.host(each) for each in args]
+        host_kwargs = {key: self.host(value) for key, value in kwargs.items()}
+        touched = [each for tensor in tensors for each in self.memory_of(tensor)]
         # Which of them it writes is not known.
         self._launch(Launch(name, lambda: interpret(*host_args, **host_kwargs), touched, touched))
 
@@ -105,6 +113,8 @@ class Operations(TorchDispatchMode):
 
     def _enqueue(self, launch: Launch) -> None:
         if self.recording is not None:
+            # The order of streams in a recording is what a replay will have.
+            self.timeline.launch(launch.name, launch.read, launch.written)
             self.recording.launches.append(launch)
         else:
             self._note(launch)
@@ -113,11 +123,19 @@ class Operations(TorchDispatchMode):
         self.timeline.launch(launch.name, launch.read, launch.written)
         self.names.append(launch.name)
 
-    def _memory_of(self, tensor: Tensor) -> list[Allocation]:
+    def check_devices(self, name: str, tensors: Sequence[Tensor], device: Any = None) -> None:
+        """Torch would take the tensors' device for the current one; nothing here means it to."""
+        indices = {each.get_device() for each in tensors if each.is_cuda}
+        if device is not None:
+            indices.add(self.timeline.index_of(device))
+        for index in indices - {self.timeline.device}:
+            self.timeline.problem(f"{name} on device {index}, but {self.timeline.device} is the current one")
+
+    def memory_of(self, tensor: Tensor) -> list[Allocation]:
         allocation = self.memory.of(tensor) if tensor.is_cuda else self.pinned(tensor)
         return [] if allocation is None else [allocation]
 
-    def _host(self, value: Any) -> Any:
+    def host(self, value: Any) -> Any:
         return self.memory.host_of(value) if isinstance(value, Tensor) and value.is_cuda else value
 
     def _adopt(self, host: Tensor) -> Tensor:
@@ -143,6 +161,8 @@ class Operations(TorchDispatchMode):
             pins = kwargs.pop("pin_memory", False)
             result = func(*args, **kwargs)
             return self.pin(result) if pins else result
+        device = kwargs.get("device")
+        self.check_devices(name, on_device, device if _is_cuda(device) else None)
         if name in COPIES:
             return self._copy(name, args, kwargs)
         with self:  # the operations that it is made of
@@ -205,7 +225,7 @@ class Operations(TorchDispatchMode):
                     old.copy_(new)
 
         written = [found for each in changed if (found := memory.find(each.data_ptr())) is not None]
-        read = [found for each in on_device for found in self._memory_of(each)]
+        read = [found for each in on_device for found in self.memory_of(each)]
         self._enqueue(Launch(name, again, read, written))
         return made
 
@@ -218,7 +238,7 @@ class Operations(TorchDispatchMode):
         else:
             source = args[0]
             waits = not kwargs.get("non_blocking", False)
-            target = torch.empty_like(self._host(source), dtype=kwargs.get("dtype"))
+            target = torch.empty_like(self.host(source), dtype=kwargs.get("dtype"))
             poison(target)
             device = kwargs.get("device")
             if source.is_cuda if device is None else _is_cuda(device):
@@ -232,8 +252,8 @@ class Operations(TorchDispatchMode):
                 if not waits:
                     self.timeline.problem("a copy for which the host does not wait is of pageable memory")
                 waits = True
-        into, of = self._host(target), self._host(source)
-        read, written = self._memory_of(source), self._memory_of(target)
+        into, of = self.host(target), self.host(source)
+        read, written = self.memory_of(source), self.memory_of(target)
         self._launch(Launch("copy", lambda: into.copy_(of), read, written))
         if crosses and waits:
             self.timeline.wait_for(self.timeline.current.clock, f"a copy of {tuple(source.shape)}")

@@ -10,6 +10,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from tests.pretended_gpu.memory import Allocation
 
 Clock = dict["Stream", int]
@@ -30,6 +32,7 @@ class Stream:
     timeline: Timeline
 
     def __init__(self, device: Any = None) -> None:
+        self.device = self.timeline.index_of(device)
         self.clock: Clock = {self: 0}
         self._name = f"stream {len(self.timeline.streams)}"
         self.timeline.streams.append(self)
@@ -38,7 +41,14 @@ class Stream:
         return self._name
 
     def wait_event(self, event: Event) -> None:
+        timeline = self.timeline
+        if event.is_recorded and not timeline.is_recording:
+            timeline.problem(f"{self} waits for an event of a recording that has ended")
+        if self in timeline.recording_streams and not event.is_recorded:
+            timeline.problem(f"{self} waits in a recording for an event from outside of it")
         join(self.clock, event.clock)
+        if event.is_recorded:
+            timeline.recording_streams.add(self)
 
     def synchronize(self) -> None:
         self.timeline.wait_for(self.clock, "Stream.synchronize")
@@ -51,10 +61,14 @@ class Event:
 
     def __init__(self, enable_timing: bool = False) -> None:
         self.clock: Clock = {}
+        self.is_recorded = False
+        """In a recording: a stream that waits for it becomes part of that."""
         self._num_queries = 0
 
     def record(self, stream: Stream | None = None) -> None:
-        self.clock = dict((stream or self.timeline.current).clock)
+        stream = stream or self.timeline.current
+        self.clock = dict(stream.clock)
+        self.is_recorded = stream in self.timeline.recording_streams
         self._num_queries = 0
 
     def synchronize(self) -> None:
@@ -76,22 +90,47 @@ class Event:
 
 
 class Timeline:
-    """A device's. Its streams and events are of the classes that it makes."""
+    """Of a process and its devices. Its streams and events are of the classes that it makes."""
 
-    def __init__(self) -> None:
+    def __init__(self, num_devices: int = 1) -> None:
         self.host: Clock = {}
         self.streams: list[Stream] = []
-        self.is_recording = False
+        self.recording_streams: set[Stream] = set()
+        """What is launched on them is recorded; empty: no recording is made."""
         self.forbids_waits = False
+        self.num_devices = num_devices
+        self.device = 0
+        """The current one: work on any other is refused."""
         self.problems: list[str] = []
         known = {"timeline": self}
         self.stream_class: type[Stream] = type("Stream", (Stream,), known)
         self.event_class: type[Event] = type("Event", (Event,), known)
-        self.current = self.stream_class()
+        self._currents = [self.stream_class(device) for device in range(num_devices)]
+
+    @property
+    def current(self) -> Stream:
+        return self._currents[self.device]
+
+    @property
+    def is_recording(self) -> bool:
+        return bool(self.recording_streams)
+
+    def index_of(self, device: Any) -> int:
+        """A device as torch names it: nothing and one without a number are the current one."""
+        named = device if isinstance(device, int) or device is None else torch.device(device).index
+        index = self.device if named is None else named
+        if not 0 <= index < self.num_devices:
+            self.problem(f"there is no device {index}: there are {self.num_devices}")
+        return index
+
+    def set_device(self, device: Any) -> None:
+        self.device = self.index_of(device)
 
     def launch(self, name: str, read: Iterable[Allocation], written: Iterable[Allocation]) -> None:
         """Work on the current stream. Raises PretendedGpuError where other work may use its memory too."""
         stream = self.current
+        if self.is_recording and stream not in self.recording_streams:
+            self.problem(f"{name} on {stream}, which is no part of the recording that is being made")
         clock = stream.clock
         join(clock, self.host)
         clock[stream] += 1
@@ -153,8 +192,23 @@ class Timeline:
 @contextmanager
 def on_stream(timeline: Timeline, stream: Stream) -> Iterator[None]:
     """torch.cuda.stream."""
-    before, timeline.current = timeline.current, stream
+    device, before = timeline.device, timeline._currents[stream.device]
+    timeline.device, timeline._currents[stream.device] = stream.device, stream
     try:
         yield
     finally:
-        timeline.current = before
+        timeline.device, timeline._currents[stream.device] = device, before
+
+
+@contextmanager
+def recording_on(timeline: Timeline, stream: Stream) -> Iterator[None]:
+    """What is launched on the stream, and on those that wait for it, is recorded and not done."""
+    with on_stream(timeline, stream):
+        timeline.recording_streams = {stream}
+        try:
+            yield
+            for other in timeline.recording_streams:
+                if other.clock[other] > stream.clock.get(other, 0):
+                    timeline.problem(f"a recording ends for whose work on {other} nobody has waited")
+        finally:
+            timeline.recording_streams = set()

@@ -1,95 +1,95 @@
-"""Recorded decode steps of two ranks, collectives included, against one rank's eager ones."""
+"""Two ranks on pretended GPUs, with NCCL's collectives launched and recorded, against the CPU's tokens of one."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
 from msgspec import structs
-from torch import Tensor
 
-from model_worker.attention.triton import TritonAttention
-from model_worker.device import Device
-from model_worker.device.cpu import CpuDevice, Rerun
+from model_worker.device import make_device
+from model_worker.distributed.selection import join_group
 from model_worker.executors.inproc import InprocExecutor
+from model_worker.worker import ModelWorker, load_worker
 from runtime.config import RuntimeConfig
+from runtime.plan import BatchPlan, SampleMasks
 from runtime.sampling_params import SamplingParams
-from tests.cpu.native import needs_compiler
 from tests.cpu.plans import save_tiny_llama
-from tests.cpu.rank_ring import RankRing
 from tests.cpu.ring import Ring, Setting
 from tests.cpu.triton.test_graph_runner import PROMPTS
+from tests.pretended_gpu import PretendedGpu, pretended_gpu
+from tests.pretended_gpu.rank_process import RankProcess
 
-pytestmark = needs_compiler
-
-INTERPRETER = threading.Lock()
+SETTING = Setting(page_size=4, pool_tokens=256, max_rows=4, chunk=16)
 KINDS = {
+    "greedy": [SamplingParams(max_tokens=4, temperature=0.0, seed=1)] * 3,
     "a draw": [SamplingParams(max_tokens=n, temperature=0.9, seed=n) for n in (5, 3, 4)],
-    "more than a draw": [SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, seed=1)],
+    "more than a draw": [
+        SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, seed=1),
+        SamplingParams(max_tokens=4, temperature=0.7, frequency_penalty=0.8, seed=2),
+    ],
 }
+LONG = [[3 + (7 * i + n) % 90 for i in range(40)] for n in range(3)]  # three chunks
 
 
-class GraphDevice(CpuDevice):
-    """A CPU that is taken for a GPU: Triton's kernels (interpreted) and graphs, whose replays are reruns. The
-    pretended GPU is one for a thread, and ranks are threads here.
-    """
-
-    name = "cuda"
-    prefers_one_pass = True
-
-    def __init__(self) -> None:
-        super().__init__(threaded=False)
-        self.num_replays = 0
-
-    def capture(self, fn: Callable[[], None]) -> Rerun:
-        fn()
-
-        def counted() -> None:
-            self.num_replays += 1
-            fn()
-
-        return Rerun(counted)
+def load_rank(rank: int, config: RuntimeConfig, folder: Path) -> ModelWorker:
+    device = make_device("cuda", threaded=False, index=rank)
+    group = join_group(folder, rank, 2, device.torch_device, join_timeout_s=60.0, on_wait=lambda: None)
+    return load_worker(config, device, lambda: None, group)
 
 
-class AttentionInTurns(TritonAttention):
-    """Ranks are threads here, and Triton's interpreter is one for the process."""
+def follow(gpu: PretendedGpu, connection: Connection, config: RuntimeConfig, folder: Path) -> None:
+    """What the other rank does: as it is told, and never waiting for its GPU."""
+    worker = load_rank(1, config, folder)
+    steps = []
+    torch.cuda.set_sync_debug_mode("error")
+    while (message := connection.recv()) is not None:
+        if isinstance(message, BatchPlan):
+            steps.append(worker.launch(message))
+        else:
+            worker.sample(steps[-1], message)
+        connection.send(gpu.num_replays)
+    torch.cuda.set_sync_debug_mode("default")
+    for step in steps:
+        step.result()
+    worker.close()
 
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        with INTERPRETER:
-            return super().forward(*args, **kwargs)
+
+class Follower:
+    """What `Ranks` is to an executor, for a rank of this test."""
+
+    def __init__(self, process: RankProcess) -> None:
+        self.num_replays: list[int] = []
+        """Of the other rank, after each step."""
+        self._process = process
+
+    def register(self, poller: object) -> None:
+        """There is no process to look at."""
+
+    def send(self, message: BatchPlan | SampleMasks, wait: object) -> None:
+        self._process.connection.send(message)
+
+    def close(self) -> None:
+        self._process.connection.send(None)
+        self._process.result()
 
 
-class GraphRankRing(RankRing):
+class TwoRanks(Ring):
+    def __init__(self, path: Path, folder: Path, process: RankProcess, **settings: Any) -> None:
+        folder.mkdir()
+        self._folder, self._process, self._settings = folder, process, settings
+        super().__init__(path, structs.replace)
+
     def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
-        self.devices: dict[int, GraphDevice] = {}
-        config = structs.replace(
-            config, cuda_graph_bs="1,4", attention_backend=f"{__name__}:{AttentionInTurns.__name__}"
+        config = structs.replace(config, **self._settings)
+        self._process.start(follow, config, self._folder)
+        self.follower = Follower(self._process)
+        return InprocExecutor(
+            load_rank(0, config, self._folder),
+            max_in_flight=2,
+            followers=self.follower,  # type: ignore[arg-type]
         )
-        return super().make_executor(config, setting)
-
-    def make_device(self, rank: int, setting: Setting) -> Device:
-        self.devices[rank] = GraphDevice()
-        return self.devices[rank]
-
-
-def test_recorded_steps_of_two_ranks_make_the_tokens_of_one(tmp_path: Path) -> None:
-    """Padded and not; rank 0 draws by a recording or by the sampler, rank 1 is told either way."""
-    save_tiny_llama(tmp_path)
-    setting = Setting(page_size=4, pool_tokens=256, max_rows=4)
-    alone = Ring(tmp_path, setting)
-    ranks = GraphRankRing(tmp_path, setting, 2, tmp_path / "ranks")
-    try:
-        for kind, sampling in KINDS.items():
-            before = [ranks.devices[rank].num_replays for rank in range(2)]
-            prompts = PROMPTS[: len(sampling)]
-            got = ranks.generate(prompts, sampling, solo=False)
-            assert got == alone.generate(prompts, sampling, solo=False), kind
-            forwards = max(len(tokens) for tokens in got) - 1
-            made = [ranks.devices[rank].num_replays - before[rank] for rank in range(2)]
-            assert made[1] >= forwards
-            assert made[0] == (made[1] if kind == "more than a draw" else 2 * made[1])
-    finally:
-        ranks.close()
-        alone.close()

@@ -19,7 +19,7 @@ AT = torch.device("cuda", 0)
 
 @pytest.fixture
 def gpu() -> Iterator[PretendedGpu]:
-    with torch.inference_mode(), pretended_gpu(1 << 20) as gpu:
+    with torch.inference_mode(), pretended_gpu(1 << 20, num_devices=2) as gpu:
         yield gpu
         gpu.timeline.problems.clear()  # tests look at them themselves
 
@@ -51,12 +51,26 @@ def test_it_computes(gpu: PretendedGpu) -> None:
     assert torch.empty(3, device=AT).isnan().all()  # nobody has written it
 
 
+def of_another_device(work: Callable[[Tensor], Any]) -> Any:
+    torch.cuda.set_device(1)
+    x = torch.arange(5.0, device="cuda")
+    assert x.get_device() == torch.cuda.current_device() == 1
+    torch.cuda.set_device(0)
+    return work(x)
+
+
 MISTAKES: dict[str, Callable[[], Any]] = {
     "host and device": lambda: numbers() + torch.ones(5),
     "an index on the host": lambda: torch.index_select(numbers(), 0, torch.tensor([0])),
     "a kernel of a host tensor": lambda: _double[(1,)](torch.ones(3), numbers(), 3, BLOCK=8),
     "pageable memory to the device": lambda: torch.ones(3).to(AT, non_blocking=True),
     "pageable memory from the device": lambda: torch.ones(5).copy_(numbers(), non_blocking=True),
+    "memory of another device": lambda: torch.empty(3, device="cuda:1"),
+    "a device that is not there": lambda: torch.cuda.set_device(2),
+    "another device": lambda: of_another_device(lambda x: x + numbers()),
+    "another device alone": lambda: of_another_device(lambda x: x + 1),
+    "a copy from another device": lambda: of_another_device(lambda x: numbers().copy_(x)),
+    "a kernel of another device": lambda: of_another_device(lambda x: _double[(1,)](x, x, 3, BLOCK=8)),
 }
 
 
