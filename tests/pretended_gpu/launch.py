@@ -1,36 +1,43 @@
-"""`python -m tests.pretended_gpu.launch ARGUMENT ...` is `launch.py` where the GPU is a pretended one.
+"""`python -m tests.pretended_gpu.launch ARGUMENT ...` is `launch.py` where the GPUs are pretended ones.
 
-On CUDA the worker lives in the scheduler's process, so that is where the GPU is. NUM_BYTES in the environment
-is its memory.
+On CUDA rank 0 of the model lives in the scheduler's process, and the others are workers: that is where the
+GPUs are, as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from importlib import import_module
 
 import launch
 from runtime import children
+from runtime.environment import visible_gpus
 from runtime.process import ProcessContext, run_process
 
 NUM_BYTES = "PRETENDED_GPU_BYTES"
+MODULES = {"scheduler": "scheduler_proc.main", "worker": "model_worker.main"}
 
 
-def main(context: ProcessContext) -> None:
-    """The scheduler process. What a GPU would have punished is an error of it, at the latest when it ends."""
+def run(role: str) -> None:
+    """A process of that role; what a GPU would have punished is an error of it, at the latest at its end."""
     import torch
 
-    from scheduler_proc.main import main
     from tests.pretended_gpu import pretended_gpu
 
-    torch.set_num_threads(1)
-    with pretended_gpu(int(os.environ.get(NUM_BYTES, 1 << 30))):
-        main(context)
+    def main(context: ProcessContext) -> None:
+        torch.set_num_threads(1)
+        with pretended_gpu(int(os.environ.get(NUM_BYTES, 1 << 30)), len(visible_gpus() or "0")):
+            import_module(MODULES[role]).main(context)
+
+    run_process(role, main)
 
 
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
         os.environ["TRITON_INTERPRET"] = "1"
+        os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0,1")
         children.MODULES["scheduler"] = "tests.pretended_gpu.launch"
+        children.MODULES["worker"] = "tests.pretended_gpu.launch_rank"
         sys.exit(launch.main([*sys.argv[1:], "--device", "cuda"]))
-    run_process("scheduler", main)
+    run("scheduler")

@@ -66,7 +66,8 @@ class Operations(TorchDispatchMode):
 
     def pin(self, host: Tensor) -> Tensor:
         """The same memory, pinned from now on. It is kept, so that no other tensor gets its address."""
-        self._pinned[host.untyped_storage().data_ptr()] = Allocation(host, self.timeline.current)
+        if host.numel():
+            self._pinned[host.untyped_storage().data_ptr()] = Allocation(host, self.timeline.current)
         return host
 
     def pinned(self, host: Tensor) -> Allocation | None:

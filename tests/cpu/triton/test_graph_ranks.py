@@ -1,4 +1,4 @@
-"""Two ranks on pretended GPUs, with NCCL's collectives launched and recorded, against the CPU's tokens of one."""
+"""Two ranks on pretended GPUs, NCCL's collectives launched and recorded, against the CPU's tokens of one."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from msgspec import structs
 from model_worker.device import make_device
 from model_worker.distributed.selection import join_group
 from model_worker.executors.inproc import InprocExecutor
-from model_worker.worker import ModelWorker, load_worker
+from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.config import RuntimeConfig
-from runtime.plan import BatchPlan, SampleMasks
+from runtime.plan import BatchPlan
 from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import save_tiny_llama
 from tests.cpu.ring import Ring, Setting
-from tests.cpu.triton.test_graph_runner import PROMPTS
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 from tests.pretended_gpu.rank_process import RankProcess
 
-SETTING = Setting(page_size=4, pool_tokens=256, max_rows=4, chunk=16)
-KINDS = {
-    "greedy": [SamplingParams(max_tokens=4, temperature=0.0, seed=1)] * 3,
-    "a draw": [SamplingParams(max_tokens=n, temperature=0.9, seed=n) for n in (5, 3, 4)],
-    "more than a draw": [
-        SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, seed=1),
-        SamplingParams(max_tokens=4, temperature=0.7, frequency_penalty=0.8, seed=2),
-    ],
+SETTING = Setting(page_size=4, pool_tokens=256, max_rows=2, chunk=16)
+PROMPTS = [[3 + 7 * i % 90 for i in range(40)], [7, 7, 50, 21]]  # of three chunks, and of one
+DRAWN = [SamplingParams(max_tokens=4, temperature=0.0, seed=1), SamplingParams(max_tokens=5, seed=2)]
+EDITED = [
+    SamplingParams(max_tokens=3, temperature=0.0, logprobs=1, seed=1),
+    SamplingParams(max_tokens=4, temperature=0.7, frequency_penalty=0.8, seed=2),
+]
+CASES = {
+    "recorded": ({"cuda_graph_bs": "2"}, [DRAWN, EDITED]),
+    "launched": ({"disable_cuda_graph": True}, [DRAWN]),
 }
-LONG = [[3 + (7 * i + n) % 90 for i in range(40)] for n in range(3)]  # three chunks
 
 
 def load_rank(rank: int, config: RuntimeConfig, folder: Path) -> ModelWorker:
@@ -42,54 +42,84 @@ def load_rank(rank: int, config: RuntimeConfig, folder: Path) -> ModelWorker:
     return load_worker(config, device, lambda: None, group)
 
 
-def follow(gpu: PretendedGpu, connection: Connection, config: RuntimeConfig, folder: Path) -> None:
-    """What the other rank does: as it is told, and never waiting for its GPU."""
+def follow(gpu: PretendedGpu, connection: Connection, config: RuntimeConfig, folder: Path) -> int:
+    """The other rank does what it is told and never waits for its GPU. How many recordings it replayed."""
     worker = load_rank(1, config, folder)
-    steps = []
+    steps: list[WorkerStep] = []
     torch.cuda.set_sync_debug_mode("error")
     while (message := connection.recv()) is not None:
-        if isinstance(message, BatchPlan):
-            steps.append(worker.launch(message))
-        else:
-            worker.sample(steps[-1], message)
-        connection.send(gpu.num_replays)
+        steps.append(worker.launch(message))
     torch.cuda.set_sync_debug_mode("default")
     for step in steps:
         step.result()
     worker.close()
+    return gpu.num_replays
 
 
 class Follower:
-    """What `Ranks` is to an executor, for a rank of this test."""
+    """What `Ranks` is to an executor, for the other rank of this test."""
+
+    num_replays = 0
 
     def __init__(self, process: RankProcess) -> None:
-        self.num_replays: list[int] = []
-        """Of the other rank, after each step."""
         self._process = process
 
     def register(self, poller: object) -> None:
-        """There is no process to look at."""
+        """Its process is the test's."""
 
-    def send(self, message: BatchPlan | SampleMasks, wait: object) -> None:
+    def send(self, message: BatchPlan, wait: object) -> None:
         self._process.connection.send(message)
 
     def close(self) -> None:
         self._process.connection.send(None)
-        self._process.result()
+        self.num_replays = self._process.result()
 
 
 class TwoRanks(Ring):
     def __init__(self, path: Path, folder: Path, process: RankProcess, **settings: Any) -> None:
         folder.mkdir()
-        self._folder, self._process, self._settings = folder, process, settings
-        super().__init__(path, structs.replace)
+        self._folder, self._settings = folder, settings
+        self.follower = Follower(process)
+        self._process = process
+        super().__init__(path, SETTING)
 
     def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
-        config = structs.replace(config, **self._settings)
+        config = structs.replace(config, device="cuda", **self._settings)
         self._process.start(follow, config, self._folder)
-        self.follower = Follower(self._process)
-        return InprocExecutor(
-            load_rank(0, config, self._folder),
-            max_in_flight=2,
-            followers=self.follower,  # type: ignore[arg-type]
-        )
+        worker = load_rank(0, config, self._folder)
+        followers: Any = self.follower
+        return InprocExecutor(worker, max_in_flight=2, followers=followers)
+
+
+@pytest.fixture(scope="module")
+def other() -> Iterator[RankProcess]:
+    with RankProcess(1, 2) as other:
+        yield other
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_two_ranks_make_the_tokens_of_one(case: str, other: RankProcess, tmp_path: Path) -> None:
+    """In chunks and decodes, with a step in flight, and nobody waits for a GPU. Rank 0 draws by a recording
+    or by the sampler, rank 1 is told either way.
+    """
+    settings, samplings = CASES[case]
+    save_tiny_llama(tmp_path)
+    alone = Ring(tmp_path, SETTING)
+    num_replayed = []
+    with pretended_gpu(num_devices=2) as gpu:
+        ranks = TwoRanks(tmp_path, tmp_path / "ranks", other, **settings)
+        try:
+            torch.cuda.set_sync_debug_mode("error")
+            for sampling in samplings:
+                before = gpu.num_replays
+                got = ranks.generate(PROMPTS, sampling, solo=False)
+                assert got == alone.generate(PROMPTS, sampling, solo=False)
+                num_replayed.append(gpu.num_replays - before)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+            ranks.close()
+            alone.close()
+    assert gpu.launches.count("nccl_gather") > 0
+    if case == "recorded":
+        drawn, edited = num_replayed
+        assert ranks.follower.num_replays == drawn // 2 + edited > 0

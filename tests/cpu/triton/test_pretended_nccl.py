@@ -213,7 +213,7 @@ def test_two_ranks_on_one_gpu_are_refused(both: Both) -> None:
 def test_an_ended_rank_is_never_missed(
     gpu: PretendedGpu, other: RankProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The collective is unfinished until torch's watchdog ends the process; and so is a communicator's end."""
+    """The collective, or a communicator's end, is unfinished until torch's watchdog ends the process."""
 
     def lost(group: Any, why: str, timeout_s: float) -> None:
         assert 0 < timeout_s <= TIMEOUT.total_seconds()
