@@ -55,8 +55,12 @@ class WorkerLoop:
                 self._wait()
 
     def _wait(self) -> None:
-        """Everything that has arrived is launched: wait for the device, or for something to do."""
-        if self._steps and not self._steps[0].awaits_masks:
+        """Everything that has arrived is launched: wait for the device, or for something to do.
+
+        Not for the device where nobody waits for results: the plan that comes meanwhile would be launched so
+        late that the other ranks' devices wait for this one's in its first collective.
+        """
+        if self._outbox is not None and self._steps and not self._steps[0].awaits_masks:
             self._answer()
         else:
             self._waiter.wait(HEARTBEAT_S / 2)

@@ -1,8 +1,9 @@
 """TorchGroup: ranks over torch's own collectives. NCCL between GPUs; gloo on a CPU without a C++ compiler.
 
-gloo takes 180 to 300 us for what shared memory does in 1 to 11 (2 cores, EPYC, 2026-11). NCCL runs in the
-order of the current stream and can be recorded in a CUDA graph; its communicator is made by the first call,
-which no recording may contain.
+gloo takes 180 to 300 us for what shared memory does in 1 to 11 (2 cores, EPYC, 2026-11). NCCL's calls are
+launches on the current stream, like a kernel's, and can be recorded in a CUDA graph; its communicator is made
+by the first call, which no recording may contain. Of a rank that has ended, or does not come, gloo tells
+whoever waits for it; with NCCL only the device waits, and torch ends the process after LATE_S.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -22,6 +23,14 @@ from model_worker.distributed.group import LATE_S, GroupError
 LATE = timedelta(seconds=LATE_S)
 STORE_FILE = "ranks.store"
 
+Options = TypeVar("Options")
+
+
+def _launched(options: Options) -> Options:
+    """Of a call on the current stream: else NCCL takes one of its own, with two events for each call."""
+    options.asyncOp = False  # type: ignore[attr-defined]
+    return options
+
 
 class TorchGroup:
     """A RankGroup of processes that have joined under one folder."""
@@ -29,41 +38,54 @@ class TorchGroup:
     def __init__(
         self, folder: Path, rank: int, size: int, device: torch.device, *, join_timeout_s: float
     ) -> None:
-        """Join the others. Raises GroupError when one is not there in time."""
+        """Join the others, with NCCL in the first call. Raises GroupError when one is not there in time."""
         self.rank = rank
         self.size = size
         self._device = device
         self._join_timeout = timedelta(seconds=join_timeout_s)
+        self._sum, self._least = _launched(dist.AllreduceOptions()), _launched(dist.AllreduceOptions())
+        self._least.reduceOp = dist.ReduceOp(dist.ReduceOp.MIN)
+        self._gather, self._broadcast = _launched(dist.GatherOptions()), _launched(dist.BroadcastOptions())
         store = dist.FileStore(str(folder / STORE_FILE), size)  # type: ignore[attr-defined]
         store.set_timeout(self._join_timeout)
         self._group = self._call(lambda: _process_group(store, rank, size, device))
 
     def all_reduce(self, x: Tensor) -> Tensor:
         """See RankGroup. In place."""
-        self._call(lambda: self._group.allreduce([x]).wait())
+        self._finish(lambda: self._group.allreduce([x], self._sum))
         return x
 
     def gather(self, x: Tensor) -> Tensor | None:
         """See RankGroup."""
+        if not x.numel():  # a step that samples nothing
+            return x.new_empty(len(x), self.size * x.shape[1]) if self.rank == 0 else None
         parts = [[torch.empty_like(x) for _ in range(self.size)]] if self.rank == 0 else []
-        self._call(lambda: self._group.gather(parts, [x], dist.GatherOptions()).wait())
+        self._finish(lambda: self._group.gather(parts, [x], self._gather))
         return torch.cat(parts[0], dim=1) if parts else None
 
     def broadcast(self, x: Tensor) -> Tensor:
         """See RankGroup. In place."""
-        self._call(lambda: self._group.broadcast([x]).wait())
+        self._finish(lambda: self._group.broadcast([x], self._broadcast))
         return x
 
     def smallest(self, number: int) -> int:
         """See RankGroup."""
         least = torch.tensor([number], device=self._device)
         self._group._set_default_timeout(max(self._join_timeout, LATE))
-        self._call(lambda: self._group.allreduce([least], dist.ReduceOp.MIN).wait())
+        self._finish(lambda: self._group.allreduce([least], self._least))
         self._group._set_default_timeout(LATE)
         return int(least)
 
     def close(self) -> None:
-        self._group.shutdown()
+        """NCCL's communicator ends with the process: to destroy it is a call that waits for all ranks."""
+        if self._device.type != "cuda":
+            self._group.shutdown()
+
+    def _finish(self, collective: Callable[[], Any]) -> None:
+        """With NCCL there is nothing to wait for."""
+        work = self._call(collective)
+        if work is not None:
+            self._call(work.wait)
 
     def _call(self, collective: Callable[[], Any]) -> Any:
         try:

@@ -215,7 +215,7 @@ class Operations(TorchDispatchMode):
                 return self._adopt(value)
 
         made = tree_map(to_device, result)
-        changed = [*fresh, *(each for each in _changed(func, host_args, host_kwargs) if each.numel())]
+        changed = [each for each in (*fresh, *_changed(func, host_args, host_kwargs)) if each.numel()]
         if name in UNINITIALISED or not changed:
             return made  # nothing is launched: memory, or another look at it
 

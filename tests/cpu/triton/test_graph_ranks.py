@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -89,12 +88,6 @@ class TwoRanks(Ring):
         worker = load_rank(0, config, self._folder)
         followers: Any = self.follower
         return InprocExecutor(worker, max_in_flight=2, followers=followers)
-
-
-@pytest.fixture(scope="module")
-def other() -> Iterator[RankProcess]:
-    with RankProcess(1, 2) as other:
-        yield other
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -37,12 +37,6 @@ def work_on(gpu: PretendedGpu, connection: Connection, path: Path, work: Work) -
     return result
 
 
-@pytest.fixture(scope="module")
-def other() -> Iterator[RankProcess]:
-    with RankProcess(1, 2) as other:
-        yield other
-
-
 @pytest.fixture
 def gpu() -> Iterator[PretendedGpu]:
     with torch.inference_mode(), pretended_gpu(num_devices=2) as gpu:
