@@ -12,6 +12,7 @@ from torch import Tensor
 from benchmarks.gpu.launches import count_launches
 from benchmarks.gpu.timing import recorded_ms
 from model_worker.device import Device
+from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.new_tokens import NewTokens
@@ -48,6 +49,11 @@ class Setting:
     dtype: torch.dtype
     repeats: int
     heads: HeadShape = LLAMA_8B
+    narrow_kv: bool = False  # keys and values in float8
+
+    @property
+    def kv_dtype(self) -> torch.dtype:
+        return FP8 if self.narrow_kv else self.dtype
 
     @property
     def at(self) -> torch.device:
@@ -68,7 +74,7 @@ def _pages(batch: int, context: int, page_size: int, setting: Setting) -> Pages:
     """Random keys and values on scattered pages."""
     per_row = -(-context // page_size)
     num_slots = (batch * per_row + 1) * page_size
-    pools = setting.normal(2, num_slots, *setting.heads[1:])
+    pools = setting.normal(2, num_slots, *setting.heads[1:]).to(setting.kv_dtype)
     table = 1 + torch.randperm(batch * per_row, device=setting.at).view(batch, per_row)
     return Pages(pools[0], pools[1], table.int(), torch.arange(batch, device=setting.at))
 
@@ -93,7 +99,7 @@ class DecodeWork:
             processors = torch.cuda.get_device_properties(device).multi_processor_count
         self.splits = choose_num_splits(batch, num_kv_heads, context, processors)
         self.out = torch.empty_like(self._q)
-        self.num_bytes = 2 * batch * context * num_kv_heads * head_dim * setting.dtype.itemsize  # read
+        self.num_bytes = 2 * batch * context * num_kv_heads * head_dim * setting.kv_dtype.itemsize  # read
         layers = [pages]
         if device.type == "cuda":
             # The same values in other memory, as the next layer's are: or they would come from the cache.

@@ -6,7 +6,7 @@ python -m benchmarks.gpu.stages --out DIR decode --model qwen3-0.6b
 python -m benchmarks.gpu.stages --out DIR --device cpu --tiny      the stages' logic, by Triton's interpreter
 
 device    what it is; the rates of a copy and of a matrix product, which the others are compared with
-kernels   attention of decodes and of a prompt; draws
+kernels   attention of decodes, over keys and values in float8 too, and of a prompt; draws; layers in float8
 tiles     the same with other launch parameters, the best first
 decode    a decode step at several batch sizes: floor, step, gap; with and without overlap and graphs; a trace
 serve     the whole runtime over HTTP, with overlap and without
@@ -22,7 +22,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -42,11 +42,14 @@ from benchmarks.gpu.kernel_rates import (
     draw_rate,
     extend_rate,
 )
+from benchmarks.gpu.linear_rates import LLAMA_8B as LINEARS
+from benchmarks.gpu.linear_rates import linear_rate
 from benchmarks.gpu.serving import Load, baseline, serve
 from benchmarks.gpu.shapes import SHAPES
 from benchmarks.gpu.tile_sweep import Sweep
 from benchmarks.gpu.timing import copy_rate, matrix_rate
 from model_worker.device import Device, make_device
+from model_worker.device.cuda import has_fp8
 
 logger = logging.getLogger("gpu")
 
@@ -68,6 +71,8 @@ class Sizes:
     draws: tuple[int, ...] = (1, 64, 256)
     vocab_size: int = 151_936
     heads: HeadShape = LLAMA_8B
+    linears: tuple[tuple[int, int], ...] = LINEARS
+    linear_rows: tuple[int, ...] = (1, 8, 64, 256, 2048)
     sweep_decodes: tuple[tuple[int, int], ...] = tuple(product((1, 8, 64), (1024, 4096)))
     sweep_chunks: tuple[tuple[int, int], ...] = ((8192, 0), (2048, 6144))  # new tokens, cached ones
     sweep_candidates: int = 20  # at most
@@ -87,6 +92,8 @@ TINY = Sizes(
     draws=(2,),
     vocab_size=300,
     heads=HeadShape(4, 2, 16),
+    linears=((32, 80),),
+    linear_rows=(2, 17),
     sweep_decodes=((1, 20),),
     sweep_chunks=((9, 11),),
     sweep_candidates=3,
@@ -136,11 +143,12 @@ def device_stage(bench: Bench) -> dict[str, Any]:
 def kernels_stage(bench: Bench) -> dict[str, Any]:
     device, sizes = bench.device.torch_device, bench.sizes
     copied, matrix = bench.copy_rate(), matrix_rate(device, sizes.matrix, bench.dtype, sizes.repeats)
-    decodes = []
-    for batch, context in sizes.decodes:
-        for page_size in (1, 16):
-            rate = decode_rate(batch, context, page_size, bench.setting)
-            decodes.append({**rate, "of_copy_rate": rate["bytes_per_s"] / copied})
+
+    def decodes(setting: Setting, page_sizes: tuple[int, ...]) -> list[dict[str, Any]]:
+        shapes = product(sizes.decodes, page_sizes)
+        rates = [decode_rate(*shape, page_size, setting) for shape, page_size in shapes]
+        return [{**rate, "of_copy_rate": rate["bytes_per_s"] / copied} for rate in rates]
+
     prompt = extend_rate(sizes.prompt, 16, bench.setting)
     prompt["of_matrix_rate"] = prompt["operations_per_s"] / matrix
     draws = [
@@ -150,9 +158,15 @@ def kernels_stage(bench: Bench) -> dict[str, Any]:
     return {
         "copy_bytes_per_s": copied,
         "matrix_operations_per_s": matrix,
-        "decode": decodes,
+        "decode": decodes(bench.setting, (1, 16)),
+        "decode_float8": decodes(replace(bench.setting, narrow_kv=True), (16,)) if has_fp8() else [],
         "prompt": prompt,
         "draw": draws,
+        "linear_float8": [
+            linear_rate(rows, shape, bench.setting)
+            for shape, rows in product(sizes.linears, sizes.linear_rows)
+            if bench.device.name == "cuda" and has_fp8()
+        ],
     }
 
 

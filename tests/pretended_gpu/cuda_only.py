@@ -22,7 +22,7 @@ def _scaled_mm(
     bias: Tensor | None = None,
     scale_result: Tensor | None = None,
     out_dtype: torch.dtype | None = None,
-    **options: Any,
+    use_fast_accum: bool = False,
 ) -> Tensor:
     """With a scale for each row and column, or one for all; in the form in which cuBLAS takes them."""
     (m, k), n = a.shape, b.shape[1]

@@ -24,6 +24,7 @@ def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> Non
     kernels = json.loads((tmp_path / "kernels.json").read_text())
     assert {entry["page_size"] for entry in kernels["decode"]} == {1, 16}
     assert kernels["prompt"]["of_matrix_rate"] > 0
+    assert [entry["page_size"] for entry in kernels["decode_float8"]] == [16]
     assert [draw["launches"] for draw in kernels["draw"]] == [2, 2, 4, 4, 4, 4]
     tiles = json.loads((tmp_path / "tiles.json").read_text())
     for each in (*tiles["decode"], *tiles["extend"]):
@@ -51,6 +52,10 @@ def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> N
     stages = ("device", "kernels", "tiles", "decode")
     with pretended_gpu():
         assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", *stages]) == 0
+    kernels = json.loads((tmp_path / "kernels.json").read_text())
+    refused, taken = (each["ms"] for each in kernels["linear_float8"])
+    assert [name for name, ms in refused.items() if ms is None] == ["product", "product, fast sums"]
+    assert all(taken.values())
     tiles = json.loads((tmp_path / "tiles.json").read_text())
     assert all("ms" in tried for each in (*tiles["decode"], *tiles["extend"]) for tried in each["tried"])
     decode = json.loads((tmp_path / "decode-tiny.json").read_text())
