@@ -5,6 +5,7 @@ Knows files and tensor names; which tensors a model wants, and where they go, it
 
 from __future__ import annotations
 
+import logging
 import math
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -29,6 +30,8 @@ from model_worker.quantized_tensors import QuantizedTensors
 from runtime.errors import ModelError
 from runtime.model_config import ModelConfig
 from runtime.registry import resolve
+
+logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "safetensors", "dummy"]
 Progress = Callable[[int, int], None]  # tensors loaded so far, tensors in all
@@ -220,13 +223,17 @@ class _UnfinishedLayers:
 
 def _load_plain_what_is_plain(model: CausalLM, quantized: QuantizedTensors | None) -> None:
     """Quantised checkpoints have some layers in the model's dtype; others are dequantised to it."""
+    num_dequantised = 0
     for name, layer in _stored_weights(model).items():
         stored = layer.quant.stored
         if stored is not None:
             tensors = [each for each, _ in _targets(model, f"{name}.weight", layer.weight)]
             is_stored = quantized is not None and all(quantized.dtype(each) is stored for each in tensors)
             if not (is_stored and layer.quant.can_store(layer.weight)):
+                num_dequantised += is_stored
                 layer.load_plain()
+    if num_dequantised:
+        logger.info("dequantised as they are loaded, because of their sizes: %d layers", num_dequantised)
 
 
 def _as_wanted(

@@ -212,7 +212,9 @@ def test_an_int8_checkpoint_is_near_its_dequantised_weights_on_any_number_of_ran
 
 
 @needs_compiler
-def test_a_rank_dequantises_what_no_product_of_eight_bits_takes(tmp_path: Path) -> None:
+def test_a_rank_dequantises_what_no_product_of_eight_bits_takes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Of 48 features in and out, and 2 × 40 between them: not in sixteens where they are cut."""
     folder = tmp_path / "model"
     save_tiny_llama(folder)
@@ -231,9 +233,13 @@ def test_a_rank_dequantises_what_no_product_of_eight_bits_takes(tmp_path: Path) 
     whole = dict.fromkeys(
         ("self_attn.qkv_proj", "self_attn.o_proj", "mlp.gate_up_proj", "mlp.down_proj"), True
     )
-    assert narrow(SOLO) == whole
-    cut = whole | {"mlp.down_proj": False}
-    assert on_ranks(2, tmp_path / "run", narrow) == [cut, cut]
+    with caplog.at_level("INFO"):
+        assert narrow(SOLO) == whole
+        assert caplog.messages == []
+        cut = whole | {"mlp.down_proj": False}
+        assert on_ranks(2, tmp_path / "run", narrow) == [cut, cut]
+    said = "dequantised as they are loaded, because of their sizes: 1 layers"  # the other one is plain
+    assert caplog.messages == [said, said]
 
 
 @pytest.mark.parametrize(

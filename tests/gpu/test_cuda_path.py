@@ -16,10 +16,13 @@ import torch
 from msgspec import structs
 
 from carousel import Client
+from model_worker.device.cuda import has_fp8
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from runtime.config import DEMO_MODEL
 from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import VOCAB, save_tiny_llama
 from tests.cpu.ring import Generated, Ring, Setting
+from tests.cpu.triton.test_pretended_models import tokens_in_float8
 from tests.launched import launched
 from tests.pretended_gpu import is_pretended
 
@@ -128,6 +131,14 @@ def test_greedy_tokens_part_only_where_the_reference_is_undecided(on_cuda: Ring,
 def test_drawn_tokens_are_those_of_the_cpu(on_cuda: Ring, on_cpu: Ring, sampling: SamplingParams) -> None:
     pairs = zip(outputs(on_cpu, sampling), outputs(on_cuda, sampling), strict=True)
     assert sum(first_difference(a, b) is not None for a, b in pairs) <= MAX_PARTED
+
+
+def test_keys_and_values_beyond_float8_are_divided_by_their_scales(tmp_path: Path) -> None:
+    """By powers of two, so that nothing changes but the numbers' size."""
+    if not has_fp8():
+        pytest.skip("float8 needs compute capability 8.9")
+    plain = tokens_in_float8(tmp_path / "plain", UNSCALED, cuda_graph_bs="3")
+    assert tokens_in_float8(tmp_path / "scaled", KVScale(64.0, 2048.0), cuda_graph_bs="3") == plain
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")

@@ -63,8 +63,9 @@ def tokens(path: Path, device: str, **settings: Any) -> list[list[int]]:
 
 
 def make_worker(path: Path, device: str, **settings: Any) -> ModelWorker:
-    sizes = {"context_length": 64, "max_running_requests": 2, "max_total_tokens": 256, "page_size": 4}
-    config = RuntimeConfig(model=str(path), dtype="float32", device=device, **sizes, **settings)
+    sizes: dict[str, Any] = {"context_length": 64, "max_running_requests": 2, "max_total_tokens": 256}
+    sizes |= {"page_size": 4, "dtype": "float32", "device": device}
+    config = RuntimeConfig(model=str(path), **sizes, **settings)
     return load_worker(config, make_device(device, threaded=False), lambda: None)
 
 
@@ -148,6 +149,13 @@ def save_as_fp8(path: Path, kv_scale: KVScale = UNSCALED) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
 
 
+def tokens_in_float8(path: Path, kv_scale: KVScale, **settings: Any) -> list[list[int]]:
+    """Of weights, keys and values of 8 bits, on a GPU. See `save_as_fp8`."""
+    save_tiny_llama(path)
+    save_as_fp8(path, kv_scale)
+    return tokens(path, "cuda", dtype="bfloat16", kv_cache_dtype="fp8_e4m3", **settings)
+
+
 @pytest.mark.parametrize(
     "case", ["llama_dynamic", "qwen3_moe", pytest.param("gemma2", marks=pytest.mark.full)]
 )
@@ -181,13 +189,7 @@ def test_eight_bits_are_recorded_as_they_are_computed(tmp_path: Path) -> None:
     beyond what float8 can hold give the same, to the last bit, over the powers of two that they were
     multiplied by.
     """
-    plain, scaled = tmp_path / "plain", tmp_path / "scaled"
-    save_tiny_llama(plain)
-    save_as_fp8(plain)
-    save_tiny_llama(scaled)
-    save_as_fp8(scaled, KVScale(64.0, 2048.0))
-    narrow = {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3"}
     with pretended_gpu() as gpu:
-        expected = tokens(plain, "cuda", **narrow, disable_cuda_graph=True)
-        assert tokens(scaled, "cuda", **narrow, cuda_graph_bs="3") == expected
+        expected = tokens_in_float8(tmp_path / "plain", UNSCALED, disable_cuda_graph=True)
+        assert tokens_in_float8(tmp_path / "scaled", KVScale(64.0, 2048.0), cuda_graph_bs="3") == expected
         assert {"_scaled_mm", "_scale_row"} <= set(gpu.launches)  # some products are refused
