@@ -8,10 +8,7 @@ the prompt.
 
 from __future__ import annotations
 
-import queue
-import random
-import threading
-import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
@@ -98,22 +95,23 @@ class FakeRow:
 class FakeHandle:
     """Satisfies StepHandle."""
 
-    def __init__(self) -> None:
-        self._finished = threading.Event()
+    def __init__(self, compute_up_to: Callable[[FakeHandle], None]) -> None:
+        self._compute_up_to = compute_up_to
+        self.is_finished = False
         self.frames: tuple[Frame, ...] = ()
         self._data = b""
         self._error: BaseException | None = None
-        self.masks: dict[int, bytes] = {}
-        self.masks_ready = threading.Event()
+        self.masks: dict[int, bytes] | None = None
+        """None: they have not come."""
 
     def finish(self, data: bytes, frames: Sequence[Frame] = (), error: BaseException | None = None) -> None:
+        self.is_finished = True
         self._data = data
         self.frames = tuple(frames)
         self._error = error
-        self._finished.set()
 
     def result(self) -> StepResult:
-        self._finished.wait()
+        self._compute_up_to(self)
         if isinstance(self._error, ExecutorError):
             raise self._error
         if self._error is not None:
@@ -121,11 +119,13 @@ class FakeHandle:
         return msgspec.msgpack.decode(self._data, type=StepResult)
 
     def done(self) -> bool:
-        return self._finished.is_set()
+        return True
 
 
 class FakeExecutor:
-    """Satisfies Executor. Runs plans in order on a thread, `jitter` seconds late at most."""
+    """Satisfies Executor. Runs plans in order, each when its result is asked for: as late as a worker can be,
+    so what a plan takes for done at its launch is found.
+    """
 
     def __init__(
         self,
@@ -136,8 +136,6 @@ class FakeExecutor:
         *,
         max_in_flight: int = 1,
         feeds_back: bool = True,
-        jitter: float = 0.0,
-        seed: int = 0,
         window: int = 0,
     ) -> None:
         """window: tokens that a token sees, itself included; 0: all."""
@@ -152,40 +150,33 @@ class FakeExecutor:
         self._table: IdArray = np.zeros((max_rows, max_len // page_size + 2), np.int64)
         self._last_token: IdArray = np.full(max_rows, -9, np.int64)
         self._rows: dict[int, FakeRow] = {}
-        self._jitter = jitter
-        self._random = random.Random(seed)
-        self._queue: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="fake-worker", daemon=True)
-        self._thread.start()
+        self._launched: deque[tuple[BatchPlan, FakeHandle]] = deque()
 
     def launch(self, plan: BatchPlan) -> FakeHandle:
-        handle = FakeHandle()
+        handle = FakeHandle(self._compute_up_to)
         plan = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=BatchPlan)
-        self._queue.put(lambda: self._compute(plan, handle))
+        self._launched.append((plan, handle))
         return handle
 
     def sample(self, handle: Any, masks: SampleMasks) -> None:
+        assert handle.masks is None, "masks came twice"
         masks = msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=SampleMasks)
         handle.masks = dict(masks.masks)
-        handle.masks_ready.set()
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
+        self._launched.clear()
 
-    def _run(self) -> None:
-        while (work := self._queue.get()) is not None:
-            work()
+    def _compute_up_to(self, handle: FakeHandle) -> None:
+        while not handle.is_finished:
+            self._compute(*self._launched.popleft())
 
     def _compute(self, plan: BatchPlan, handle: FakeHandle) -> None:
         try:
-            if self._jitter:
-                time.sleep(self._random.random() * self._jitter)
             if plan.step == self.fails_at_step:
                 raise ExecutorError("told to fail")
             result, frames = self._step(plan, handle)
             handle.finish(msgspec.msgpack.encode(result), frames)
-        except BaseException as error:
+        except Exception as error:
             handle.finish(b"", error=error)
 
     def apply_tables(self, plan: BatchPlan) -> None:
@@ -226,8 +217,9 @@ class FakeExecutor:
         logits = FakeLogits()
         prompts = self._look_at_prompts(plan, rows, starts, lens, logits)
         if plan.defer_sampling:
-            assert handle.masks_ready.wait(10), "masks never came"
-        result = self._sample_all(plan, rows, starts, lens, samples, drafts, handle.masks, logits)
+            assert handle.masks is not None, "masks never came"
+        masks = handle.masks or {}
+        result = self._sample_all(plan, rows, starts, lens, samples, drafts, masks, logits)
         return msgspec.structs.replace(result, prompts=prompts, tensors=tuple(logits.tensors)), logits.frames
 
     def _write_kv(self, rows: list[int], starts: list[int], lens: list[int], ids: list[int]) -> None:

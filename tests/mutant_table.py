@@ -36,8 +36,6 @@ class Mutant:
     new: str
     seed: int
     """A run that catches it soon; `python -m tests.mutants` finds another when the traffic has changed."""
-    jitter: float = 0.0
-    """Seconds that the worker is late: some mistakes show only when it is."""
     changes: Mapping[str, Any] = field(default_factory=dict)
     """Of the setting that the seed draws, for mistakes that show in few of them."""
 
@@ -62,7 +60,6 @@ STEP_MUTANTS = [
         "handle = FakeHandle()",
         "handle = FakeHandle(); self.apply_tables(plan)",
         2,
-        jitter=0.002,
     ),
     Mutant(
         "overrun of a finished request kept",

@@ -47,9 +47,8 @@ def in_force(mutant: Mutant) -> Iterator[None]:
 
 def try_catch(mutant: Mutant, seed: int) -> BaseException | None:
     """What the run of this seed says of the mutant; None when it notices nothing."""
-    changes = dict(mutant.changes) | ({"jitter": mutant.jitter} if mutant.jitter else {})
     # A model that sees all of its context shows most, so a window is for the mistakes that need one.
-    setting = simulation.setting_of(seed, **{"window": 0} | changes) if changes else None
+    setting = simulation.setting_of(seed, **{"window": 0} | dict(mutant.changes)) if mutant.changes else None
     with in_force(mutant):
         try:
             simulation.run(seed, setting, window=0)

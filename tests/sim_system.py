@@ -66,8 +66,6 @@ class Setting:
     num_slots: int
     refusal: float
     """Probability that the detokenizer has no room."""
-    jitter: float
-    """Seconds a step of the worker takes at most."""
     num_requests: int
     max_output: int
     turbulence: float
@@ -126,7 +124,6 @@ class Setting:
             conservativeness=rng.choice([0.05, 0.3, 1.0]),
             num_slots=rng.choice([1, 2]),
             refusal=rng.choice([0.0, 0.0, 0.2, 0.6]),
-            jitter=0.0005 if rng.random() < 0.05 else 0.0,
             num_requests=20,
             max_output=rng.choice([12, 24, 60]),
             turbulence=rng.choice([0.0, 0.3, 1.0]),
@@ -193,7 +190,6 @@ class System:
             setting.max_len,
             max_in_flight=setting.depth,
             feeds_back=setting.feeds_back,
-            jitter=setting.jitter,
             window=setting.window,
         )
         self.executor.watch = self._check_plan

@@ -48,7 +48,6 @@ def test_output_is_the_same_at_every_depth(depth: int, feeds_back: bool) -> None
         conservativeness=0.05,
         num_slots=1,
         refusal=0.0,
-        jitter=0.0002,
         num_requests=12,
         max_output=40,
         turbulence=0.0,

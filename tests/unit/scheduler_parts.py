@@ -31,7 +31,6 @@ SETTING = Setting(
     conservativeness=1.0,
     num_slots=0,
     refusal=0.0,
-    jitter=0.0,
     num_requests=0,
     max_output=8,
     turbulence=0.0,

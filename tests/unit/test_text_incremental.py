@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from typing import NoReturn
 
 import pytest
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
 
 from text.incremental import MAX_PENDING_TOKENS, DecoderFactory, WindowDecoder
 from text.tokenizer import Tokenizer
@@ -33,7 +33,8 @@ def byte_fallback() -> Tokenizer:
             decoders.Strip(" ", 1, 0),
         ]
     )
-    return wrap(backend)
+    backend.add_special_tokens(["<s>", "</s>"])
+    return Tokenizer(backend, no_conversation)
 
 
 @pytest.fixture(scope="module")
@@ -42,19 +43,12 @@ def word_piece() -> Tokenizer:
     backend = Backend(models.WordPiece(vocabulary, unk_token="[UNK]"))
     backend.pre_tokenizer = pre_tokenizers.Whitespace()
     backend.decoder = decoders.WordPiece()
-    return wrap(backend)
+    backend.add_special_tokens(["[SEP]"])
+    return Tokenizer(backend, no_conversation)
 
 
-def wrap(backend: Backend) -> Tokenizer:
-    wrapper = PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        **(
-            {"bos_token": "<s>", "eos_token": "</s>"}
-            if backend.token_to_id("<s>")
-            else {"sep_token": "[SEP]"}
-        ),
-    )
-    return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper)
+def no_conversation() -> NoReturn:
+    raise AssertionError("nothing here is a conversation")
 
 
 def incremental_text(
