@@ -57,8 +57,8 @@ STEP_MUTANTS = [
         "tables written when launched, not on the stream",
         FakeExecutor,
         "launch",
-        "handle = FakeHandle()",
-        "handle = FakeHandle(); self.apply_tables(plan)",
+        "handle = FakeHandle(self._compute_up_to)",
+        "handle = FakeHandle(self._compute_up_to); self.apply_tables(plan)",
         2,
     ),
     Mutant(
@@ -67,7 +67,7 @@ STEP_MUTANTS = [
         "still_held",
         "self.tenancy[rows] == tenancies",
         "rows >= 0",
-        0,
+        2,
     ),
     Mutant(
         "a result given to the row's next tenant",
@@ -75,7 +75,7 @@ STEP_MUTANTS = [
         "still_held",
         "self.tenancy[rows] == tenancies",
         "self.tenancy[rows] > 0",
-        0,
+        2,
     ),
     Mutant("scheduled before its token is there", Rows, "ready", "ready &= in_flight == 0", "pass", 0),
     Mutant("decodes past the length limit", Rows, "ready", " & (predicted < self.max_len[rows])", "", 3),
@@ -131,7 +131,7 @@ STEP_MUTANTS = [
         "self._dirty_from[rows]",
         0,
     ),
-    Mutant("a hit on the whole prompt", KVCacheManager, "match", "num_tokens - 1", "num_tokens", 18),
+    Mutant("a hit on the whole prompt", KVCacheManager, "match", "num_tokens - 1", "num_tokens", 5),
     Mutant("namespaces share pages", KVCacheManager, "match", "req.namespace", "b''", 0),
     Mutant(
         "tokens in flight published",
@@ -139,7 +139,7 @@ STEP_MUTANTS = [
         "publish",
         "min(rows.kv_len.item(row), rows.num_tokens.item(row))",
         "rows.kv_len.item(row)",
-        3,
+        15,
     ),
     Mutant("private pages leaked at the end", KVCacheManager, "release", "self.pages.free(", "len(", 0),
     Mutant("lease kept at the end", KVCacheManager, "release", "self.cache.unlock(req.lease)", "pass", 0),
@@ -157,7 +157,7 @@ STEP_MUTANTS = [
         "take_page_copies",
         "return copies",
         "return ()",
-        6,
+        7,
     ),
     Mutant(
         "a cached prefix used without a lease",
@@ -217,7 +217,7 @@ STEP_MUTANTS = [
         "accept",
         "len(sampled.ids)",
         "len(sampled.logprobs.chosen)",
-        62,
+        7,
     ),
     Mutant(
         "a retracted request never queued again", Lifecycle, "retract", "self.waiting.add(req)", "pass", 2
@@ -228,7 +228,7 @@ STEP_MUTANTS = [
         "replace",
         "self.num_replaced += 1",
         "self.num_replaced += 1; self.output.close(Closed(req.handle, 'abort'))",
-        0,
+        1,
     ),
     Mutant("adapter slots leak", Lifecycle, "_give_back_row", "self.slots.give_back(req.slot)", "pass", 2),
     Mutant(
@@ -237,7 +237,7 @@ STEP_MUTANTS = [
         "_take_in",
         "attempt_of(earlier.handle) >= attempt_of(handle)",
         "False",
-        0,
+        1,
     ),
     Mutant(
         "resumed output taken for prompt",
@@ -247,8 +247,8 @@ STEP_MUTANTS = [
         "num_prompt = len(message.input_ids + message.output_ids) // TOKEN_BYTES",
         2,
     ),
-    Mutant("an abort ends the next attempt too", Intake, "_live", " and req.handle == handle", "", 0),
-    Mutant("early aborts forgotten", Tombstones, "try_take", "return ", "return False and ", 0),
+    Mutant("an abort ends the next attempt too", Intake, "_live", " and req.handle == handle", "", 2),
+    Mutant("early aborts forgotten", Tombstones, "try_take", "return ", "return False and ", 3),
     Mutant("refused output lost", OutputLane, "_try_send_refused", "return False", "pass", 0),
     Mutant(
         "a deadline ends only who waits",
@@ -256,7 +256,7 @@ STEP_MUTANTS = [
         "finish_expired",
         'self.finish(req, "timeout")',
         'self.finish(req, "timeout") if req.row < 0 else None',
-        6,
+        3,
     ),
     Mutant(
         "the deadline of an attempt ends its successor",
@@ -264,9 +264,9 @@ STEP_MUTANTS = [
         "_find",
         " and req.handle == handle",
         "",
-        38,
+        3,
     ),
-    Mutant("one sequence more than may live", Intake, "_check_room", ">= max_live", "> max_live", 1),
+    Mutant("one sequence more than may live", Intake, "_check_room", ">= max_live", "> max_live", 3),
     Mutant(
         "a position that is looked at taken from the cache",
         KVCacheManager,
@@ -281,7 +281,7 @@ STEP_MUTANTS = [
         "_commit_loose",
         "if not is_held:",
         "if not is_held or not scheduled.samples:",
-        2,
+        4,
     ),
     Mutant(
         "positions of the prompt looked at again after a retraction",
@@ -289,7 +289,7 @@ STEP_MUTANTS = [
         "plan_chunk",
         "max(row.start, req.wanted_from)",
         "row.start",
-        4,
+        26,
     ),
     Mutant(
         "what a chunk gave of the prompt not remembered",
@@ -297,7 +297,7 @@ STEP_MUTANTS = [
         "accept_prompt",
         "self._done_upto(result.start + result.num_positions)",
         "pass",
-        4,
+        26,
     ),
     Mutant(
         "a resumed prompt told again",
@@ -305,7 +305,7 @@ STEP_MUTANTS = [
         "_deliver",
         "max(0, req.num_prompt_logprobs - start)",
         "0",
-        12,
+        35,
     ),
     Mutant(
         "a logprob of the prompt's end",
@@ -321,7 +321,7 @@ STEP_MUTANTS = [
         "plan_chunk",
         "req.tokens[first + 1 : min(end + 1, req.num_prompt)]",
         "req.tokens[first : min(end, req.num_prompt - 1)]",
-        0,
+        1,
     ),
     Mutant(
         "raw logits of dropped tokens kept",
@@ -340,7 +340,7 @@ STEP_MUTANTS = [
         0,
     ),
     Mutant(
-        "top_p decays anew after a retraction", Request, "row_setup", "else self._top_p_age()", "else 0", 4
+        "top_p decays anew after a retraction", Request, "row_setup", "else self._top_p_age()", "else 0", 5
     ),
     Mutant(
         "a reset of top_p counted as the first step of its decay",
@@ -348,7 +348,7 @@ STEP_MUTANTS = [
         "_top_p_age",
         "resets.item(-1) + 1",
         "resets.item(-1)",
-        18,
+        55,
     ),
     Mutant("phrases without what came before", Request, "row_setup", "len(word) > 1", "len(word) > 99", 6),
     Mutant(

@@ -44,7 +44,7 @@ BATCHING_MUTANTS = [
         "try_promise",
         "num_missing > self._kv.num_available - self._promised_pages",
         "False",
-        3,
+        4,
     ),
     Mutant(
         "pages taken without asking who could still end",
@@ -100,7 +100,7 @@ BATCHING_MUTANTS = [
         "make_way",
         "self._kv.cache.unlock(prefix.node)",
         "pass",
-        0,
+        4,
         changes=PREEMPTING,
     ),
     Mutant(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isclose
 
 import msgspec
-import pytest
 
 from runtime.plan import BatchPlan
 from runtime.stats import IterationStats
@@ -111,9 +111,9 @@ class StatsWatch:
         expected = self._launched.pop(record.iter)
         assert record.num_new_active_requests == expected.num_new, "who was admitted"
         waited_ms = record.new_active_requests_queue_latency_ms
-        assert waited_ms == pytest.approx(expected.waited_s * 1e3, abs=1e-6), "how long they had waited"
+        assert isclose(waited_ms, expected.waited_s * 1e3, abs_tol=1e-6), "how long they had waited"
         took_s = self._clock() - max(expected.launched_s, self._ended_s)
-        assert record.iter_latency_ms == pytest.approx(took_s * 1e3, abs=1e-6), "the latency of another step"
+        assert isclose(record.iter_latency_ms, took_s * 1e3, abs_tol=1e-6), "the latency of another step"
         self._ended_s = self._clock()
         self._num_completed += record.num_completed_requests
         self._batch_ctx_tokens += expected.num_ctx_tokens

@@ -16,7 +16,7 @@ the replacement character itself, decoding at once also replaces valid character
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -35,7 +35,8 @@ class DecoderFactory:
         self._tokenizer = tokenizer
         self._tables: tuple[_ByteTable, ...] = ()
         if tokenizer.is_byte_level:
-            self._tables = (_ByteTable.build(tokenizer, skip=False), _ByteTable.build(tokenizer, skip=True))
+            every = _ByteTable.of(tokenizer)
+            self._tables = (every, every.without(tokenizer.special_ids))
 
     def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
         """A decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not given."""
@@ -58,14 +59,20 @@ class _ByteTable:
     """The piece as text where it is whole characters; None where it is a part of one, or not UTF-8."""
 
     @staticmethod
-    def build(tokenizer: Tokenizer, *, skip: bool) -> _ByteTable:
+    def of(tokenizer: Tokenizer) -> _ByteTable:
+        """Special tokens included."""
         pieces = [b""] * tokenizer.vocab_size
         for token_id in tokenizer.vocabulary:
-            if not (skip and token_id in tokenizer.special_ids):
-                piece = tokenizer.token_bytes(token_id)
-                assert piece is not None, "every token of a byte-level vocabulary stands for bytes"
-                pieces[token_id] = piece
+            piece = tokenizer.token_bytes(token_id)
+            assert piece is not None, "every token of a byte-level vocabulary stands for bytes"
+            pieces[token_id] = piece
         return _ByteTable(pieces, [_text_of(piece) for piece in pieces])
+
+    def without(self, skipped: Collection[int]) -> _ByteTable:
+        pieces, texts = self.pieces.copy(), self.texts.copy()
+        for token_id in skipped:
+            pieces[token_id], texts[token_id] = b"", ""
+        return _ByteTable(pieces, texts)
 
 
 def _text_of(piece: bytes) -> str | None:

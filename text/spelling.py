@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from tokenizers import decoders
 from tokenizers.decoders import Decoder
 
+NO_BYTE = "\uffff"
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 
@@ -51,11 +52,13 @@ class ByteLevelSpelling:
         on.
         """
         self.byte_of.update({chr(256 + n): byte for n, byte in enumerate(others)})
+        # What spells no byte must not pass for one.
+        self._to_latin_1 = dict.fromkeys(others, NO_BYTE) | {ord(c): b for c, b in self.byte_of.items()}
 
     def bytes_of(self, token: str) -> bytes:
         try:
-            return bytes([self.byte_of[character] for character in token])
-        except KeyError:
+            return token.translate(self._to_latin_1).encode("latin-1")
+        except UnicodeEncodeError:
             return token.encode()  # an added token is spelled as it reads
 
 

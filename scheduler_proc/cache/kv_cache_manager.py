@@ -367,12 +367,11 @@ class KVCacheManager:
         self.cache.check()
         running = self.rows.running_requests()
         private = [self.tables.private(row) for row in self.rows.running.tolist()]
-        assert not (self.num_gone.astype(bool) & self.num_shared.astype(bool)).any(), (
-            "shares without its head"
-        )
+        assert not np.count_nonzero(self.num_gone * self.num_shared), "shares without its head"
         every = np.concatenate([*private, *self.cache.owned_pages(), self.pages.free_pages])
-        assert len(every) == self.pages.num_pages, f"{self.pages.num_pages - len(every)} pages lost"
-        assert len(np.unique(every)) == len(every), "a page has two owners"
+        num_owners = np.bincount(every, minlength=self.pages.num_pages + 1)[1:]
+        assert np.count_nonzero(num_owners) == self.pages.num_pages, "a page is lost"
+        assert len(every) == self.pages.num_pages, "a page has two owners"
         assert not (self.num_pages + self.num_gone)[self.rows.tenancy == 0].any(), "a free row holds pages"
         assert self._computing == {req.computes for req in running if req.computes is not None}
         if not running:

@@ -9,8 +9,8 @@ import pytest
 from tests.mutant_table import Mutant
 from tests.mutants import MUTANTS, try_catch
 
-# Left to the hunt: one depends on what a late thread does, the other is noticed by a run that never ends.
-SLOW = {"tables written when launched, not on the stream", "rejected guesses kept in the KV length"}
+# Left to the hunt: it is noticed by a run that never ends.
+SLOW = {"rejected guesses kept in the KV length"}
 
 
 @pytest.mark.parametrize("mutant", [m for m in MUTANTS if m.name not in SLOW], ids=lambda mutant: mutant.name)
