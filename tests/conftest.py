@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
 
 from runtime.config import DEMO_MODEL
 from text import tokenizer
 from text.tokenizer import Tokenizer
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays to the end: the garbage collector need not walk over it again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

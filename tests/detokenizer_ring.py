@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -65,6 +66,9 @@ class FakePeers:
         return Delivery.SENT
 
 
+decoders_of = cache(DecoderFactory)
+
+
 class Ring:
     """A detokenizer loop between channels in memory, with one client connected."""
 
@@ -80,7 +84,7 @@ class Ring:
             inbox=self.inbox,
             scheduler=self.scheduler,
             clients=Clients(channel or self.peers, epoch=EPOCH),
-            decoders=DecoderFactory(loaded),
+            decoders=decoders_of(loaded),
             eos_token_ids=(EOS,),
             slow_reader_timeout_s=SLOW_S,
             engine_epoch=lambda: engine_epoch,

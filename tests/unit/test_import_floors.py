@@ -4,16 +4,13 @@ change this table in the same commit, with the reason.
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
-from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.unit.sources import ROOT, source_of
 
 # package -> project packages it may import besides itself
 FLOORS: dict[str, set[str]] = {
@@ -83,36 +80,12 @@ def modules_of(package: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{package}.py"]
 
 
-def statements(node: ast.AST) -> Iterator[ast.AST]:
-    """All below a node but what stands under `if TYPE_CHECKING`, which binds nothing at run time."""
-    for child in ast.iter_child_nodes(node):
-        if isinstance(child, ast.expr) or (
-            isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test)
-        ):
-            continue
-        yield child
-        yield from statements(child)
-
-
-@cache
-def imported_names(path: Path) -> list[str]:
-    """Dotted names of all imports that bind something at run time."""
-    names: list[str] = []
-    for node in statements(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names += (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
-            names.append(node.module or "")
-    return names
-
-
 @pytest.mark.parametrize("package", FLOORS)
 def test_package_imports_only_floors_below(package: str) -> None:
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
         for path in modules_of(package)
-        for name in imported_names(path)
+        for name in source_of(path).imports
         if (top := name.split(".")[0]) in FLOORS and top != package and top not in FLOORS[package]
     ]
     assert not wrong, "\n".join(wrong)
@@ -125,7 +98,7 @@ def test_scheduler_parts_import_only_parts_below() -> None:
         part = path.relative_to(ROOT / "scheduler_proc").parts[0].removesuffix(".py")
         if part == "__init__":
             continue
-        for name in imported_names(path):
+        for name in source_of(path).imports:
             other = name.split(".")[1] if name.startswith("scheduler_proc.") else part
             if other != part and floor[other] > floor[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
@@ -142,7 +115,7 @@ def test_only_the_model_worker_imports_torch() -> None:
         f"{path.relative_to(ROOT)} imports {name}"
         for package in TORCH_FREE
         for path in modules_of(package)
-        for name in imported_names(path)
+        for name in source_of(path).imports
         if name.split(".")[0] in {"torch", "triton"}
     ]
     assert not wrong, "\n".join(wrong)

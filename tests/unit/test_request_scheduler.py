@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache
 from typing import Any, ClassVar
 
 import pytest
@@ -126,6 +127,11 @@ def outputs(**settings: Any) -> list[list[int]]:
         return [system.detokenizer.tokens[r.handle] for r in REQUESTS]
 
 
+@cache
+def usual_outputs() -> list[list[int]]:
+    return outputs()
+
+
 # -- what they decide --------------------------------------------------------------------------------------
 
 
@@ -145,7 +151,7 @@ def outputs(**settings: Any) -> list[list[int]]:
     ids=str,
 )
 def test_output_does_not_depend_on_who_schedules(scheduler: dict[str, str], depth: int) -> None:
-    assert outputs(num_pages=26, max_len=56, depth=depth, **scheduler) == outputs()
+    assert outputs(num_pages=26, max_len=56, depth=depth, **scheduler) == usual_outputs()
 
 
 def test_the_documented_example_reserves_to_completion_and_never_pauses() -> None:
@@ -200,7 +206,7 @@ def test_who_is_not_chosen_stays_as_it_is() -> None:
 
 
 def test_a_capacity_scheduler_that_promises_too_much_makes_somebody_give_way() -> None:
-    assert outputs(num_pages=14, max_len=56, capacity=name_of(LastFirst)) == outputs()
+    assert outputs(num_pages=14, max_len=56, capacity=name_of(LastFirst)) == usual_outputs()
 
 
 # -- a bad answer --------------------------------------------------------------------------------------------

@@ -1,0 +1,47 @@
+"""What tests want to know of the project's own source; each file is parsed once."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(slots=True, frozen=True)
+class Source:
+    num_lines: int
+    functions: tuple[tuple[str, int, int], ...]
+    """(name, first line, number of lines) of each, inner ones included."""
+    imports: tuple[str, ...]
+    """Dotted names of all imports that bind something at run time: not those under `if TYPE_CHECKING`."""
+
+
+@cache
+def source_of(path: Path) -> Source:
+    """Raises AssertionError for a relative import."""
+    text = path.read_text()
+    functions: list[tuple[str, int, int]] = []
+    imports: list[str] = []
+    for node, runs in statements(ast.parse(text)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            functions.append((node.name, node.lineno, node.end_lineno - node.lineno + 1))
+        elif isinstance(node, ast.Import) and runs:
+            imports += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and runs:
+            assert node.level == 0, f"{path}: relative import"
+            imports.append(node.module or "")
+    return Source(len(text.splitlines()), tuple(functions), tuple(imports))
+
+
+def statements(node: ast.AST, runs: bool = True) -> Iterator[tuple[ast.AST, bool]]:
+    """All below a node, each with whether it is ever run."""
+    for field in ("body", "handlers", "orelse", "finalbody", "cases"):
+        for part in getattr(node, field, ()):
+            yield part, runs
+            is_typing = isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING"
+            yield from statements(part, runs and not is_typing)
