@@ -18,7 +18,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor
 
-from tests.pretended_gpu.memory import let_torch_guard_cuda
+from tests.pretended_gpu.memory import Pool, let_torch_guard_cuda
 from tests.pretended_gpu.nccl import ProcessGroupNCCL
 from tests.pretended_gpu.operations import Operations, Recording
 from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline, on_stream, recording_on
@@ -38,15 +38,12 @@ class PretendedGpu:
     def __init__(self, num_bytes: int, num_devices: int) -> None:
         self.timeline = Timeline(num_devices)
         self.operations = Operations(self.timeline, num_bytes)
-        self.num_bytes = num_bytes
         self.num_replays = 0
         self.nccl: type[ProcessGroupNCCL] = type(
             "ProcessGroupNCCL", (ProcessGroupNCCL,), {"gpu": self.operations}
         )
         self.compiled: dict[str, None] = {}
         """What Triton would have compiled so far, in order (see `variants`)."""
-        self._pools: dict[tuple[int, int], WeakSet[_Graph] | None] = {}
-        """The graphs that live in each pool; None: it has never had one."""
 
     @property
     def launches(self) -> list[str]:
@@ -54,18 +51,20 @@ class PretendedGpu:
         return self.operations.names
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
-        return max(0, self.num_bytes - self.operations.memory.num_bytes), self.num_bytes
+        memory = self.operations.memory
+        return memory.capacity - memory.num_reserved, memory.capacity
 
     def graph_pool_handle(self) -> tuple[int, int]:
-        handle = (0, len(self._pools) + 1)
-        self._pools[handle] = None
-        return handle
+        pools = self.operations.memory.pools
+        pools.append(Pool())
+        return (0, len(pools) - 1)
 
     def join_pool(self, graph: _Graph, handle: tuple[int, int]) -> None:
-        graphs = self._pools[handle]
-        if graphs is not None and not graphs:
+        pool = self.operations.memory.pools[handle[1]]
+        if pool.graphs is not None and not pool.graphs:
             self.timeline.problem("a recording into a pool whose graphs are gone, which torch refuses")
-        self._pools[handle] = WeakSet([*(graphs or ()), graph])
+        pool.graphs = WeakSet([*(pool.graphs or ()), graph])
+        graph.recording.pool = pool
 
 
 class _Generator(torch.Generator):
@@ -132,7 +131,7 @@ def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
         "current_stream": lambda device=None: timeline.current,
         "current_device": lambda: timeline.device,
         "device_count": lambda: timeline.num_devices,
-        "empty_cache": lambda: None,
+        "empty_cache": gpu.operations.memory.empty_cache,
         "get_device_capability": lambda device=None: CAPABILITY,
         "get_device_name": lambda device=None: NAME,
         "get_device_properties": lambda device=None: properties,

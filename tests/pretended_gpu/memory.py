@@ -1,21 +1,27 @@
 """CUDA tensors over the host's memory: torch takes them for tensors on a GPU, and they can be computed with.
 
 An allocation is memory of the host; any number of device tensors look at it, each made through DLPack, the
-one door through which torch takes memory of a device on trust. Their deleter says when the last one is gone.
+one door through which torch takes memory of a device on trust. Each holds a token, and the last one to go
+says that the allocation is free.
+
+Memory is counted as by torch's caching allocator, but for its segments: what is given back stays with the
+process until the cache is emptied, and what a recording has used belongs to its pool as long as a graph does.
 """
 
 from __future__ import annotations
 
-import atexit
 import ctypes
 from bisect import bisect_right, insort
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet, finalize
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack
+from torch.utils.dlpack import from_dlpack, to_dlpack
 
 DL_CUDA = 2
 # (type code, bits) of dlpack.h.
@@ -32,6 +38,8 @@ DL_TYPES = {
     torch.float32: (2, 32),
     torch.float64: (2, 64),
 }
+BLOCK_BYTES = 512
+"""What the allocator rounds up to."""
 POISON = 0xFF
 """Each byte of memory that nobody has written: NaN as a float, -1 as an integer."""
 
@@ -51,37 +59,41 @@ class _DLTensor(ctypes.Structure):
     )
 
 
-class _DLManagedTensor(ctypes.Structure):
-    pass
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.POINTER(_DLTensor)  # a DLManagedTensor begins with it
+_pointer_of.argtypes = (ctypes.py_object, ctypes.c_char_p)
 
 
-_Deleter = ctypes.CFUNCTYPE(None, ctypes.POINTER(_DLManagedTensor))
-_DLManagedTensor._fields_ = (
-    ("tensor", _DLTensor),
-    ("context", ctypes.c_void_p),
-    ("deleter", _Deleter),
-)
+@dataclass(slots=True, eq=False)
+class Pool:
+    """Memory that the allocator has from the device."""
 
-_new_capsule = ctypes.pythonapi.PyCapsule_New
-_new_capsule.restype = ctypes.py_object
-_new_capsule.argtypes = (ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p)
+    graphs: WeakSet[Any] | None = None
+    """Those recorded with it; None: there has been none yet."""
+    in_use: int = 0
+    reserved: int = 0  # bytes, no less than in_use
 
 
 class Allocation:
     """Memory of a device, of whoever launched on the stream `home` when it was made."""
 
-    def __init__(self, host: Tensor, home: Any) -> None:
+    def __init__(self, host: Tensor, home: Any, pool: Pool | None = None) -> None:
+        """pool: None where nothing is allocated."""
         storage = host.untyped_storage()
         self.storage = storage
         self.begin = storage.data_ptr()
         self.num_bytes = storage.nbytes()
         self.home = home
+        self.pool = pool
         self.num_tensors = 0
         self.written: tuple[Any, int] | None = None  # by which stream, at which of its times
         self.read: dict[Any, int] = {}  # last, by stream
         self.recorded: set[Any] = set()  # streams that it waits for before it is used again
-        self.of_graph = False
+
+    @property
+    def of_graph(self) -> bool:
         """Of a graph's own pool: it stays as long as the graph does."""
+        return self.pool is not None and self.pool.graphs is not None
 
     @property
     def is_freed(self) -> bool:
@@ -94,25 +106,54 @@ class Allocation:
 
 
 class Memory:
-    """All allocations that a device tensor looks at."""
+    """All allocations that a device tensor looks at, and what they take of the device's memory."""
 
-    def __init__(self, on_free: Callable[[Allocation], None]) -> None:
-        """on_free is called with each that nobody looks at any more."""
+    def __init__(self, capacity: int, on_free: Callable[[Allocation], None]) -> None:
+        """capacity: bytes. on_free is called with each allocation that nobody looks at any more."""
+        self.capacity = capacity
+        self.pool = Pool()
+        """Of all that is not recorded."""
+        self.pools = [self.pool]
         self._on_free = on_free
         self._begins: list[int] = []
         self._allocations: dict[int, Allocation] = {}
-        self.num_bytes = 0
 
-    def adopt(self, host: Tensor, home: Any, *, of_graph: bool) -> Tensor:
-        """A device tensor over the memory of `host`, which becomes an allocation if it is none yet."""
+    @property
+    def num_reserved(self) -> int:
+        """Bytes that the device has given."""
+        return sum(pool.reserved for pool in self.pools)
+
+    def empty_cache(self) -> None:
+        """Give back what is not in use, but for pools that a graph needs."""
+        for pool in self.pools:
+            if not pool.graphs:
+                pool.reserved = pool.in_use
+
+    def _take(self, pool: Pool, num_bytes: int) -> None:
+        """Raises OutOfMemoryError as the allocator does: when emptying the cache did not help."""
+        growth = pool.in_use + num_bytes - pool.reserved
+        if growth > 0 and self.num_reserved + growth > self.capacity:
+            self.empty_cache()
+            growth = pool.in_use + num_bytes - pool.reserved
+            if self.num_reserved + growth > self.capacity:
+                raise torch.OutOfMemoryError(
+                    f"CUDA out of memory. Tried to allocate {num_bytes} bytes of a pretended GPU with "
+                    f"{self.capacity}, of which {self.num_reserved} are taken"
+                )
+        pool.in_use += num_bytes
+        pool.reserved = max(pool.reserved, pool.in_use)
+
+    def adopt(self, host: Tensor, home: Any, pool: Pool) -> Tensor:
+        """A device tensor over the memory of `host`, which becomes an allocation if it is none yet. Raises
+        OutOfMemoryError.
+        """
         if host.numel():
             allocation = self.find(host.data_ptr())
             if allocation is None:
-                allocation = Allocation(host, home)
-                allocation.of_graph = of_graph
+                self._take(pool, _in_blocks(host.untyped_storage().nbytes()))
+                allocation = Allocation(host, home, pool)
                 insort(self._begins, allocation.begin)
                 self._allocations[allocation.begin] = allocation
-                self.num_bytes += allocation.num_bytes
         else:
             allocation = Allocation(host, home)
         return _device_tensor(host, allocation, self._let_go)
@@ -141,11 +182,17 @@ class Memory:
         return allocation.alias(tensor.dtype, tensor.data_ptr(), tensor.shape, tensor.stride())
 
     def _let_go(self, allocation: Allocation) -> None:
+        allocation.num_tensors -= 1
         if allocation.is_freed and self._allocations.get(allocation.begin) is allocation:
             del self._allocations[allocation.begin]
             self._begins.remove(allocation.begin)
-            self.num_bytes -= allocation.num_bytes
+            assert allocation.pool is not None
+            allocation.pool.in_use -= _in_blocks(allocation.num_bytes)
             self._on_free(allocation)
+
+
+def _in_blocks(num_bytes: int) -> int:
+    return -(-num_bytes // BLOCK_BYTES) * BLOCK_BYTES
 
 
 def poison(host: Tensor) -> None:
@@ -154,42 +201,22 @@ def poison(host: Tensor) -> None:
         torch.empty(0, dtype=torch.uint8).set_(host.untyped_storage()).fill_(POISON)
 
 
-# By address: what a device tensor needs as long as it lives.
-_alive: dict[int, tuple[Any, ...]] = {}
-
-
 def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Allocation], None]) -> Tensor:
-    code, bits = DL_TYPES[host.dtype]
+    """As torch would export a token of the host, but with another address. The end of the last view ends the
+    token, which is seen by a weak reference: a deleter written in Python would lose an exception in flight.
+    """
+    token = np.empty(1, np.uint8)
+    finalize(token, let_go, allocation).atexit = False
+    capsule = to_dlpack(torch.from_numpy(token))
     dimensions = ctypes.c_int64 * max(1, host.dim())
     shape, strides = dimensions(*host.shape), dimensions(*host.stride())
-    managed = _DLManagedTensor(
-        _DLTensor(
-            host.data_ptr(), DL_CUDA, allocation.home.device, host.dim(), code, bits, 1, shape, strides, 0
-        ),
-        None,
-        _deleter,
-    )
+    exported = _pointer_of(capsule, b"dltensor").contents
+    exported.data, exported.byte_offset = host.data_ptr(), 0
+    exported.device_type, exported.device_id = DL_CUDA, allocation.home.device
+    exported.code, exported.bits = DL_TYPES[host.dtype]
+    exported.ndim, exported.shape, exported.strides = host.dim(), shape, strides
     allocation.num_tensors += 1
-    address = ctypes.addressof(managed)
-    _alive[address] = (managed, host, shape, strides, allocation, let_go)
-    return from_dlpack(_new_capsule(address, b"dltensor", None))
-
-
-def _delete(managed: Any) -> None:
-    """NOTE: an exception that is on its way when this runs is lost; what a name holds is let go later."""
-    *_, allocation, let_go = _alive.pop(ctypes.addressof(managed.contents))
-    allocation.num_tensors -= 1
-    let_go(allocation)
-
-
-_deleter = _Deleter(_delete)
-
-
-@atexit.register
-def _forget_deleters() -> None:
-    """What is still there outlives Python, which must not be called then."""
-    for managed, *_ in _alive.values():
-        managed.deleter = _Deleter()
+    return from_dlpack(capsule)
 
 
 def let_torch_guard_cuda() -> None:

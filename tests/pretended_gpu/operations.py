@@ -17,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves, tree_map
 
 from tests.pretended_gpu.cuda_only import CUDA_ONLY
-from tests.pretended_gpu.memory import Allocation, Memory, poison
+from tests.pretended_gpu.memory import Allocation, Memory, Pool, poison
 from tests.pretended_gpu.timeline import Timeline
 
 # The host waits for their result: a value, or a shape that depends on values.
@@ -47,6 +47,7 @@ class Launch:
 
 @dataclass(slots=True)
 class Recording:
+    pool: Pool = field(default_factory=Pool)
     launches: list[Launch] = field(default_factory=list)
 
 
@@ -57,11 +58,10 @@ class Operations(TorchDispatchMode):
         """num_bytes: what allocations may take together."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.timeline = timeline
-        self.memory = Memory(timeline.free)
+        self.memory = Memory(num_bytes, timeline.free)
         self.recording: Recording | None = None
         self.names: list[str] = []
         """Of all launches, in order."""
-        self._num_bytes = num_bytes
         self._pinned: dict[int, Allocation] = {}
 
     def pin(self, host: Tensor) -> Tensor:
@@ -140,10 +140,8 @@ class Operations(TorchDispatchMode):
         return self.memory.host_of(value) if isinstance(value, Tensor) and value.is_cuda else value
 
     def _adopt(self, host: Tensor) -> Tensor:
-        is_new = self.memory.find(host.data_ptr()) is None
-        if is_new and self.memory.num_bytes + host.untyped_storage().nbytes() > self._num_bytes:
-            raise torch.OutOfMemoryError("CUDA out of memory: the pretended GPU is full")
-        return self.memory.adopt(host, self.timeline.current, of_graph=self.recording is not None)
+        pool = self.memory.pool if self.recording is None else self.recording.pool
+        return self.memory.adopt(host, self.timeline.current, pool)
 
     # Operations
 

@@ -190,16 +190,59 @@ def test_the_host_reads_what_it_has_waited_for(gpu: PretendedGpu) -> None:
     assert host.numpy().tolist() == [0, 1, 2, 3, 4]
 
 
+def of_bytes(num: int) -> Tensor:
+    return torch.empty(num, dtype=torch.uint8, device=AT)
+
+
+def free_bytes() -> int:
+    return torch.cuda.mem_get_info()[0]
+
+
 def test_memory_ends(gpu: PretendedGpu) -> None:
     free, total = torch.cuda.mem_get_info()
     assert free == total == 1 << 20
-    half = torch.empty(1 << 19, dtype=torch.uint8, device=AT)
+    half = of_bytes(1 << 19)
     part = half[: (1 << 18) + 1]  # another look at it takes nothing
-    assert torch.cuda.mem_get_info()[0] == total // 2
+    assert free_bytes() == total // 2
     with pytest.raises(torch.OutOfMemoryError):
-        torch.empty((1 << 19) + 1, dtype=torch.uint8, device=AT)
+        of_bytes((1 << 19) + 1)
     del half, part
-    assert torch.cuda.mem_get_info()[0] == total
+    torch.cuda.empty_cache()
+    assert free_bytes() == total
+
+
+def test_what_is_given_back_is_kept_for_the_next_until_the_cache_is_emptied(gpu: PretendedGpu) -> None:
+    total = free_bytes()
+    for size in (1000, 3000, 2000):
+        of_bytes(size)
+    assert free_bytes() == total - 3072  # whole blocks
+    of_bytes(total)  # the cache is emptied for it
+    torch.cuda.empty_cache()
+    assert free_bytes() == total
+
+
+def test_a_pool_keeps_what_its_recordings_need_at_most_as_long_as_they_live(gpu: PretendedGpu) -> None:
+    total, pool = free_bytes(), torch.cuda.graph_pool_handle()
+    graphs = [torch.cuda.CUDAGraph() for _ in range(2)]
+    for graph in graphs:
+        with torch.cuda.graph(graph, pool=pool, stream=torch.cuda.current_stream()):
+            of_bytes(1024)
+            of_bytes(2048)
+    torch.cuda.empty_cache()
+    assert free_bytes() == total - 2048
+    del graph, graphs
+    torch.cuda.empty_cache()
+    assert free_bytes() == total
+
+
+def test_an_error_is_not_lost_where_memory_is_let_go_on_its_way(gpu: PretendedGpu) -> None:
+    def fail() -> Tensor:
+        raise ValueError("on its way")
+
+    with pytest.raises(ValueError, match="on its way"):
+        torch.add(of_bytes(8), fail())
+    torch.cuda.empty_cache()
+    assert free_bytes() == 1 << 20
 
 
 @triton.jit
