@@ -11,7 +11,7 @@ import torch
 from model_worker.device.base import Device
 from model_worker.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.model_runner import ModelRunner
-from runtime.errors import ConfigError
+from model_worker.out_of_memory import when_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -23,7 +23,11 @@ def make_kv_pool(
     num_pages: int, page_size: int, layout: KVLayout, dtype: torch.dtype, device: Device
 ) -> MHATokenToKVPool:
     """Raises ConfigError when the device does not have the memory."""
-    try:
+    size = (num_pages + 1) * page_size * layout.bytes_per_token(dtype)
+    with when_out_of_memory(
+        f"allocating a KV cache of {size / (1 << 30):.2f} GiB",
+        "lower --mem-fraction-static or --max-total-tokens; another program may have taken memory meanwhile",
+    ):
         return MHATokenToKVPool(
             num_pages,
             page_size,
@@ -33,37 +37,33 @@ def make_kv_pool(
             dtype,
             device.torch_device,
         )
-    except torch.OutOfMemoryError as error:
-        size = (num_pages + 1) * page_size * layout.bytes_per_token(dtype)
-        raise ConfigError(
-            f"out of memory while allocating a KV cache of {size / (1 << 30):.2f} GiB: lower "
-            "--mem-fraction-static or --max-total-tokens; another program may have taken memory meanwhile"
-        ) from error
 
 
-def free_beside_graphs(
+def free_beside_steps(
     make_trial: Callable[[Sequence[int]], ModelRunner], sizes: Sequence[int], device: Device
 ) -> int:
-    """Free bytes, less what a runner takes that records graphs of `sizes` (ascending): its tables and graphs.
+    """Free bytes, less what a runner takes besides its KV cache: its tables, its largest step, and graphs of
+    `sizes` (ascending).
 
-    Measured, because nothing else knows what a graph keeps: the two largest are recorded over a KV cache of
-    a few pages, and each other one is counted like the second. make_trial(sizes) -> such a runner.
+    Measured, because nothing else knows what a step or a graph needs, over a KV cache of a few pages: the two
+    largest sizes are recorded, and each other one is counted like the second. make_trial(sizes) -> a runner
+    that records these.
     """
-    free = device.free_bytes()
-    if not sizes:
-        return free
-    left = []
-    for count in range(1, min(2, len(sizes)) + 1):
-        trial = make_trial(sizes[-count:])
+    free, left, step = device.free_bytes(), list[int](), 0
+    for count in range(min(1, len(sizes)), min(2, len(sizes)) + 1):
+        trial = make_trial(sizes[len(sizes) - count :])
         trial.warm_up()
+        beside_cache = device.free_bytes(cached=False)
         left.append(device.free_bytes())
+        step = left[-1] - beside_cache  # kept by the allocator
         del trial
         gc.collect()  # tables and recordings know each other
     each = max(0, left[0] - left[-1])
-    remaining = left[-1] - each * max(0, len(sizes) - len(left))
+    remaining = left[-1] - each * max(0, len(sizes) - len(left)) - step
     logger.info(
-        "CUDA graphs of %d sizes and the rows' tables take %.2f GiB",
+        "beside the KV cache: %.2f GiB for the largest step, %.2f GiB for tables and CUDA graphs of %d sizes",
+        step / (1 << 30),
+        (free - remaining - step) / (1 << 30),
         len(sizes),
-        (free - remaining) / (1 << 30),
     )
     return max(0, remaining)

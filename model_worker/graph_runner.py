@@ -32,11 +32,11 @@ from model_worker.forward_batch import ForwardBatch
 from model_worker.future_map import FutureMap
 from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.kv_pool import DUMMY_PAGE, MHATokenToKVPool
+from model_worker.out_of_memory import when_out_of_memory
 from model_worker.req_to_token_pool import ReqToTokenPool
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import DrawKind, Sampler
 from model_worker.step_output import ForwardOutput
-from runtime.errors import ConfigError
 from runtime.plan import BatchPlan
 from runtime.wire import TOKEN_BYTES, unpack_ids
 
@@ -123,13 +123,11 @@ class GraphRunner:
             logger.info("recording CUDA graphs: batch size %d, %d of %d", size, count, len(self._sizes))
             empty = np.empty(0, np.int64)
             self._stage(size, empty, empty, empty, empty, empty)
-            try:
+            remedy = (
+                "record less with --cuda-graph-max-bs or --disable-cuda-graph, or lower --mem-fraction-static"
+            )
+            with when_out_of_memory(f"recording the decode step of {size} rows", remedy):
                 self._recorded[size] = self._capture_size(size)
-            except torch.OutOfMemoryError as error:
-                raise ConfigError(
-                    f"out of memory while recording the decode step of {size} rows: lower "
-                    "--mem-fraction-static, or record less with --cuda-graph-max-bs or --disable-cuda-graph"
-                ) from error
             on_progress()
 
     def fits(self, plan: BatchPlan) -> bool:

@@ -9,13 +9,14 @@ All of it on the forward stream, in this order:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Protocol
 
 import numpy as np
 import torch
-from msgspec.structs import replace
 from torch import Tensor
 
+from model_worker import warm_up
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.device.base import Device
@@ -35,10 +36,10 @@ from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from model_worker.step_output import ForwardOutput, StepOutput
 from runtime.errors import ConfigError
-from runtime.plan import BatchPlan, RowSetup
-from runtime.wire import pack_ids, unpack_ids
+from runtime.plan import BatchPlan
+from runtime.wire import unpack_ids
 
-WARM_UP_TOKENS = 8
+NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
 
@@ -67,10 +68,11 @@ class ModelRunner:
         attention_window: int = 0,
         group: RankGroup = SOLO,
         graph_sizes: Sequence[int] = (),
+        max_tokens: int = 0,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
-        model and backend can.
+        model and backend can. max_tokens: of the largest step that it computes; 0: of a short prompt.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -96,6 +98,7 @@ class ModelRunner:
         self._program: ForwardProgram | None = None
         self._graphs: GraphRunner | None = None
         self._graph_sizes = graph_sizes
+        self._max_tokens = max_tokens
         self._group = group
 
     @torch.inference_mode()
@@ -188,40 +191,20 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
-        record what can be recorded. on_progress is called now and then. Raises ConfigError.
+        record what can be recorded. On a GPU compute steps of all sizes, too: so what they launch is
+        compiled, and its allocator keeps the memory of the largest. on_progress is called now and then.
+        Raises ConfigError.
         """
-        page_size = self.kv_pool.page_size
-        length = min(WARM_UP_TOKENS, self.max_len - 1, self.kv_pool.num_pages * page_size - 1)
-        pages = np.arange(1, -(-(length + 1) // page_size) + 1)
-        prompt = BatchPlan(
-            step=0,
-            setups=(RowSetup(row=0, num_prompt=length, top_p=0.9),),
-            page_copies=(),
-            table_spans=pack_ids([0, 0, len(pages)]),
-            table_pages=pack_ids(pages),
-            num_decodes=0,
-            rows=pack_ids([0]),
-            starts=pack_ids([0]),
-            input_ids=pack_ids([0] * length),
-            lens=pack_ids([length]),
-            samples=pack_ids([1]),
-            drafts=pack_ids([0]),
-        )
-        decode = BatchPlan(
-            step=1,
-            setups=(RowSetup(row=0, num_prompt=length, temperature=0.0),),
-            page_copies=(),
-            table_spans=b"",
-            table_pages=b"",
-            num_decodes=1,
-            rows=pack_ids([0]),
-            starts=pack_ids([length]),
-            input_ids=pack_ids([-1]),
-        )
+        prompt = warm_up.first_prompt(self.max_len, self.kv_pool.num_pages, self.kv_pool.page_size)
+        decode = warm_up.decode_after(unpack_ids(prompt.lens).item())
         try:
             for plan in (prompt, decode):
-                self.sample(self.forward(plan), {})
+                self._compute_and_sample(plan)
             self._record(decode, on_progress)
+            if self._device.name == "cuda":
+                for plan in warm_up.ever_smaller_chunks(self._max_tokens, self.max_rows, self.max_len):
+                    self._compute_and_sample(plan)
+                    on_progress()
         except self._device.launch_errors as error:
             raise ConfigError(
                 f"device: a kernel of this model does not fit this GPU ({error}): use --dtype bfloat16, "
@@ -230,10 +213,13 @@ class ModelRunner:
         self._table.page_table.zero_()
         self._future.last_token.zero_()
 
+    def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, bytes] = NO_MASKS) -> None:
+        self.sample(self.forward(plan), masks)
+
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
         """Record what can be; decode: a plan that may be run again."""
         if self._device.name == "cuda":
-            self._launch_edits(decode)
+            self._launch_what_is_not_recorded(decode)
             on_progress()
 
         def forward(batch: ForwardBatch) -> Tensor:
@@ -252,24 +238,14 @@ class ModelRunner:
             )
         self._graphs = self._record_graphs(on_progress)
 
-    def _launch_edits(self, decode: BatchPlan) -> None:
-        """All that a sampler launches and nothing records: the first launch of a kernel compiles it."""
-        num_prompt = unpack_ids(decode.starts).item()
-        edited = RowSetup(
-            row=0,
-            num_prompt=num_prompt,
-            frequency_penalty=1.0,
-            min_len=num_prompt + 2,
-            stop_ids=pack_ids([0]),
-            bias_ids=pack_ids([0]),
-            bias_values=np.ones(1, np.float32).tobytes(),
-            num_logprobs=1,
-            history_ids=pack_ids([0] * num_prompt),
-        )
-        decaying = RowSetup(row=0, num_prompt=num_prompt, top_p=0.9, top_p_decay=0.9)
-        all_allowed = b"\xff" * -(-self.vocab_size // 8)
-        self.sample(self.forward(replace(decode, setups=(edited,))), {})
-        self.sample(self.forward(replace(decode, setups=(decaying,))), {0: all_allowed})
+    def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:
+        """The first launch of a kernel compiles it. A decode of the longest context splits its keys, if any
+        does.
+        """
+        position = unpack_ids(decode.starts).item()
+        for plan, masks in warm_up.edited_decodes(position, self.vocab_size):
+            self._compute_and_sample(plan, masks)
+        self._compute_and_sample(warm_up.longest_decode(self.max_len, self.kv_pool.page_size))
 
     def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
         if not self._graph_sizes or not can_record(self._model, self._backend):
@@ -315,6 +291,8 @@ def size_kv_pool(
         raise ConfigError(
             f"no room for a KV cache: mem_fraction_static {fraction:g} of {free_bytes >> 20} MiB free, "
             f"max_total_tokens {max_total_tokens or 'not set'}, page_size {page_size}, "
-            f"{bytes_per_token} bytes a token"
+            f"{bytes_per_token} bytes a token: raise the first two, lower --chunked-prefill-size, "
+            "--max-running-requests or --cuda-graph-max-bs, take a narrower --dtype, or end what else uses "
+            "the device"
         )
     return num_pages

@@ -19,11 +19,12 @@ import torch
 
 from model_worker.device import Device, Ticket
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
-from model_worker.device_memory import TRIAL_TOKENS, free_beside_graphs, make_kv_pool
+from model_worker.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.embedding_runner import EmbeddingRunner
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.model_runner import ModelRunner, size_kv_pool
+from model_worker.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
 from model_worker.served_model import load_served_model
 from model_worker.step_output import ForwardOutput, StepOutput
 from runtime.config import RuntimeConfig
@@ -81,13 +82,14 @@ class WorkerStep:
             raise ExecutorError(f"step {self._plan.step} waits for its masks")
         try:
             output = self._copied.wait()
-        except torch.OutOfMemoryError as error:
-            raise ExecutorError(
-                f"step {self._plan.step} is out of memory: lower --mem-fraction-static, so that the KV cache "
-                f"leaves more, or --chunked-prefill-size, so that a step needs less: {error}"
-            ) from error
         except Exception as error:
-            raise ExecutorError(f"step {self._plan.step} failed: {type(error).__name__}: {error}") from error
+            step = f"step {self._plan.step}"
+            if is_out_of_memory(error):
+                raise ExecutorError(
+                    f"{step} is out of memory: lower --mem-fraction-static, so that the KV cache leaves "
+                    f"more, or --chunked-prefill-size, so that a step needs less ({first_line(error)})"
+                ) from error
+            raise ExecutorError(f"{step} failed: {type(error).__name__}: {error}") from error
         result, self.frames = output.to_result(self._plan)
         return msgspec.structs.replace(result, spans=tuple(self._spans)) if self._spans else result
 
@@ -174,17 +176,12 @@ def load_worker(
 
     on_progress is called after each tensor that was read. Raises ModelError, ConfigError or GroupError.
     """
-    try:
-        # On the stream that will use it: memory of another stream would have to be waited for.
-        load = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group))
-        worker = ModelWorker(load.wait(), device)
-        on_progress()
+    # On the stream that will use it: memory of another stream would have to be waited for.
+    load = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group))
+    worker = ModelWorker(load.wait(), device)
+    on_progress()
+    with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
         worker.warm_up(on_progress)
-    except torch.OutOfMemoryError as error:
-        raise ConfigError(
-            "out of memory while loading: weights and one step need more than the device has left: take a "
-            f"narrower --dtype or a larger --tp-size, or end what else uses the device: {error}"
-        ) from error
     return worker
 
 
@@ -192,27 +189,46 @@ def _load_runner(
     config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup
 ) -> ModelRunner:
     kv_dtype = _kv_dtype(config)
-    model, backend, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
+    with when_out_of_memory(
+        "loading the weights",
+        "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
+    ):
+        model, backend, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.name == "cuda" and config.task == "generate" else ()
-    options: dict[str, Any] = {
-        "max_rows": config.max_running_requests,
-        "max_len": config.context_length,
-        "vocab_size": checkpoint.vocab_size,
-        "attention_window": layout.attention_window,
-        "group": group,
-    }
 
     def make_pool(num_pages: int) -> MHATokenToKVPool:
         return make_kv_pool(num_pages, config.page_size, layout, kv_dtype, device)
 
-    def make_trial(some: Sequence[int]) -> ModelRunner:
-        pool = make_pool(-(-TRIAL_TOKENS // config.page_size))
-        return ModelRunner(model, pool, backend, device, **options, graph_sizes=some)
+    def make_runner(kv_pool: MHATokenToKVPool, sizes: Sequence[int]) -> ModelRunner:
+        options: dict[str, Any] = {
+            "max_rows": config.max_running_requests,
+            "max_len": config.context_length,
+            "vocab_size": checkpoint.vocab_size,
+            "attention_window": layout.attention_window,
+            "group": group,
+            "max_tokens": config.chunked_prefill_size,
+        }
+        if config.task == "embed":
+            pooling = read_pooling(Path(config.model), config.pooling)
+            return EmbeddingRunner(model, kv_pool, backend, device, **options, pooling=pooling)
+        return ModelRunner(model, kv_pool, backend, device, **options, graph_sizes=sizes)
 
+    def make_trial(some: Sequence[int]) -> ModelRunner:
+        return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)
+
+    if device.name == "cpu":
+        free_bytes = device.free_bytes()
+    else:
+        with when_out_of_memory(
+            f"computing a step of up to {config.chunked_prefill_size} tokens",
+            "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger "
+            "--tp-size, or end what else uses the device",
+        ):
+            free_bytes = free_beside_steps(make_trial, sizes, device)
     num_pages = size_kv_pool(
-        free_bytes=free_beside_graphs(make_trial, sizes, device),
+        free_bytes=free_bytes,
         fraction=config.mem_fraction_static,
         bytes_per_token=layout.bytes_per_token(kv_dtype),
         page_size=config.page_size,
@@ -231,10 +247,7 @@ def _load_runner(
         str(kv_dtype).removeprefix("torch."),
         device.name,
     )
-    if config.task == "embed":
-        pooling = read_pooling(Path(config.model), config.pooling)
-        return EmbeddingRunner(model, kv_pool, backend, device, **options, pooling=pooling)
-    return ModelRunner(model, kv_pool, backend, device, **options, graph_sizes=sizes)
+    return make_runner(kv_pool, sizes)
 
 
 def _kv_dtype(config: RuntimeConfig) -> torch.dtype:

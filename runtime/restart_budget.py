@@ -1,6 +1,7 @@
 """RestartBudget: whether what has died is started again, and how soon. Pure counting; knows no process.
 
-All deaths count, so that nothing is started again for ever. A pause is of use only before what dies by
+All deaths count, so that nothing is started again for ever: those of the last while, and before a death of
+what could not get ready all, however long it takes to fail. A pause is of use only before what dies by
 itself: the cause may be over by then. What was ended from outside is well, and callers wait for it.
 """
 
@@ -22,10 +23,15 @@ class RestartBudget:
         self.counts: defaultdict[str, int] = defaultdict(int)
         """Restarts since the launch, by unit."""
 
-    def spend(self, unit: str, limit: int, now: float, *, from_outside: bool) -> float | None:
-        """Seconds to wait before `unit` is started again; None: the window has had `limit` restarts."""
+    def spend(
+        self, unit: str, limit: int, now: float, *, from_outside: bool, was_ready: bool = True
+    ) -> float | None:
+        """Seconds to wait before `unit` is started again; None: there have been `limit` restarts in the
+        window, or since it was ready. was_ready: whether it was ready when it died.
+        """
         recent = self._recent[unit]
-        while recent and now - recent[0][0] >= self.window_s:
+        forgets = was_ready or from_outside
+        while forgets and recent and now - recent[0][0] >= self.window_s:
             recent.popleft()
         if len(recent) >= limit:
             return None

@@ -252,14 +252,16 @@ class Supervisor:
         now = time.monotonic()
         others = [other for other in self._children if other.place.unit == unit]
         died_by_itself = self._may_be_a_request((child, *others), code)
-        delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself)
+        was_ready = all(map(self._was_ready, (child, *others)))
+        delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself, was_ready=was_ready)
         if delay_s is None:
             self._events.write("budget_spent", unit=unit, restarts=limit)
-            spent = f"{failure.message}; restarted {limit} times in {config.restart_window:g} s before"
+            within = f"in {config.restart_window:g} s" if was_ready else "without getting ready"
+            spent = f"{failure.message}; restarted {limit} times {within} before"
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
             return
         if unit == ENGINE:
-            self._blame((child, *others), died_by_itself)
+            self._blame(may_be_a_request=died_by_itself and was_ready)
         for other in others:
             self._children.kill(other)
         for other in others:
@@ -284,10 +286,10 @@ class Supervisor:
         codes = [code, *(child.process.poll() for child in unit[1:])]
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
-    def _blame(self, engine: Sequence[Child], may_be_a_request: bool) -> None:
+    def _blame(self, *, may_be_a_request: bool) -> None:
         """Show whether a request may have ended the engine. One that was still loading had none."""
         self._solitary = NO_HANDLE
-        if may_be_a_request and all(map(self._was_ready, engine)):
+        if may_be_a_request:
             self._num_engine_faults += 1
             self._solitary = self._page.read("scheduler").solitary
 

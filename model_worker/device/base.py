@@ -78,8 +78,10 @@ class Device(Protocol):
     launch_errors: tuple[type[Exception], ...]
     """What a kernel raises that needs more registers or shared memory than the device has."""
 
-    def free_bytes(self) -> int:
-        """Memory that may still be allocated on the device."""
+    def free_bytes(self, *, cached: bool = True) -> int:
+        """Memory that may still be allocated on the device. cached: with what its allocator has kept of what
+        was given back.
+        """
 
     def host_block(self, size: int) -> Tensor:
         """An uninitialised int64 tensor [size] on the host, of the kind `upload` copies fastest."""

@@ -139,8 +139,10 @@ class CpuDevice:
         # Results are in host memory already: a second thread would only add a switch.
         self.copy_stream: Stream = self.forward_stream
 
-    def free_bytes(self) -> int:
-        """What the kernel can give without swapping, no more than the control group leaves."""
+    def free_bytes(self, *, cached: bool = True) -> int:
+        """What the kernel can give without swapping, no more than the control group leaves. Nothing is kept
+        that could be counted.
+        """
         return min(_memory_available(), _cgroup_available())
 
     def host_block(self, size: int) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Outcome
+from model_worker.out_of_memory import first_line
 from runtime.errors import ConfigError
 
 T = TypeVar("T")
@@ -89,16 +90,21 @@ class CudaDevice:
                 f"device: {name} has compute capability {'.'.join(map(str, capability))}; the kernels need "
                 f"{'.'.join(map(str, MIN_CAPABILITY))} (Ampere) or later; try --device cpu"
             )
-        torch.cuda.set_device(index)
         self.launch_errors = _launch_errors()
         self.torch_device = torch.device("cuda", index)
         self._graph_pool: Any = None
         self._graphs: WeakSet[torch.cuda.CUDAGraph] = WeakSet()  # of that pool
-        self.forward_stream = CudaStream(self.torch_device)
-        self.copy_stream = CudaStream(self.torch_device)
+        try:
+            torch.cuda.set_device(index)
+            torch.zeros(1, device=self.torch_device)  # has this torch kernels for this GPU?
+            self.forward_stream = CudaStream(self.torch_device)
+            self.copy_stream = CudaStream(self.torch_device)
+        except RuntimeError as error:  # whatever CUDA says: the GPU is full, another process's alone, too new
+            raise ConfigError(f"device: GPU {index} cannot be used: {first_line(error)}") from error
 
-    def free_bytes(self) -> int:
-        torch.cuda.empty_cache()
+    def free_bytes(self, *, cached: bool = True) -> int:
+        if cached:
+            torch.cuda.empty_cache()
         free, _ = torch.cuda.mem_get_info(self.torch_device)
         return int(free)
 

@@ -1,7 +1,9 @@
 """`python -m tests.pretended_gpu.launch ARGUMENT ...` is `launch.py` where the GPUs are pretended ones.
 
 On CUDA rank 0 of the model lives in the scheduler's process, and the others are workers: that is where the
-GPUs are, as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each.
+GPUs are, as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each; behind
+a comma, what is left of it as soon as the server is ready, as if its cache had been emptied and another program
+had taken the rest.
 """
 
 from __future__ import annotations
@@ -27,7 +29,18 @@ def run(role: str) -> None:
 
     def main(context: ProcessContext) -> None:
         torch.set_num_threads(1)
-        with pretended_gpu(int(os.environ.get(NUM_BYTES, 1 << 30)), len(visible_gpus() or "0")):
+        num_bytes, _, left = os.environ.get(NUM_BYTES, str(1 << 30)).partition(",")
+        ready = context.ready
+        with pretended_gpu(int(num_bytes), len(visible_gpus() or "0")) as gpu:
+
+            def ready_beside_another(**info: int | float | str) -> None:
+                memory = gpu.operations.memory
+                memory.empty_cache()
+                memory.capacity = memory.num_reserved + int(left)
+                ready(**info)
+
+            if left:
+                context.ready = ready_beside_another  # type: ignore[method-assign]
             import_module(MODULES[role]).main(context)
 
     run_process(role, main)

@@ -21,7 +21,7 @@ from weakref import WeakSet, finalize
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.dlpack import from_dlpack, to_dlpack
+from torch.utils.dlpack import from_dlpack
 
 DL_CUDA = 2
 # (type code, bits) of dlpack.h.
@@ -207,7 +207,7 @@ def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Alloc
     """
     token = np.empty(1, np.uint8)
     finalize(token, let_go, allocation).atexit = False
-    capsule = to_dlpack(torch.from_numpy(token))
+    capsule = torch._C._to_dlpack(torch.from_numpy(token))
     dimensions = ctypes.c_int64 * max(1, host.dim())
     shape, strides = dimensions(*host.shape), dimensions(*host.stride())
     exported = _pointer_of(capsule, b"dltensor").contents

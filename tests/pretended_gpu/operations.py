@@ -66,11 +66,12 @@ class Operations(TorchDispatchMode):
 
     def pin(self, host: Tensor) -> Tensor:
         """The same memory, pinned from now on. It is kept, so that no other tensor gets its address."""
-        if host.numel():
+        if host.numel():  # all others have the same address
             self._pinned[host.untyped_storage().data_ptr()] = Allocation(host, self.timeline.current)
         return host
 
     def pinned(self, host: Tensor) -> Allocation | None:
+        """None: pageable, or without elements."""
         return self._pinned.get(host.untyped_storage().data_ptr())
 
     # Launches

@@ -34,6 +34,16 @@ def test_a_budget_is_spent_within_its_window_and_comes_back_after_it() -> None:
     assert budget.counts == {"engine": 4}
 
 
+def test_what_does_not_get_ready_is_not_started_for_ever_however_long_it_takes_to_fail() -> None:
+    budget = RestartBudget(window_s=60.0)
+    assert spend(budget, "engine", 3, 0.0) == 0.0
+    loads = [
+        budget.spend("engine", 3, now, from_outside=False, was_ready=False) for now in (500.0, 1000.0, 1500.0)
+    ]
+    assert [delay is None for delay in loads] == [False, False, True]
+    assert spend(budget, "engine", 3, 2000.0) == 0.0  # it has served meanwhile
+
+
 def test_units_have_budgets_of_their_own() -> None:
     budget = RestartBudget(window_s=60.0)
     assert spend(budget, "tokenizer:0", 1, 0.0) == 0.0

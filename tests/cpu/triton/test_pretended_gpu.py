@@ -190,6 +190,13 @@ def test_the_host_reads_what_it_has_waited_for(gpu: PretendedGpu) -> None:
     assert host.numpy().tolist() == [0, 1, 2, 3, 4]
 
 
+def test_what_has_no_elements_is_read_by_anybody(gpu: PretendedGpu) -> None:
+    first, second = (
+        torch.empty(0, pin_memory=True).copy_(numbers()[:0], non_blocking=True) for _ in range(2)
+    )
+    assert first.numpy().tolist() == second.numpy().tolist() == []
+
+
 def of_bytes(num: int) -> Tensor:
     return torch.empty(num, dtype=torch.uint8, device=AT)
 

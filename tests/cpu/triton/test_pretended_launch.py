@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.cpu.plans import save_tiny_llama
 from tests.launched import SLACK, Launched, launched
+from tests.pretended_gpu.launch import NUM_BYTES
 
 TIMEOUT_S = 30.0 * SLACK
 SETTINGS = (
     *("--skip-tokenizer-init", "--dtype", "float32", "--max-running-requests", "2", "--cuda-graph-bs", "2"),
     *("--context-length", "64", "--max-total-tokens", "256", "--served-model-name", "tiny"),
+    *("--chunked-prefill-size", "16"),
 )
 
 
@@ -56,3 +60,37 @@ def test_it_serves_is_killed_and_serves_on(tmp_path: Path) -> None:
         assert launch.stop() == 0, launch.log()
         assert "restarting" in launch.log()
         assert "Error" not in launch.log()
+
+
+@pytest.mark.full
+def test_a_step_for_which_memory_ends_ends_one_request(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another program has taken what the long prompt's step was measured to need: the engine dies of it,
+    twice and once more of it alone. The log says what to turn.
+    """
+    save_tiny_llama(tmp_path)
+    monkeypatch.setenv(NUM_BYTES, "1000000,60000")
+    arguments = (
+        "--model",
+        str(tmp_path),
+        *SETTINGS,
+        "--chunked-prefill-size",
+        "64",
+        "--max-total-tokens",
+        "0",
+    )
+
+    def ask(launch: Launched, prompt: list[int]) -> httpx.Response:
+        url, request = f"{launch.url}/v1/completions", {**body(3), "prompt": prompt}
+        return httpx.post(url, json=request, timeout=TIMEOUT_S)
+
+    with launched(*arguments, module="tests.pretended_gpu.launch") as launch, ThreadPoolExecutor(4) as pool:
+        too_long = pool.submit(ask, launch, [3] * 60)
+        others = [pool.submit(ask, launch, [last] * 4) for last in (5, 6, 7)]
+        assert too_long.result().json()["error"]["code"] == "quarantined"
+        assert [each.result().status_code for each in others] == [200, 200, 200]
+        assert ask(launch, [9] * 4).status_code == 200
+        assert launch.stop() == 0, launch.log()
+        assert re.search(r"out of memory: lower --mem-fraction-static.*restarting engine", launch.log())
+        assert "Traceback" not in launch.log()
