@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
 from model_worker.distributed.group import LATE_S, GroupError
+from model_worker.out_of_memory import is_out_of_memory
 
 LATE = timedelta(seconds=LATE_S)
 STORE_FILE = "ranks.store"
@@ -90,9 +91,9 @@ class TorchGroup:
     def _call(self, collective: Callable[[], Any]) -> Any:
         try:
             return collective()
-        except torch.OutOfMemoryError:
-            raise
         except RuntimeError as error:  # all that torch raises here, whether a rank is gone or late
+            if is_out_of_memory(error):
+                raise
             raise GroupError(f"tensor-parallel rank {self.rank} has lost the others: {error}") from error
 
 

@@ -72,9 +72,10 @@ def _sorted_by_expert(ids: Tensor, num_experts: int, block_m: int) -> _Tiles:
     num_pairs, device = ids.numel(), ids.device
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     ends, tile_ends = torch.empty((2, num_experts), dtype=torch.int32, device=device).unbind(0)
+    is_small = block_m == SMALL_TILE and num_pairs <= 128
     _sort[(num_experts,)](
         ids.contiguous(), order, ends, tile_ends, num_pairs, BLOCK_M=block_m,
-        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128 if num_pairs <= 128 else 1024, num_warps=4,
+        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128 if is_small else 1024, num_warps=4,
     )  # fmt: skip
     num_tiles = min(num_experts, num_pairs) + num_pairs // block_m
     return _Tiles(order, ends, tile_ends, num_tiles, block_m, ids.shape[1])

@@ -10,11 +10,14 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from transformers import Qwen3MoeConfig
 
 from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import save_tiny_llama
+from tests.cpu.reference import make_checkpoint
 from tests.cpu.ring import Ring
 from tests.cpu.triton.test_pretended_models import SetRing
+from tests.model_registry import TINY, Case
 from tests.pretended_gpu import pretended_gpu
 
 
@@ -36,24 +39,38 @@ KINDS = {
 
 
 def serve(ring: Ring, kinds: dict[str, list[SamplingParams]]) -> None:
-    """Prompts of odd and even lengths, the third in chunks beside the others' decodes."""
+    """Prompts of odd and even lengths, the third in chunks beside the others' decodes; then a long one."""
     for start, kind in enumerate(kinds.values()):
         prompts = [[start + 1, n + 2] + [9] * (1 + 5 * n * n) for n in range(len(kind))]
         ring.generate(prompts, kind, solo=False)
+    ring.generate([[8] * 41], [sampling(3, temperature=0.0)], solo=True)
+
+
+def compiled_while_serving(path: Path, kinds: dict[str, list[SamplingParams]], chunk: int = 16) -> list[str]:
+    """By a server that records nothing: what is recorded is compiled before."""
+    with pretended_gpu() as gpu:
+        ring = SetRing(path, "cuda", chunk=chunk, disable_cuda_graph=True)
+        at_start = list(gpu.compiled)
+        serve(ring, kinds)
+        ring.close()
+    return list(gpu.compiled)[len(at_start) :]
 
 
 def test_no_kernel_is_compiled_while_requests_are_served(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Contexts of this model, too, are attended to in several splits, and ever more of them.
-    monkeypatch.setattr("model_worker.kernels.triton.decode_attention.KEYS_PER_SPLIT", 8)
+    # The longest of this model's contexts, too, are attended to in several splits, and the others in one.
+    monkeypatch.setattr("model_worker.kernels.triton.decode_attention.KEYS_PER_SPLIT", 32)
     save_tiny_llama(tmp_path)
-    with pretended_gpu() as gpu:
-        ring = SetRing(tmp_path, "cuda", disable_cuda_graph=True)  # what is recorded is compiled before
-        at_start = list(gpu.compiled)
-        serve(ring, KINDS)
-        ring.close()
-    assert list(gpu.compiled)[len(at_start) :] == []
+    assert compiled_while_serving(tmp_path, KINDS) == []
+
+
+def test_no_kernel_of_experts_is_compiled_for_chunks_of_another_size(tmp_path: Path) -> None:
+    """With more pairs of token and expert than there are small tiles for, and fewer."""
+    few = TINY | {"num_hidden_layers": 1, "num_experts_per_tok": 1, "head_dim": 16}
+    make_checkpoint(Case(Qwen3MoeConfig(**few, num_experts=2, moe_intermediate_size=16)), tmp_path)
+    kinds = {"chunks beside decodes": KINDS["chunks beside one decode, and two"]}
+    assert compiled_while_serving(tmp_path, kinds, chunk=40) == []
 
 
 @triton.jit(do_not_specialize=["free"])

@@ -35,9 +35,9 @@ SAMPLING = [SamplingParams(max_tokens=4, temperature=0.0, seed=1, ignore_eos=Tru
 class SetRing(Ring):
     """With settings of a server that Setting has not."""
 
-    def __init__(self, path: Path, device: str, **settings: Any) -> None:
+    def __init__(self, path: Path, device: str, *, chunk: int = 16, **settings: Any) -> None:
         self._settings = settings
-        setting = Setting(page_size=4, pool_tokens=256, max_rows=3, chunk=16, device=device)
+        setting = Setting(page_size=4, pool_tokens=256, max_rows=3, chunk=chunk, device=device)
         super().__init__(path, setting)
 
     def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
