@@ -20,7 +20,8 @@ from tests.cpu.plans import save_tiny_llama
 from tests.cpu.triton.test_pretended_models import SetRing
 from tests.pretended_gpu import pretended_gpu
 
-SMALL = {"max_running_requests": 2, "cuda_graph_bs": "2", "chunked_prefill_size": 16}
+CHUNK = 16
+SMALL = {"max_running_requests": 2, "cuda_graph_bs": "2"}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def model_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def load(model_path: Path, device: CudaDevice | None = None) -> None:
     config = RuntimeConfig(model=str(model_path), dtype="float32", device="cuda", context_length=64)
     device = device or CudaDevice(threaded=False)
-    load_worker(structs.replace(config, **SMALL), device, lambda: None).close()
+    load_worker(structs.replace(config, **SMALL, chunked_prefill_size=CHUNK), device, lambda: None).close()
 
 
 @pytest.mark.parametrize(
@@ -73,7 +74,7 @@ def test_a_full_gpu_serves_steps_as_large_as_its_settings_allow(model_path: Path
     cut = [SamplingParams(max_tokens=2, top_p=0.9, seed=seed, ignore_eos=True) for seed in (1, 2)]
     prompts = [[3] * 30, [5] * 27]
     with pretended_gpu(800_000) as gpu:
-        ring = SetRing(model_path, "cuda", **SMALL, max_total_tokens=0)
+        ring = SetRing(model_path, "cuda", chunk=CHUNK, **SMALL, max_total_tokens=0)
         memory = gpu.operations.memory
         assert memory.num_reserved < 800_000
         memory.capacity = memory.num_reserved
