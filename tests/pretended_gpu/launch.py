@@ -1,9 +1,9 @@
 """`python -m tests.pretended_gpu.launch ARGUMENT ...` is `launch.py` where the GPUs are pretended ones.
 
 On CUDA rank 0 of the model lives in the scheduler's process, and the others are workers: that is where the
-GPUs are, as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each; behind
-a comma, what is left of it as soon as the server is ready, as if its cache had been emptied and another program
-had taken the rest.
+GPUs are, as many as CUDA_VISIBLE_DEVICES names, 2 by default. PRETENDED_GPU_BYTES is the memory of each;
+behind a comma, what is left of it as soon as the server is ready, as if its cache had been emptied and
+another program had taken the rest.
 """
 
 from __future__ import annotations
