@@ -17,6 +17,10 @@ logger = logging.getLogger(__name__)
 
 # KV cache of a runner that only shows what it takes besides.
 TRIAL_TOKENS = 16
+STEP_REMEDY = (
+    "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger --tp-size, "
+    "or end what else uses the device"
+)
 
 
 def make_kv_pool(
@@ -40,19 +44,23 @@ def make_kv_pool(
 
 
 def free_beside_steps(
-    make_trial: Callable[[Sequence[int]], ModelRunner], sizes: Sequence[int], device: Device
+    make_trial: Callable[[Sequence[int]], ModelRunner], sizes: Sequence[int], device: Device, max_tokens: int
 ) -> int:
-    """Free bytes, less what a runner takes besides its KV cache: its tables, its largest step, and graphs of
-    `sizes` (ascending).
+    """Free bytes; on a GPU less what a runner takes besides its KV cache: its tables, its largest step, and
+    graphs of `sizes` (ascending).
 
     Measured, because nothing else knows what a step or a graph needs, over a KV cache of a few pages: the two
     largest sizes are recorded, and each other one is counted like the second. make_trial(sizes) -> a runner
-    that records these.
+    that records these and computes steps of up to max_tokens. Raises ConfigError when they do not fit.
     """
     free, left, step = device.free_bytes(), list[int](), 0
+    if device.name == "cpu":
+        return free
+    doing = f"computing a step of up to {max_tokens} tokens"
     for count in range(min(1, len(sizes)), min(2, len(sizes)) + 1):
-        trial = make_trial(sizes[len(sizes) - count :])
-        trial.warm_up()
+        with when_out_of_memory(doing, STEP_REMEDY):
+            trial = make_trial(sizes[len(sizes) - count :])
+            trial.warm_up()
         beside_cache = device.free_bytes(cached=False)
         left.append(device.free_bytes())
         step = left[-1] - beside_cache  # kept by the allocator

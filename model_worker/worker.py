@@ -218,17 +218,8 @@ def _load_runner(
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)
 
-    if device.name == "cpu":
-        free_bytes = device.free_bytes()
-    else:
-        with when_out_of_memory(
-            f"computing a step of up to {config.chunked_prefill_size} tokens",
-            "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger "
-            "--tp-size, or end what else uses the device",
-        ):
-            free_bytes = free_beside_steps(make_trial, sizes, device)
     num_pages = size_kv_pool(
-        free_bytes=free_bytes,
+        free_bytes=free_beside_steps(make_trial, sizes, device, config.chunked_prefill_size),
         fraction=config.mem_fraction_static,
         bytes_per_token=layout.bytes_per_token(kv_dtype),
         page_size=config.page_size,
