@@ -1,4 +1,4 @@
-"""On the GPU that is there; with --pretend, where there is none, on a pretended one, with less to do."""
+"""On the GPUs that are there; with --pretend, where there is none, on pretended ones, with less to do."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pretend",
         action="store_true",
-        help="where there is no GPU, run on a pretended one instead of skipping",
+        help="where there is no GPU, run on two pretended ones instead of skipping",
     )
     parser.addoption(
         "--variants",
         type=Path,
-        help="of the pretended one: a file for what Triton would compile",
+        help="of the pretended ones: a file for what Triton would compile",
     )
 
 
@@ -32,7 +32,7 @@ def pytest_configure(config: pytest.Config) -> None:
     torch.set_num_threads(1)
     from tests.pretended_gpu import pretended_gpu
 
-    gpu = _pretence.enter_context(pretended_gpu(8 << 30))
+    gpu = _pretence.enter_context(pretended_gpu(8 << 30, num_devices=2))
     if (file := config.getoption("--variants")) is not None:
         _pretence.callback(lambda: file.write_text("\n".join(gpu.compiled) + "\n"))
 

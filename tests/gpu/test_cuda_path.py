@@ -7,15 +7,19 @@ them: parting is rare, and a wrong table or stream shows in most sequences at on
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import torch
 from msgspec import structs
 
-from carousel import Client
 from model_worker.device.cuda import has_fp8
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from runtime.config import DEMO_MODEL
@@ -23,7 +27,7 @@ from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import VOCAB, save_tiny_llama
 from tests.cpu.ring import Generated, Ring, Setting
 from tests.cpu.triton.test_pretended_models import tokens_in_float8
-from tests.launched import launched
+from tests.launched import SLACK, Launched, is_alive, launched, leftovers
 from tests.pretended_gpu import is_pretended
 
 pytestmark = [
@@ -34,6 +38,7 @@ pytestmark = [
 IS_SMALL = is_pretended()  # an interpreter takes seconds for what a GPU does in microseconds
 NUM_TOKENS = 5 if IS_SMALL else 32
 NUM_PROMPTS = 4 if IS_SMALL else 16
+NUM_STREAMS = 2 if IS_SMALL else 16
 GREEDY = SamplingParams(max_tokens=NUM_TOKENS, temperature=0.0, seed=0, ignore_eos=True)
 SEEDED = SamplingParams(max_tokens=NUM_TOKENS, temperature=1.0, seed=5, ignore_eos=True)
 EDITED = SamplingParams(
@@ -51,6 +56,7 @@ EDITED = SamplingParams(
 )
 ALL_KINDS = [GREEDY, SEEDED, EDITED, SEEDED] * (NUM_PROMPTS // 4)
 MAX_PARTED = 2
+TIMEOUT_S = 30.0 * SLACK
 
 
 @pytest.fixture(scope="module")
@@ -141,14 +147,48 @@ def test_keys_and_values_beyond_float8_are_divided_by_their_scales(tmp_path: Pat
     assert tokens_in_float8(tmp_path / "scaled", KVScale(64.0, 2048.0), cuda_graph_bs="3") == plain
 
 
+@pytest.fixture
+def two_ranks(model: Path) -> Iterator[Launched]:
+    """A server on two GPUs, over NCCL, with collectives inside its graphs."""
+    small = ("--max-running-requests", "2", "--cuda-graph-bs", "2", "--max-total-tokens", "256")
+    settings = ("--model", str(model), "--device", "cuda", "--dtype", "float32", "--skip-tokenizer-init")
+    arguments = (*settings, "--tp-size", "2", *(small if IS_SMALL else ()))
+    with launched(*arguments, module="tests.pretended_gpu.launch" if IS_SMALL else "launch") as launch:
+        yield launch
+
+
+def streamed(launch: Launched, prompt: list[int], sampling: SamplingParams) -> Iterator[int]:
+    """Token ids over HTTP, as they come."""
+    names = ("max_tokens", "temperature", "seed", "ignore_eos")
+    body = {"prompt": prompt, "stream": True, **{name: getattr(sampling, name) for name in names}}
+    url = f"{launch.url}/v1/completions"
+    with httpx.stream("POST", url, json=body, timeout=TIMEOUT_S) as response:
+        assert response.status_code == 200, response.read()
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                yield from json.loads(line.removeprefix("data: "))["choices"][0]["token_ids"]
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
-def test_two_gpus_give_the_tokens_of_one() -> None:
-    """Over NCCL, with collectives inside the graphs."""
-
-    def served(num_ranks: int) -> list[list[int]]:
-        arguments = ("--device", "cuda", "--dtype", "float32", "--no-http", "--tp-size", str(num_ranks))
-        with launched(*arguments) as launch, Client(launch.run_dir) as client:
-            return [list(done.token_ids) for done in client.generate(prompts(), ALL_KINDS, timeout=120.0)]
-
-    alone, together = served(1), served(2)
-    assert sum(a != b for a, b in zip(alone, together, strict=True)) <= MAX_PARTED
+def test_two_gpus_serve_the_tokens_of_the_cpu_also_over_the_death_of_a_rank(
+    two_ranks: Launched, on_cpu: Ring
+) -> None:
+    """Greedy ones and drawn ones, streamed over HTTP."""
+    sampling = [GREEDY, SEEDED] * (NUM_STREAMS // 2)
+    requests = list(zip(prompts(), sampling, strict=False))
+    expected = on_cpu.generate(prompts()[:NUM_STREAMS], sampling, solo=False)
+    streams = [streamed(two_ranks, *request) for request in requests]
+    with ThreadPoolExecutor(NUM_STREAMS) as pool:
+        first = next(streams[0])
+        rest = [pool.submit(list, stream) for stream in streams]
+        os.kill(two_ranks.pid_of("worker", 1), signal.SIGKILL)
+        got = [each.result() for each in rest]
+    got[0].insert(0, first)
+    parted = sum(a != b for a, b in zip(got, expected, strict=True))
+    assert parted <= (0 if IS_SMALL else MAX_PARTED)
+    pids, run_dir = two_ranks.pids(), two_ranks.run_dir
+    assert two_ranks.stop() == 0, two_ranks.log()
+    assert "worker:1: the process was killed by SIGKILL; restarting engine" in two_ranks.log()
+    assert not any(is_alive(pid) for pid in pids)
+    assert not leftovers(run_dir)
+    assert "Error" not in two_ranks.log()
