@@ -23,6 +23,7 @@ from model_worker.device import Device
 from model_worker.loader import load_model
 from model_worker.model_runner import ModelRunner
 from model_worker.models.transformer import CausalLM
+from model_worker.quant.selection import select_quant_method
 from runtime.model_config import ModelConfig
 from runtime.plan import BatchPlan
 
@@ -32,7 +33,9 @@ def load_shape(name: str, device: Device, dtype: torch.dtype) -> CausalLM:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder)
         write_config(name, path)
-        return load_model(path, ModelConfig.from_path(path), dtype, device.torch_device, "dummy")
+        config = ModelConfig.from_path(path)
+        quant = select_quant_method("auto", config.quantization, device.name)
+        return load_model(path, config, dtype, device.torch_device, "dummy", quant=quant)
 
 
 def floor_bytes(model: CausalLM, batch: int, context: int, dtype: torch.dtype) -> float:

@@ -34,15 +34,17 @@ from model_worker.attention.triton import TritonAttention
 from model_worker.device.cpu import CpuDevice, Rerun
 from model_worker.future_map import FutureMap
 from model_worker.graph_runner import DeviceState, GraphRunner
+from model_worker.kernels.fp8_rows import FP8
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
+from model_worker.quant.selection import select_quant_method
 from model_worker.req_to_token_pool import ReqToTokenPool
 from model_worker.sampling.sampler import Sampler
 from runtime.model_config import ModelConfig
 from runtime.registry import resolve
 
-MODELS = ("llama-3.1-8b", "qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "qwen3-30b-a3b")
+MODELS = ("llama-3.1-8b", "llama-3.1-8b-fp8", "qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "qwen3-30b-a3b")
 BATCHES = (1, 64)
 CONTEXT = 4096
 H200_MULTIPROCESSORS = 132
@@ -161,7 +163,8 @@ def _model(name: str, device: CountingDevice) -> CausalLM:
         config = ModelConfig.from_path(Path(folder))
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
-    return CausalLM(config, spec, dtype=torch.bfloat16, device=device.torch_device)
+    quant = select_quant_method("auto", config.quantization, device.name)
+    return CausalLM(config, spec, dtype=torch.bfloat16, device=device.torch_device, quant=quant)
 
 
 def _record(model: CausalLM, device: CountingDevice, batch: int) -> None:
@@ -172,7 +175,7 @@ def _record(model: CausalLM, device: CountingDevice, batch: int) -> None:
         layout.num_layers,
         layout.num_kv_heads,
         layout.head_dim,
-        torch.bfloat16,
+        torch.bfloat16 if model.config.quantization is None else FP8,
         at,
     )
     sampler = Sampler(device, max_rows=batch, max_len=CONTEXT, vocab_size=vocab_size)

@@ -26,17 +26,19 @@ _GEMMA: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 _QWEN3: dict[str, Any] = {**_LLAMA, "rms_norm_eps": 1e-6, "rope_theta": 1000000.0, "head_dim": 128}
+_LLAMA_8B: dict[str, Any] = {
+    **_LLAMA,
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_attention_heads": 32,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 8,
+    "tie_word_embeddings": False,
+    "vocab_size": 128256,
+}
 SHAPES: dict[str, dict[str, Any]] = {
-    "llama-3.1-8b": {
-        **_LLAMA,
-        "hidden_size": 4096,
-        "intermediate_size": 14336,
-        "num_attention_heads": 32,
-        "num_hidden_layers": 32,
-        "num_key_value_heads": 8,
-        "tie_word_embeddings": False,
-        "vocab_size": 128256,
-    },
+    "llama-3.1-8b": _LLAMA_8B,
+    "llama-3.1-8b-fp8": {**_LLAMA_8B, "quantization_config": {"quant_method": "fp8"}},
     "qwen3-0.6b": {
         **_QWEN3,
         "architectures": ["Qwen3ForCausalLM"],

@@ -20,7 +20,11 @@ logger = logging.getLogger(__name__)
 MULTIPLE = 16
 # How torch says that there is no product with a scale for each row. On Hopper cuBLAS (since 12.9) has none
 # for some large weights and few rows (pytorch/ao issue 4582), and CUTLASS for some devices.
-REFUSALS = ("CUBLAS_STATUS_NOT_SUPPORTED", "not currently supported on your device")
+REFUSALS = (
+    "CUBLAS_STATUS_NOT_SUPPORTED",
+    "not currently supported on your device",
+    "cutlass cannot implement",
+)
 
 
 class Fp8(QuantMethod):
