@@ -22,8 +22,9 @@ MULTIPLE = 16
 # for some large weights and few rows (pytorch/ao issue 4582), and CUTLASS for some devices.
 REFUSALS = (
     "CUBLAS_STATUS_NOT_SUPPORTED",
-    "not currently supported on your device",
+    "CUBLAS_STATUS_INVALID_VALUE",
     "cutlass cannot implement",
+    "not currently supported on your device",
 )
 
 

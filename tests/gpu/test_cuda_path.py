@@ -139,12 +139,12 @@ def test_drawn_tokens_are_those_of_the_cpu(on_cuda: Ring, on_cpu: Ring, sampling
     assert sum(first_difference(a, b) is not None for a, b in pairs) <= MAX_PARTED
 
 
-def test_keys_and_values_beyond_float8_are_divided_by_their_scales(tmp_path: Path) -> None:
+def test_keys_and_values_beyond_float8_are_divided_by_their_scales(model: Path, tmp_path: Path) -> None:
     """By powers of two, so that nothing changes but the numbers' size."""
     if not has_fp8():
         pytest.skip("float8 needs compute capability 8.9")
-    plain = tokens_in_float8(tmp_path / "plain", UNSCALED, cuda_graph_bs="3")
-    assert tokens_in_float8(tmp_path / "scaled", KVScale(64.0, 2048.0), cuda_graph_bs="3") == plain
+    plain = tokens_in_float8(model, tmp_path / "plain", UNSCALED, cuda_graph_bs="3")
+    assert tokens_in_float8(model, tmp_path / "scaled", KVScale(64.0, 2048.0), cuda_graph_bs="3") == plain
 
 
 @pytest.fixture

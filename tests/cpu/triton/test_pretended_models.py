@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -149,9 +150,9 @@ def save_as_fp8(path: Path, kv_scale: KVScale = UNSCALED) -> None:
     config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": quantization}))
 
 
-def tokens_in_float8(path: Path, kv_scale: KVScale, **settings: Any) -> list[list[int]]:
-    """Of weights, keys and values of 8 bits, on a GPU. See `save_as_fp8`."""
-    save_tiny_llama(path)
+def tokens_in_float8(model: Path, path: Path, kv_scale: KVScale, **settings: Any) -> list[list[int]]:
+    """Of the model with weights, keys and values of 8 bits, on a GPU. path: for its checkpoint."""
+    shutil.copytree(model, path)
     save_as_fp8(path, kv_scale)
     return tokens(path, "cuda", dtype="bfloat16", kv_cache_dtype="fp8_e4m3", **settings)
 
@@ -189,7 +190,9 @@ def test_eight_bits_are_recorded_as_they_are_computed(tmp_path: Path) -> None:
     beyond what float8 can hold give the same, to the last bit, over the powers of two that they were
     multiplied by.
     """
+    model, plain, scaled = (tmp_path / name for name in ("model", "plain", "scaled"))
+    save_tiny_llama(model)
     with pretended_gpu() as gpu:
-        expected = tokens_in_float8(tmp_path / "plain", UNSCALED, disable_cuda_graph=True)
-        assert tokens_in_float8(tmp_path / "scaled", KVScale(64.0, 2048.0), cuda_graph_bs="3") == expected
+        expected = tokens_in_float8(model, plain, UNSCALED, disable_cuda_graph=True)
+        assert tokens_in_float8(model, scaled, KVScale(64.0, 2048.0), cuda_graph_bs="3") == expected
         assert {"_scaled_mm", "_scale_row"} <= set(gpu.launches)  # some products are refused
