@@ -99,6 +99,7 @@ class ModelWorker:
         self._runner = runner
         self._device = device
         self._deferred: WorkerStep | None = None
+        self._failed: WorkerStep | None = None
         self.limits = WorkerReady(
             num_pages=runner.kv_pool.num_pages,
             page_size=runner.kv_pool.page_size,
@@ -114,8 +115,14 @@ class ModelWorker:
         self._device.forward_stream.launch(lambda: self._runner.warm_up(on_progress)).wait()
 
     def launch(self, plan: BatchPlan) -> WorkerStep:
-        """Start a step; does not wait where the device works beside its caller. Failure shows in `result`."""
+        """Start a step; does not wait where the device works beside its caller. Failure shows in `result`.
+
+        Raises: ExecutorError when it is known that a step has failed: other ranks' devices may still wait for
+        this one in it, and would take another step's collectives for its.
+        """
         assert self._deferred is None, "a step was launched before the masks of the one before it"
+        if self._failed is not None:
+            self._failed.result()
         step = WorkerStep(plan)
         runner = self._runner
         forward = step.timed("forward", lambda: runner.forward(plan))
@@ -148,6 +155,8 @@ class ModelWorker:
         computed = self._device.forward_stream.launch(compute)
         copy = step.timed("copy", lambda: computed.value.on_host(self._device))
         step._copied = self._device.copy_stream.launch(copy, after=computed)
+        if step._copied.has_failed:
+            self._failed = step
 
     def close(self) -> None:
         self._device.close()

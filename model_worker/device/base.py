@@ -30,6 +30,10 @@ class Ticket(Protocol[T_co]):
         """Block until the work is finished and return what it returned. Raises what it raised."""
 
     @property
+    def has_failed(self) -> bool:
+        """It is known that the work has failed. Never blocks."""
+
+    @property
     def value(self) -> T_co:
         """What the work returned, for work behind it in stream order: its tensors may be unfinished."""
 
@@ -41,6 +45,10 @@ class Outcome(Generic[T]):
 
     _value: T
     _error: BaseException | None
+
+    @property
+    def has_failed(self) -> bool:
+        return self._error is not None
 
     @property
     def value(self) -> T:

@@ -193,6 +193,17 @@ def test_a_plan_that_fails_raises_from_result_and_never_hangs(
         step.result()
 
 
+def test_nothing_is_launched_after_a_step_that_failed(tiny_checkpoint: tuple[Path, LlamaForCausalLM]) -> None:
+    """Its collectives would meet those that the other ranks' devices still have of the failed one."""
+    worker, plans = make_worker(tiny_checkpoint[0], 4, threaded=False), PlanWriter(4)
+    plans.open_row(0, PROMPTS[1], pages_of(0), **GREEDY)
+    prompt, decode = plans.plan(chunks=[(0, PROMPTS[1], True)]), plans.plan(decodes=[(0, 5)])
+    worker.launch(structs.replace(prompt, table_pages=pack_ids([])))
+    with pytest.raises(ExecutorError, match=r"step 1 failed: .*table_pages"):
+        worker.launch(decode)
+    worker.close()
+
+
 def test_drafts_are_refused_by_name(tiny_worker: tuple[ModelWorker, PlanWriter]) -> None:
     worker, plans = tiny_worker
     plans.open_row(0, PROMPTS[1], pages_of(0), **GREEDY)
