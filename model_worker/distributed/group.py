@@ -1,6 +1,7 @@
 """RankGroup: what the ranks of one model do together. Every rank makes the same calls in the same order.
 
-A call ends with GroupError on every rank when one of them has ended or does not come; then the group is over.
+On a CPU a call ends with GroupError on every rank when one of them has ended or does not come; then the group
+is over. On CUDA a call is a launch: the device waits, and the launcher or torch ends the processes.
 """
 
 from __future__ import annotations
