@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from threading import Thread
 from types import SimpleNamespace
 from typing import Any, Self
 from unittest.mock import patch
@@ -49,6 +50,19 @@ class PretendedGpu:
     def launches(self) -> list[str]:
         """Names of all launches so far, replayed ones among them."""
         return self.operations.names
+
+    @contextmanager
+    def seen_by_new_threads(self) -> Iterator[None]:
+        """Also by threads that are started now. No two may use it at the same time."""
+        run = Thread.run
+
+        def run_with_gpu(thread: Thread) -> None:
+            torch._C._set_only_lift_cpu_tensors(True)
+            with self.operations:
+                run(thread)
+
+        with patch.object(Thread, "run", run_with_gpu):
+            yield
 
     def mem_get_info(self, device: Any = None) -> tuple[int, int]:
         memory = self.operations.memory

@@ -62,6 +62,16 @@ def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> N
     assert all(each["step"] > each["floor"] > 0 for each in decode["ms"])
 
 
+def test_the_librarys_batching_runs_on_the_pretended_gpu(tmp_path: Path) -> None:
+    """As it is sized on a GPU, by its memory."""
+    with pretended_gpu(600_000_000) as gpu, gpu.seen_by_new_threads():
+        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", "baseline"]) == 0
+        assert "_safe_softmax" in gpu.launches
+    baseline = json.loads((tmp_path / "baseline-tiny.json").read_text())
+    assert baseline["output_tokens_per_s"] > 0
+    assert baseline["attention"] == "sdpa"
+
+
 def test_a_tile_that_does_not_fit_or_computes_something_else_is_written_down_as_that() -> None:
     out = torch.zeros(4)
 
