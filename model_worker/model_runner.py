@@ -291,8 +291,8 @@ def size_kv_pool(
         raise ConfigError(
             f"no room for a KV cache: mem_fraction_static {fraction:g} of {free_bytes >> 20} MiB free, "
             f"max_total_tokens {max_total_tokens or 'not set'}, page_size {page_size}, "
-            f"{bytes_per_token} bytes a token: raise the first two, lower --chunked-prefill-size, "
-            "--max-running-requests or --cuda-graph-max-bs, take a narrower --dtype, or end what else uses "
-            "the device"
+            f"{bytes_per_token} bytes a token: raise --mem-fraction-static or --max-total-tokens, lower "
+            "--chunked-prefill-size, --max-running-requests or --cuda-graph-max-bs, take a narrower --dtype, "
+            "or end what else uses the device"
         )
     return num_pages

@@ -256,8 +256,8 @@ class Supervisor:
         delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself, was_ready=was_ready)
         if delay_s is None:
             self._events.write("budget_spent", unit=unit, restarts=limit)
-            within = f"in {config.restart_window:g} s" if was_ready else "without getting ready"
-            spent = f"{failure.message}; restarted {limit} times {within} before"
+            when = f"in {config.restart_window:g} s before" if was_ready else "without getting ready"
+            spent = f"{failure.message}; restarted {limit} times {when}"
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
             return
         if unit == ENGINE:

@@ -88,6 +88,23 @@ def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
         assert (supervisor._failure is not None) == has_failed
 
 
+def test_an_engine_that_cannot_load_again_ends_the_launch_however_long_it_takes_to_say_so(
+    tmp_path: Path,
+) -> None:
+    """Each of its deaths is past the window of the one before it. One that has served is started again."""
+    sizes: dict[str, Any] = {"restart_window": 1e-9, "max_engine_restarts": 2}
+    dead: Any = SimpleNamespace(pid=1)
+    failure = ProcessFailed("scheduler", "out of memory: take a narrower --dtype", 64)
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, **sizes)) as supervisor:
+        supervisor._set_state("ready")
+        for is_ready in (True, True, True, False, False):
+            assert supervisor._failure is None
+            scheduler = Child(Place("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
+            supervisor._restart(scheduler, failure.exit_code, failure)
+        assert supervisor._failure is not None
+        assert supervisor._failure.message == f"{failure.message}; restarted 2 times without getting ready"
+
+
 def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
     supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
