@@ -47,4 +47,7 @@ def child_environment() -> dict[str, str]:
     # processes: with two spinners beside it a step took 83 ms this way, over a second without (2 cores, EPYC,
     # 2026-11).
     environment.setdefault("GOMP_SPINCOUNT", "1000")
+    # Ranks are on one machine. NCCL has them meet over the first interface that is not this one, which other
+    # machines may reach, and which need not be one over which this machine reaches itself.
+    environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return environment

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from model_worker.device import Device, make_device
+from model_worker.device import make_device
 from model_worker.distributed.group import RankGroup
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.worker import ModelWorker, load_worker
@@ -30,7 +30,9 @@ class RankRing(Ring):
 
         def load(rank: int) -> None:
             groups[rank] = join_shared_memory(self._folder, rank, self._num_ranks)
-            loaded[rank] = load_worker(config, self.make_device(rank, setting), lambda: None, groups[rank])
+            # A follower's stream is its own thread here, whatever rank 0's is.
+            device = make_device("cpu", threaded=setting.overlap or rank > 0)
+            loaded[rank] = load_worker(config, device, lambda: None, groups[rank])
 
         threads = [threading.Thread(target=load, args=(rank,)) for rank in range(self._num_ranks)]
         for thread in threads:
@@ -44,10 +46,6 @@ class RankRing(Ring):
             max_in_flight=2 if setting.overlap else 1,
             followers=self._followers,  # type: ignore[arg-type]
         )
-
-    def make_device(self, rank: int, setting: Setting) -> Device:
-        # A follower's stream is its own thread here, whatever rank 0's is.
-        return make_device("cpu", threaded=setting.overlap or rank > 0)
 
     def close(self) -> None:
         super().close()
