@@ -13,12 +13,14 @@ from msgspec import structs
 from model_worker.device import make_device
 from model_worker.distributed.selection import join_group
 from model_worker.executors.inproc import InprocExecutor
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.config import RuntimeConfig
 from runtime.plan import BatchPlan
 from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import save_tiny_llama
 from tests.cpu.ring import Ring, Setting
+from tests.cpu.triton.test_pretended_models import save_as_fp8
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 from tests.pretended_gpu.rank_process import RankProcess
 
@@ -85,6 +87,24 @@ class TwoRanks(Ring):
         worker = load_rank(0, config, self._folder)
         followers: Any = self.follower
         return InprocExecutor(worker, max_in_flight=2, followers=followers)
+
+
+@pytest.mark.full
+def test_two_ranks_divide_keys_and_values_by_the_same_scales(other: RankProcess, tmp_path: Path) -> None:
+    """By powers of two, so that nothing changes but the numbers' size. Down projections are cut in parts that
+    are dequantised: they are not in sixteens.
+    """
+    narrow = {"dtype": "bfloat16", "kv_cache_dtype": "fp8_e4m3", "cuda_graph_bs": "2"}
+    served = []
+    with pretended_gpu(num_devices=2):
+        for name, scale in (("plain", UNSCALED), ("scaled", KVScale(64.0, 2048.0))):
+            save_tiny_llama(tmp_path / name)
+            save_as_fp8(tmp_path / name, scale)
+            ranks = TwoRanks(tmp_path / name, tmp_path / f"{name} ranks", other, **narrow)
+            served.append(ranks.generate(PROMPTS, DRAWN, solo=False))
+            ranks.close()
+    plain, scaled = served
+    assert scaled == plain
 
 
 @pytest.mark.parametrize("case", CASES)
