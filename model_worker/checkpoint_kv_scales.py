@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
+from torch import Tensor
 
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from runtime.errors import ModelError
@@ -17,6 +18,10 @@ logger = logging.getLogger(__name__)
 # them, and who fuses projections; the last stands for both.
 K_SCALES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "qkv_proj.k_scale", "kv_scale")
 V_SCALES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "qkv_proj.v_scale", "kv_scale")
+# compressed-tensors writes them although they are zero.
+ZERO_POINTS = ("k_zero_point", "v_zero_point")
+# Queries are not quantised.
+UNUSED = ("q_scale", "q_zero_point")
 
 
 class CheckpointKVScales:
@@ -25,28 +30,36 @@ class CheckpointKVScales:
     def __init__(self, files: list[Path], modules: list[str]) -> None:
         """modules: the layers' attention, in order, by the checkpoint's names.
 
-        Raises: ModelError where a file cannot be read, or a scale is more than one number.
+        Raises: ModelError where a file cannot be read, a scale is several numbers, or a zero point not zero.
         """
         self._modules = modules
         self._found: dict[str, float] = {}
-        wanted = {f"{module}.{name}" for module in modules for name in (*K_SCALES, *V_SCALES)}
+        self._unused = _names(modules, UNUSED)
+        wanted = _names(modules, (*K_SCALES, *V_SCALES, *ZERO_POINTS))
         for path in files:
             try:
                 with safe_open(path, framework="pt") as file:
                     for name in wanted.intersection(file.keys()):
-                        scale = file.get_tensor(name)
-                        if scale.numel() != 1:
-                            raise ModelError(
-                                f"The checkpoint's {name} has the shape {list(scale.shape)}: only one scale "
-                                "for all heads of a layer is read."
-                            )
-                        self._found[name] = float(scale)
+                        self._note(name, file.get_tensor(name))
             except (OSError, SafetensorError) as error:
                 raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
 
+    def _note(self, name: str, value: Tensor) -> None:
+        if name.endswith(ZERO_POINTS):
+            if value.any():
+                raise ModelError(f"The checkpoint's {name} is not zero: only symmetric scales are read.")
+            self._unused.add(name)
+            return
+        if value.numel() != 1:
+            raise ModelError(
+                f"The checkpoint's {name} has the shape {list(value.shape)}: only one scale for all heads of "
+                "a layer is read."
+            )
+        self._found[name] = float(value)
+
     def __contains__(self, name: str) -> bool:
-        """Whether the tensor of that name is one of them."""
-        return name in self._found
+        """Whether the tensor of that name is one of them, or stands beside them."""
+        return name in self._found or name in self._unused
 
     def log_unused(self) -> None:
         if self._found:
@@ -74,6 +87,10 @@ class CheckpointKVScales:
                     raise _unusable(f"{module}.{name} is {scale}")
                 return scale
         raise _unusable(f"other layers have scales of keys and values, but there is no {module}.{names[0]}")
+
+
+def _names(modules: list[str], kinds: tuple[str, ...]) -> set[str]:
+    return {f"{module}.{kind}" for module in modules for kind in kinds}
 
 
 def _unusable(why: str) -> ModelError:

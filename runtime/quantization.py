@@ -43,6 +43,7 @@ class _Args(msgspec.Struct):
 
 
 class _Group(msgspec.Struct):
+    targets: list[str] = []
     weights: _Args | None = None
     input_activations: _Args | None = None
 
@@ -106,14 +107,22 @@ def _modelopt(config: _QuantizationConfig) -> CheckpointQuantization | None:
 
 
 def _compressed_tensors(config: _QuantizationConfig) -> CheckpointQuantization | None:
-    if config.kv_cache_scheme is not None and not config.config_groups:
-        return None  # keys and values alone
+    groups = config.config_groups
+    if config.kv_cache_scheme is not None:
+        groups = {name: group for name, group in groups.items() if not _is_of_attention(group)}
+        if not groups:
+            return None  # keys and values alone
     if config.format not in _FORMATS:
         raise _unsupported(f"format {config.format!r}")
-    found = {_group(name, group) for name, group in config.config_groups.items()}
+    found = {_group(name, group) for name, group in groups.items()}
     if len(found) != 1:
         raise _unsupported(f"config_groups with {len(found)} kinds of weights")
     return found.pop()
+
+
+def _is_of_attention(group: _Group) -> bool:
+    """Queries, keys and values, of which kv_cache_scheme says the same."""
+    return group.weights is None and all(target.endswith("Attention") for target in group.targets)
 
 
 def _group(name: str, group: _Group) -> CheckpointQuantization:

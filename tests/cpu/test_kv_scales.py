@@ -110,9 +110,20 @@ def test_missing_scales_are_named(tmp_path: Path) -> None:
         _scales(tmp_path)
 
 
-def test_scales_of_what_is_not_cached_are_unexpected(tmp_path: Path) -> None:
-    _write(tmp_path, ("k_scale", "v_scale"), {"model.layers.1.self_attn.q_scale": torch.ones(1)})
-    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.1\.self_attn\.q_scale"):
+def test_queries_have_no_scale_and_zero_points_are_zero(tmp_path: Path) -> None:
+    layer = "model.layers.1.self_attn"
+    beside = dict.fromkeys(("q_zero_point", "k_zero_point", "v_zero_point"), 0.0) | {"q_scale": 0.1}
+    tensors = {f"{layer}.{name}": torch.tensor([value]) for name, value in beside.items()}
+    _write(tmp_path, ("k_scale", "v_scale"), tensors)
+    assert _scales(tmp_path)[1].key == SCALES[1].key
+    save_file({f"{layer}.v_zero_point": torch.ones(1)}, tmp_path / "zero.safetensors")
+    with pytest.raises(ModelError, match=r"model\.layers\.1\.self_attn\.v_zero_point is not zero"):
+        _scales(tmp_path)
+
+
+def test_another_tensor_beside_the_scales_is_unexpected(tmp_path: Path) -> None:
+    _write(tmp_path, ("k_scale", "v_scale"), {"model.layers.1.self_attn.prob_scale": torch.ones(1)})
+    with pytest.raises(ModelError, match=r"unexpected: model\.layers\.1\.self_attn\.prob_scale"):
         _scales(tmp_path)
 
 

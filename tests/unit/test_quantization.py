@@ -58,6 +58,9 @@ _KV_CACHE: dict[str, Any] = {
 }
 
 
+_ATTENTION = {"targets": ["LlamaAttention"], "weights": None, "input_activations": _KV_CACHE}
+
+
 def _kv_cache(**changes: Any) -> dict[str, Any]:
     return _changed("", kv_cache_scheme=_KV_CACHE | changes)
 
@@ -77,6 +80,11 @@ def _kv_cache(**changes: Any) -> dict[str, Any]:
         ),
         (_kv_cache(), CheckpointQuantization("int8")),
         (_kv_cache() | {"config_groups": {}, "format": "dense"}, None),
+        (_kv_cache() | {"config_groups": {"group_0": _ATTENTION}, "format": "dense"}, None),
+        (
+            _kv_cache() | {"config_groups": _COMPRESSED["config_groups"] | {"group_1": _ATTENTION}},
+            CheckpointQuantization("int8"),
+        ),
         (_fp8(kv_cache_scheme="static"), CheckpointQuantization("float8_e4m3fn")),
         (_modelopt(), CheckpointQuantization("float8_e4m3fn")),
         (_modelopt(quant_algo="FP8_PER_CHANNEL_PER_TOKEN"), CheckpointQuantization("float8_e4m3fn")),
@@ -106,6 +114,7 @@ def test_formats_that_are_read(raw: Any, expected: CheckpointQuantization | None
         (_kv_cache(dynamic="local"), "kv_cache_scheme that is dynamic"),
         (_kv_cache(symmetric=False), "kv_cache_scheme that is not symmetric"),
         (_fp8(kv_cache_scheme="dynamic"), "kv_cache_scheme 'dynamic'"),
+        (_changed("", config_groups={"group_0": _ATTENTION}), "config_groups.group_0 without weights"),
         (_modelopt(kv_cache_scheme="NVFP4"), "kv_cache_scheme 'NVFP4'"),
         (_modelopt(quant_algo="NVFP4"), "quant_algo 'NVFP4'"),
         (_modelopt(quant_algo=None, kv_cache_scheme=None), "quant_algo None"),
