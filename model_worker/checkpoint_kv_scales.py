@@ -76,9 +76,16 @@ class CheckpointKVScales:
         if not self._found:
             logger.info("the checkpoint has no scales of keys and values: float8 keeps them as they are")
             return [UNSCALED] * len(self._modules)
-        return [
-            KVScale(self._scale(module, K_SCALES), self._scale(module, V_SCALES)) for module in self._modules
-        ]
+        scales = [KVScale(self._scale(each, K_SCALES), self._scale(each, V_SCALES)) for each in self._modules]
+        keys, values = zip(*scales, strict=True)
+        logger.info(
+            "float8 keeps keys divided by the checkpoint's scales of %.3g to %.3g, values by %.3g to %.3g",
+            min(keys),
+            max(keys),
+            min(values),
+            max(values),
+        )
+        return scales
 
     def _scale(self, module: str, names: tuple[str, ...]) -> float:
         for name in names:

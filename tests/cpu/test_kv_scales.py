@@ -53,9 +53,15 @@ def _scales(path: Path, group: RankGroup = SOLO, *, used: bool = True) -> list[K
         ("qkv_proj.k_scale", "qkv_proj.v_scale"),
     ],
 )
-def test_scales_are_found_by_the_names_that_tools_give_them(names: tuple[str, str], tmp_path: Path) -> None:
+def test_scales_are_found_by_the_names_that_tools_give_them(
+    names: tuple[str, str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     _write(tmp_path, names)
-    got = torch.tensor(_scales(tmp_path))
+    with caplog.at_level("INFO"):
+        got = torch.tensor(_scales(tmp_path))
+    assert caplog.messages == [
+        "float8 keeps keys divided by the checkpoint's scales of 0.25 to 0.5, values by 0.000999 to 3"
+    ]
     torch.testing.assert_close(got, torch.tensor(SCALES), atol=0.0, rtol=2**-8)  # as the file's bfloat16
 
 
