@@ -28,9 +28,9 @@ class RankGroup(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of all ranks' x, the same bits on each; may be in x's memory. x is contiguous."""
 
-    def gather(self, x: Tensor) -> Tensor | None:
-        """x [n, m] of all ranks side by side, [n, size * m], in the order of the ranks, on rank 0; None on
-        the others.
+    def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
+        """The first `width` columns of all ranks' x [n, m] side by side, in the order of the ranks:
+        [n, width], in `out` if it is given, on rank 0; None on the others.
         """
 
     def broadcast(self, x: Tensor) -> Tensor:
@@ -51,8 +51,8 @@ class SoloGroup:
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def gather(self, x: Tensor) -> Tensor | None:
-        return x
+    def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
+        return x[:, :width] if out is None else out.copy_(x[:, :width])
 
     def broadcast(self, x: Tensor) -> Tensor:
         return x

@@ -100,24 +100,27 @@ class SharedMemoryGroup:
                 part.copy_(torch.stack(parts).float().sum(0))
         return x
 
-    def gather(self, x: Tensor) -> Tensor | None:
+    def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
         """See RankGroup."""
         assert x.is_contiguous()
-        rows, width = x.shape
-        out = x.new_empty(rows, self.size, width) if self.rank == 0 else None
+        rows, own_width = x.shape
+        gathered = x.new_empty(rows, self.size, own_width) if self.rank == 0 else None
         # By rows, or, of rows that do not fit, by parts of them.
-        columns = min(width, SLOT_BYTES // x.element_size())
+        columns = min(own_width, SLOT_BYTES // x.element_size())
         at_a_time = max(1, SLOT_BYTES // (max(1, columns) * x.element_size()))
         for start in range(0, rows, at_a_time):
-            for left in range(0, width, columns):
+            for left in range(0, own_width, columns):
                 part = x[start : start + at_a_time, left : left + columns].contiguous()
                 slots = self._exchange(part.data_ptr(), part.numel() * part.element_size())
-                if out is None:
+                if gathered is None:
                     continue
                 for rank in range(self.size):
-                    place = out[start : start + at_a_time, rank, left : left + columns]
+                    place = gathered[start : start + at_a_time, rank, left : left + columns]
                     place.copy_(self._slot(slots, rank, part))
-        return None if out is None else out.view(rows, self.size * width)
+        if gathered is None:
+            return None
+        shown = gathered.view(rows, self.size * own_width)[:, :width]
+        return shown.contiguous() if out is None else out.copy_(shown)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """See RankGroup. In place."""

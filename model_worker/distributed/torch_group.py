@@ -56,13 +56,18 @@ class TorchGroup:
         self._finish(lambda: self._group.allreduce([x], self._sum))
         return x
 
-    def gather(self, x: Tensor) -> Tensor | None:
+    def gather(self, x: Tensor, width: int, out: Tensor | None = None) -> Tensor | None:
         """See RankGroup."""
-        if not x.numel():  # a step that samples nothing
-            return x.new_empty(len(x), self.size * x.shape[1]) if self.rank == 0 else None
-        parts = [[torch.empty_like(x) for _ in range(self.size)]] if self.rank == 0 else []
-        self._finish(lambda: self._group.gather(parts, [x], self._gather))
-        return torch.cat(parts[0], dim=1) if parts else None
+        if not len(x):  # a step that samples nothing
+            return x.new_empty(0, width) if self.rank == 0 else None
+        # Its own part is where it is: anywhere else it would be copied to.
+        parts = [x, *(torch.empty_like(x) for _ in range(1, self.size))] if self.rank == 0 else []
+        self._finish(lambda: self._group.gather([parts] if parts else [], [x], self._gather))
+        if not parts:
+            return None
+        starts = range(0, self.size * x.shape[1], x.shape[1])
+        shown = [part[:, : max(0, width - start)] for part, start in zip(parts, starts, strict=True)]
+        return torch.cat(shown, dim=1, out=out)
 
     def broadcast(self, x: Tensor) -> Tensor:
         """See RankGroup. In place."""

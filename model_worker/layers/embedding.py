@@ -122,9 +122,8 @@ class ParallelLMHead(LMHead):
         """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if given, on rank 0, which
         alone looks at them; on the others [0, vocab_size].
         """
-        gathered = self._group.gather(super().forward(hidden))
-        if gathered is None:
-            return torch.empty(0, self._vocab_size, dtype=torch.float32, device=hidden.device)
         # What lies behind the vocabulary is room that its last ranks do not fill.
-        logits = gathered[:, : self._vocab_size]
-        return logits.contiguous() if out is None else out.copy_(logits)
+        logits = self._group.gather(super().forward(hidden), self._vocab_size, out)
+        if logits is None:
+            return torch.empty(0, self._vocab_size, dtype=torch.float32, device=hidden.device)
+        return logits

@@ -88,14 +88,23 @@ def test_rank_0_gathers_columns_in_the_order_of_the_ranks(
     shape: tuple[int, int], join: Join, tmp_path: Path
 ) -> None:
     parts = [data_of(rank, *shape) for rank in range(2)]
-    # Twice in a row: nothing but the rounds themselves keeps rank 1 from overwriting what is still read.
-    results = on_ranks(
-        2, tmp_path / "run", lambda group: [group.gather(parts[group.rank] + n) for n in range(3)], join
-    )
-    for n, gathered in enumerate(results[0]):
+    rows, columns = shape
+    widths = [2 * columns, 2 * columns - 1, columns, 1]
+
+    def work(group: RankGroup) -> list[torch.Tensor | None]:
+        out = torch.empty(rows, widths[1])
+        # In a row: nothing but the rounds themselves keeps rank 1 from overwriting what is still read.
+        return [
+            group.gather(parts[group.rank] + n, width, out if n == 1 else None)
+            for n, width in enumerate(widths)
+        ]
+
+    results = on_ranks(2, tmp_path / "run", work, join)
+    for n, (gathered, width) in enumerate(zip(results[0], widths, strict=True)):
         assert gathered is not None
-        assert torch.equal(gathered, torch.cat(parts, 1) + n)
-    assert results[1] == [None] * 3
+        assert gathered.is_contiguous()
+        assert torch.equal(gathered, (torch.cat(parts, 1) + n)[:, :width])
+    assert results[1] == [None] * len(widths)
 
 
 def test_the_first_ranks_tokens_reach_all_and_the_least_number_too(join: Join, tmp_path: Path) -> None:

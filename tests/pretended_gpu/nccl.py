@@ -126,10 +126,15 @@ class ProcessGroupNCCL:
             into = [self._checked(each) for each in outputs[0]]
             if any((each.shape, each.dtype) != (tensor.shape, tensor.dtype) for each in into):
                 raise ValueError("All tensor operands must have the same size and type as the input")
+            if into[root] is not tensor:
+                into[root].copy_(tensor)  # torch's own launch, on the current stream
+            del into[root]
         of, to = self.gpu.host(tensor), [self.gpu.host(each) for each in into]
 
         def take() -> None:
-            for each, part in zip(to, self._all_gather(of), strict=bool(to)):
+            parts = self._all_gather(of)
+            del parts[root]
+            for each, part in zip(to, parts, strict=bool(to)):
                 each.copy_(part)
 
         return self._launch("gather", tensor, opts, take, reads=[tensor], writes=into, detail=f"to {root}")
