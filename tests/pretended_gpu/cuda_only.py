@@ -59,7 +59,7 @@ def _mm(a: Tensor, b: Tensor, out_dtype: torch.dtype, *, out: Tensor | None = No
 def _index_select(x: Tensor, dim: int, index: Tensor) -> Tensor:
     """Not every torch has it for float8."""
     if x.dtype is torch.float8_e4m3fn:
-        raise NotImplementedError("\"index_select_cuda\" not implemented for 'Float8_e4m3fn'")  # torch 2.11
+        raise NotImplementedError("\"index_select_cuda\" not implemented for 'Float8_e4m3fn'")
     return torch.index_select(x, dim, index)
 
 
