@@ -5,6 +5,8 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -45,6 +47,7 @@ pytestmark = needs_compiler
 PAGES_PER_ROW = 12
 NUM_ROWS = 6
 PAGE_SIZE = 16
+ROOT = Path(__file__).resolve().parents[2]
 IDS = torch.randint(1, 4096, (NUM_ROWS, 150), generator=torch.Generator().manual_seed(1)).tolist()
 
 
@@ -211,6 +214,22 @@ def test_copies_and_additions_end_a_recording() -> None:
         assert kernels.tape is None
     with torch.inference_mode(), pytest.raises(NotRecordable, match="3 rows"):
         Program(kernels, lambda: take(table, ids[:3]), [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+
+
+def test_recording_imports_no_compiler() -> None:
+    """It would be most of what a worker does until it is ready."""
+    code = (
+        "import sys, torch\n"
+        "from model_worker.kernels.native.operators import TakeRows\n"
+        "from model_worker.kernels.native.program import Program\n"
+        "from tests.cpu.native import native_kernels\n"
+        "kernels, table, ids = native_kernels(), torch.randn(8, 4), torch.zeros(5, dtype=torch.int64)\n"
+        "take = TakeRows(kernels)\n"
+        "with torch.inference_mode():\n"
+        "    Program(kernels, lambda: take(table, ids), [ids], num_tokens=5, num_outputs=4, num_seqs=5)\n"
+        "assert 'torch._dynamo' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
 
 
 def test_a_program_reuses_memory_only_where_nothing_needs_it() -> None:
