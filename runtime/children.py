@@ -152,10 +152,8 @@ class Children:
             child.process.terminate()
         deadline = time.monotonic() + grace_s
         for child in ending:
-            try:
-                child.process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                child.process.kill()
+            if not self.has_ended(child, max(0.0, deadline - time.monotonic())):
+                self.kill(child)
             self.reap(child)
 
 

@@ -8,9 +8,8 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args, get_origin
 
 import msgspec
-from msgspec import Meta
 
-from runtime.config import RuntimeConfig, from_values
+from runtime.config import SETTINGS, RuntimeConfig, flags_of, from_values
 from runtime.errors import ConfigError
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -56,11 +55,8 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         formatter_class=_HelpFormatter,
     )
     parser.add_argument("--preset", choices=PRESETS, help="defaults of another server; docs/batching.md")
-    hints = typing.get_type_hints(RuntimeConfig, include_extras=True)
     for field in msgspec.structs.fields(RuntimeConfig):
-        kind, meta = get_args(hints[field.name])
-        assert isinstance(meta, Meta)
-        assert meta.extra is not None
+        kind, meta = SETTINGS[field.name]
         options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": meta.description}
         if kind is bool:
             options["action"] = "store_true"
@@ -69,5 +65,5 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         else:
             options["type"] = kind
             options["metavar"] = kind.__name__.upper()
-        parser.add_argument("--" + field.name.replace("_", "-"), *meta.extra["flags"], **options)
+        parser.add_argument("--" + field.name.replace("_", "-"), *flags_of(field.name), **options)
     return parser

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import msgspec
+from msgspec import Meta
 
 from runtime.endpoints import TcpEndpoints
 from runtime.errors import ConfigError
@@ -102,15 +103,21 @@ def setting_of(name: str) -> str:
     return _SPELLINGS.get(name, name)
 
 
-def _spellings() -> dict[str, str]:
-    found = {}
-    for name, hint in get_type_hints(RuntimeConfig, include_extras=True).items():
-        for flag in get_args(hint)[1].extra["flags"]:
-            found[flag.removeprefix("--").replace("-", "_")] = name
-    return found
+SETTINGS: dict[str, tuple[Any, Meta]] = {
+    name: get_args(hint) for name, hint in get_type_hints(RuntimeConfig, include_extras=True).items()
+}
+"""Of each setting its type, and what is said of it."""
 
 
-_SPELLINGS = _spellings()
+def flags_of(name: str) -> tuple[str, ...]:
+    """Other spellings of a setting on the command line."""
+    extra = SETTINGS[name][1].extra
+    assert extra is not None
+    flags: tuple[str, ...] = extra["flags"]
+    return flags
+
+
+_SPELLINGS = {flag.removeprefix("--").replace("-", "_"): name for name in SETTINGS for flag in flags_of(name)}
 
 
 def _named(problem: str, values: dict[str, Any]) -> str:

@@ -132,6 +132,9 @@ class Launched:
     def close(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
+            if self.state().get("state") == "ready":
+                wait_until(self._has_seen_a_signal, STOP_S, "the launch sees the signal")
+                self.process.terminate()  # a second one: no request is waited for
             try:
                 self.wait_exit(STOP_S)
             except TimeoutError:
@@ -139,6 +142,9 @@ class Launched:
                 self.process.wait()
         self._log.close()
         self._folder.cleanup()
+
+    def _has_seen_a_signal(self) -> bool:
+        return self.process.poll() is not None or self.state().get("state") != "ready"
 
 
 @contextmanager
