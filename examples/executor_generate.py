@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 
-from transformers import AutoTokenizer
+from transformers import PreTrainedTokenizerFast  # AutoTokenizer would import torch, which takes seconds
 
 from carousel import GenerationExecutor, SamplingParams
 
@@ -83,7 +83,7 @@ def main() -> None:
         engine_dir=args.engine_dir,
         tokenizer_dir=args.tokenizer_dir,
     )
-    tokenizer = AutoTokenizer.from_pretrained(args.tokenizer_dir or executor.config.model)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(args.tokenizer_dir or executor.config.model)
     prompt_token_ids, *others = (tokenizer.encode(prompt) for prompt in PROMPTS)
     sampling_params = SamplingParams(
         max_tokens=100,
