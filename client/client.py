@@ -227,6 +227,15 @@ class Client:
 
     @overload
     def embed(
+        self,
+        prompt: list[str | list[int]],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
         self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> Embedding: ...
 

@@ -6,7 +6,8 @@ the sampler applies them is in docs/sampling.md.
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, TypeAlias
 
 import msgspec
 from msgspec import Meta
@@ -37,6 +38,14 @@ BOOLEANS = (
 
 TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
 WordIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)]
+
+
+# What callers may write; the client library makes of them what the fields say.
+Texts: TypeAlias = str | Sequence[str] | None
+Ids: TypeAlias = Sequence[int] | None
+Words: TypeAlias = Sequence[Sequence[int]] | None
+Bias: TypeAlias = Mapping[int, float] | Mapping[str, float] | Sequence[Sequence[float]] | None
+"""By token id, which JSON writes as text; or pairs of token id and bias."""
 
 
 class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
@@ -106,6 +115,43 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Raw logits of each output position; the server must allow it."""
     return_perf_metrics: bool = False
     """Times and KV pages of each sequence, with its end."""
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            max_tokens: int | None = 16,
+            min_tokens: int = 0,
+            temperature: float = 1.0,
+            top_k: int = -1,
+            top_p: float = 1.0,
+            min_p: float = 0.0,
+            repetition_penalty: float = 1.0,
+            presence_penalty: float = 0.0,
+            frequency_penalty: float = 0.0,
+            seed: int | None = None,
+            stop: Texts = (),
+            stop_token_ids: Ids = (),
+            ignore_eos: bool = False,
+            include_stop_str_in_output: bool = False,
+            skip_special_tokens: bool = True,
+            logit_bias: Bias = (),
+            logprobs: int | None = None,
+            n: int = 1,
+            best_of: int | None = None,
+            stop_words_ids: Words = (),
+            bad_words: Texts = (),
+            bad_words_ids: Words = (),
+            allowed_token_ids: Ids = (),
+            no_repeat_ngram_size: int = 0,
+            top_p_decay: float = 1.0,
+            top_p_min: float = 0.0,
+            top_p_reset_ids: Ids = (),
+            prompt_logprobs: int | None = None,
+            return_context_logits: bool = False,
+            return_generation_logits: bool = False,
+            return_perf_metrics: bool = False,
+        ) -> None: ...
 
     def validate(self) -> None:
         """Check every range and combination that needs no model.
