@@ -227,11 +227,7 @@ class Client:
 
     @overload
     def embed(
-        self,
-        prompt: list[str | list[int]],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[EmbedOptions],
+        self, prompt: list[str | list[int]], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> list[Embedding]: ...
 
     @overload
