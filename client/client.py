@@ -15,7 +15,7 @@ from client.batch import Batch
 from client.connection import RING_TIMEOUT_S
 from client.control import ControlArguments, check_mode, check_num_steps
 from client.discovery import find_target
-from client.embedding import NO_OUTPUT, Embedding, embedding_of
+from client.embedding import NO_OUTPUT, Embedding, Inputs, embedding_of
 from client.request_builder import (
     EmbedOptions,
     Prompt,
@@ -218,11 +218,7 @@ class Client:
 
     @overload
     def embed(
-        self,
-        prompt: list[str] | list[list[int]],
-        *,
-        timeout: float | None = None,
-        **options: Unpack[EmbedOptions],
+        self, prompt: Inputs, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
     ) -> list[Embedding]: ...
 
     @overload

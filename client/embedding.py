@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from client.result import Completion
 from runtime.errors import RequestError
@@ -10,6 +11,8 @@ from runtime.messages import Usage
 from runtime.sampling_params import SamplingParams
 from runtime.wire import FloatArray
 
+Inputs: TypeAlias = list[str] | list[list[int]]
+"""Several texts, or the token ids of several: what a type checker can tell from one."""
 NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
 """Of a request that ends with its prompt: nothing is sampled."""
 
