@@ -65,7 +65,7 @@ def tokens(path: Path, device: str, **settings: Any) -> list[list[int]]:
 
 def make_worker(path: Path, device: str, **settings: Any) -> ModelWorker:
     sizes: dict[str, Any] = {"context_length": 64, "max_running_requests": 2, "max_total_tokens": 256}
-    sizes |= {"page_size": 4, "dtype": "float32", "device": device, "chunked_prefill_size": 8}
+    sizes |= {"page_size": 4, "dtype": "float32", "device": device, "chunked_prefill_size": 12}
     config = RuntimeConfig(model=str(path), **sizes, **settings)
     return load_worker(config, make_device(device, threaded=False), lambda: None)
 
