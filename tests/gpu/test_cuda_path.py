@@ -150,7 +150,10 @@ def test_keys_and_values_beyond_float8_are_divided_by_their_scales(model: Path, 
 @pytest.fixture
 def two_ranks(model: Path) -> Iterator[Launched]:
     """A server on two GPUs, over NCCL, with collectives inside its graphs."""
-    small = ("--max-running-requests", "2", "--cuda-graph-bs", "2", "--max-total-tokens", "256")
+    small = (
+        *("--max-running-requests", "2", "--cuda-graph-bs", "2", "--max-total-tokens", "256"),
+        *("--chunked-prefill-size", "16"),
+    )
     settings = ("--model", str(model), "--device", "cuda", "--dtype", "float32", "--skip-tokenizer-init")
     arguments = (*settings, "--tp-size", "2", *(small if IS_SMALL else ()))
     with launched(*arguments, module="tests.pretended_gpu.launch" if IS_SMALL else "launch") as launch:
