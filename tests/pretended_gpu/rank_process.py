@@ -36,6 +36,7 @@ class RankProcess:
 
     def result(self) -> Any:
         """What the function that was started last has returned. Raises AssertionError with what it raised."""
+        assert self._is_due, "nothing was started"
         is_good, value = self._receive()
         assert is_good, f"on the other rank:\n{value}"
         return value

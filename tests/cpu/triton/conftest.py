@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NoReturn
+from unittest.mock import patch
 
 import pytest
 
 from tests.pretended_gpu.interpreter import patched_once
+from tests.pretended_gpu.nccl import ProcessGroupNCCL
 from tests.pretended_gpu.rank_process import RankProcess
 
 
 @pytest.fixture(scope="session")
 def other() -> Iterator[RankProcess]:
-    """The second of two ranks."""
-    with RankProcess(1, 2) as other:
+    """The second of two ranks. What it dies of is what its collectives raise here."""
+
+    def lost(group: ProcessGroupNCCL, why: str, timeout_s: float) -> NoReturn:
+        other.result()
+        raise AssertionError(why)
+
+    with RankProcess(1, 2) as other, patch.object(ProcessGroupNCCL, "lost", lost):
         yield other
 
 
