@@ -25,9 +25,13 @@ from tests.pretended_gpu import PretendedGpu, pretended_gpu
 from tests.pretended_gpu.rank_process import RankProcess
 
 SETTING = Setting(page_size=4, pool_tokens=256, max_rows=2, chunk=8)
-PROMPTS = [[3 + 7 * i % 90 for i in range(20)], [7, 7, 50, 21]]  # of three chunks, and of one
+PROMPTS = [[3 + 7 * i % 90 for i in range(20)], [7, 90, 50, 21]]  # of three chunks, and of one
 DRAWN = [SamplingParams(max_tokens=4, temperature=0.0, seed=1), SamplingParams(max_tokens=5, seed=2)]
-EDITED = [SamplingParams(max_tokens=3, frequency_penalty=0.8, logprobs=1, prompt_logprobs=1, seed=2)]
+EDITED = [
+    SamplingParams(
+        max_tokens=4, temperature=0.0, frequency_penalty=0.8, logprobs=1, prompt_logprobs=1, seed=2
+    )
+]
 CASES = {
     "recorded": ({"cuda_graph_bs": "2"}, [DRAWN, EDITED]),
     "launched": ({"disable_cuda_graph": True}, [EDITED]),
