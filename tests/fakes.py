@@ -146,7 +146,7 @@ class FakeExecutor:
         self.fails_at_step = -1
         self.num_computed = 0
         """New tokens of all plans."""
-        self._kv: IdArray = np.full((num_pages + 1) * page_size, -7, np.int64)
+        self._kv: IdArray = np.full((num_pages + 1, page_size), -7, np.int64)
         self._table: IdArray = np.zeros((max_rows, max_len // page_size + 2), np.int64)
         self._last_token: IdArray = np.full(max_rows, -9, np.int64)
         self._rows: dict[int, FakeRow] = {}
@@ -184,9 +184,8 @@ class FakeExecutor:
         for setup in plan.setups:
             self._rows[setup.row] = FakeRow.of(setup)
         assert len({setup.row for setup in plan.setups}) == len(plan.setups), "two tenants for one row"
-        size = self.page_size
         for source, target in plan.page_copies:
-            self._kv[target * size : (target + 1) * size] = self._kv[source * size : (source + 1) * size]
+            self._kv[target] = self._kv[source]
         pages, at = unpack_ids(plan.table_pages), 0
         spans = unpack_ids(plan.table_spans).reshape(-1, 3).tolist()
         assert len({row for row, _, _ in spans}) == len(spans), "a row written twice"
@@ -195,12 +194,18 @@ class FakeExecutor:
             at += n
         assert at == len(pages)
 
-    def _slots(self, row: int, start: int, end: int) -> IdArray:
-        at = np.arange(start, end)
-        pages = self._table[row, at // self.page_size]
+    def _slot(self, row: int, position: int) -> tuple[int, int]:
+        """(page, place in it) of a token."""
+        at, place = divmod(position, self.page_size)
+        page = self._table.item(row, at)
+        assert page, "a token without a page"
+        return page, place
+
+    def _context(self, row: int, end: int) -> IdArray:
+        """[end]: what the row's KV holds of its first tokens."""
+        pages = self._table[row, : -(-end // self.page_size)]
         assert pages.all(), "a token without a page"
-        slots: IdArray = pages * self.page_size + at % self.page_size
-        return slots
+        return self._kv[pages].reshape(-1)[:end]
 
     def _step(self, plan: BatchPlan, handle: FakeHandle) -> tuple[StepResult, list[Frame]]:
         self.apply_tables(plan)
@@ -224,26 +229,30 @@ class FakeExecutor:
 
     def _write_kv(self, rows: list[int], starts: list[int], lens: list[int], ids: list[int]) -> None:
         at = 0
-        written: set[int] = set()
+        written: set[tuple[int, int]] = set()
         for row, start, n in zip(rows, starts, lens, strict=True):
             new = ids[at : at + n]
             at += n
             assert self.feeds_back or min(new) >= 0, "the plan wants a token that is not there yet"
             salt = self._rows[row].salt
-            slots = self._slots(row, start, start + n)
-            assert written.isdisjoint(slots.tolist()), "two rows write one slot"
-            written.update(slots.tolist())
-            self._kv[slots] = [(int(self._last_token[row]) if i < 0 else i) + salt for i in new]
+            slots = [self._slot(row, position) for position in range(start, start + n)]
+            assert written.isdisjoint(slots), "two rows write one slot"
+            written.update(slots)
+            for slot, i in zip(slots, new, strict=True):
+                self._kv[slot] = (self._last_token.item(row) if i < 0 else i) + salt
         self._check_reads(rows, starts, written)
 
-    def _check_reads(self, rows: list[int], starts: list[int], written: set[int]) -> None:
+    def _check_reads(self, rows: list[int], starts: list[int], written: set[tuple[int, int]]) -> None:
         """A kernel may store a row's new token while others attend: nobody else reads it in that step."""
-        is_new = np.zeros(len(self._kv), bool)
-        is_new[list(written)] = True
+        pages_written = {page for page, _ in written}
         for row, start in zip(rows, starts, strict=True):
-            at = np.arange(max(0, start + 1 - self.window) if self.window else 0, start)
-            slots = self._table[row, at // self.page_size] * self.page_size + at % self.page_size
-            assert not is_new[slots].any(), "a row reads what another one writes in the same step"
+            first = max(0, start + 1 - self.window) if self.window else 0
+            first_page = first // self.page_size
+            pages = self._table[row, first_page : -(-start // self.page_size)].tolist()
+            for at in [at for at, page in enumerate(pages, first_page) if page in pages_written]:
+                begin, end = at * self.page_size, (at + 1) * self.page_size
+                read = {self._slot(row, position) for position in range(max(first, begin), min(start, end))}
+                assert written.isdisjoint(read), "a row reads what another one writes in the same step"
 
     def _sample_all(
         self,
@@ -290,7 +299,7 @@ class FakeExecutor:
         drafts, as many as the model agrees with, and one more.
         """
         state = self._rows[row]
-        context = self._kv[self._slots(row, 0, end)]
+        context = self._context(row, end)
         got: list[tuple[int, int]] = []
         for position in range(end - num_drafts, end + 1):
             got.append(state.sample(context[:position], mask, self.window))
@@ -308,7 +317,7 @@ class FakeExecutor:
             targets, k = unpack_ids(entry.targets).tolist(), entry.num_logprobs
             end = first + len(targets)
             assert end <= starts[entry.index] + lens[entry.index], "positions beyond the chunk"
-            context = self._kv[self._slots(row, 0, end)]
+            context = self._context(row, end)
             hashes = [
                 prompt_hash(seen(context[: position + 1], self.window)) for position in range(first, end)
             ]
