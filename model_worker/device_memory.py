@@ -63,7 +63,7 @@ def free_beside_steps(
             trial.warm_up()
         beside_cache = device.free_bytes(cached=False)
         left.append(device.free_bytes())
-        step = left[-1] - beside_cache  # kept by the allocator
+        step = max(0, left[-1] - beside_cache)  # kept by the allocator
         del trial
         gc.collect()  # tables and recordings know each other
     each = max(0, left[0] - left[-1])
