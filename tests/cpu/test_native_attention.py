@@ -251,6 +251,40 @@ def test_a_decode_s_few_rows_equal_dense_attention(page_size: int, window: int |
         _check(layer, _sequences(layer, shapes, torch.bfloat16), NATIVE, page_size)
 
 
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim", "window", "page_size"),
+    [(5, 5, 64, None, 16), (14, 2, 64, 300, 16), (9, 3, 96, 40, 3), (24, 24, 16, None, 1), (6, 6, 32, 8, 24)],
+)
+def test_many_decodes_have_the_bits_of_each_alone(
+    heads: int,
+    kv_heads: int,
+    head_dim: int,
+    window: int | None,
+    page_size: int,
+    dtype: torch.dtype,
+    variant: Variant,
+) -> None:
+    """Many decodes take several key heads in one task, and what a task reads next is asked for; one alone
+    takes a head and a split at a time. Lengths around groups, blocks and splits, and with them two chunks.
+    """
+    layer = _layer(heads, kv_heads, head_dim, window)
+    shapes = [
+        (cached, 1) for cached in (0, 14, 15, 16, 62, 63, 64, 65, 254, 255, 256, 257, 511, 512, 600)
+    ] * 3
+    sequences = _sequences(layer, [*shapes, (253, 5), (70, 41)], dtype)
+    together = _attend(layer, sequences, variant, page_size)
+    torch.set_num_threads(2)
+    for got, shared in zip(together, _attend(layer, sequences, variant, page_size), strict=True):
+        assert torch.equal(got, shared)
+    for seq, got in list(zip(sequences, together, strict=True))[30:]:
+        expected = _dense(layer, seq)
+        assert (got.double() - expected).norm() / expected.norm() < TOLERANCE[dtype]
+        (alone,) = _attend(layer, [seq], variant, page_size)
+        assert torch.equal(alone, got)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_more_heads_than_a_tile_has_rows_share_a_key_head(dtype: torch.dtype) -> None:
     layer = _layer(71, 1, 256)

@@ -44,20 +44,22 @@ class BuildError(Exception):
     """The kernels cannot be built here; the text says why, in a line a user understands."""
 
 
-def build_library(cache_dir: Path, target: Target = "native") -> Path:
+def build_library(cache_dir: Path, target: Target = "native", source_dir: Path | None = None) -> Path:
     """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
+    source_dir: another version's sources, where not this one's.
 
     Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
     """
     compiler = _find_compiler()
+    source_dir = source_dir or SOURCE_DIR
     flags = (*FLAGS, *_arch_flags(target))
-    library = cache_dir / f"kernels-{_digest(compiler, flags)}.so"
+    library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir)}.so"
     if library.is_file():
         return library
     logger.info("compiling CPU kernels with %s, once for this machine, to %s", compiler, library)
     began = time.monotonic()
     try:
-        _compile(compiler, flags, library)
+        _compile(compiler, flags, source_dir, library)
     except OSError as error:
         raise BuildError(f"the kernel cache {cache_dir} cannot be written: {error}") from error
     logger.info("compiled CPU kernels in %.1f s", time.monotonic() - began)
@@ -79,9 +81,9 @@ def _arch_flags(target: Target) -> tuple[str, ...]:
     return ("-march=x86-64-v3",) if platform.machine() == "x86_64" else ()
 
 
-def _digest(compiler: str, flags: tuple[str, ...]) -> str:
+def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path) -> str:
     digest = hashlib.sha256()
-    for source in sorted(SOURCE_DIR.iterdir()):
+    for source in sorted(source_dir.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     version = _run([compiler, "--version"]).stdout
     digest.update("\0".join((*flags, version, *_cpu())).encode())
@@ -98,14 +100,14 @@ def _cpu() -> list[str]:
     return [platform.machine(), *(line for line in lines if line.split("\t")[0].strip() in names)]
 
 
-def _compile(compiler: str, flags: tuple[str, ...], library: Path) -> None:
+def _compile(compiler: str, flags: tuple[str, ...], source_dir: Path, library: Path) -> None:
     """Write the library under a name of its own, then rename it: whoever sees it sees all of it."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=library.parent, prefix="building-", suffix=".so")
     os.close(handle)
     unfinished = Path(name)
     try:
-        sources = sorted(str(path) for path in SOURCE_DIR.glob("*.cpp"))
+        sources = sorted(str(path) for path in source_dir.glob("*.cpp"))
         result = _run([compiler, *flags, *sources, "-o", name])
         if result.returncode != 0:
             raise BuildError(f"{compiler} failed: {result.stderr.strip()[-2000:]}")

@@ -26,9 +26,12 @@ namespace carousel {
 
 // Few tiles, as in a small decode batch, leave threads idle, or the longest sequence alone at the end: then
 // threads share the splits of a tile. Not of one with many rows, whose partial results would take more memory
-// than the keys they are of.
+// than the keys they are of; nor of one that goes by lanes, which takes all splits at once.
 constexpr int kMaxSharedRows = 32;
-static_assert(kMinLaneRows > kMaxSharedRows, "lanes take all splits of a tile at once");
+
+// Of a token's keys, what the KV heads of one tile may have: two splits of so much, this one and the next, and their
+// values are half a megabyte. Of less than the least, nothing is asked for ahead: it costs more than it saves.
+constexpr int kMaxTokenBytes = 512, kMinAheadBytes = 256;
 
 template <class T>
 void store_kv(const AttentionCall& call, int token) {
@@ -54,9 +57,8 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
   const int group = call.num_heads / call.num_kv_heads;
   const int head_units = call.head_dim / Math::kPerUnit;
   T turned[kMaxHeadDim];
-  for (int r = 0; r < tile.num_rows; ++r) {
-    const int64_t token = call.query_start[tile.seq] + (tile.first_row + r) / group;
-    const int head = tile.kv_head * group + (tile.first_row + r) % group;
+  for (int r = 0; r < tile.rows_of_heads(); ++r) {
+    const auto [token, head] = tile.query(r, group, call.query_start);
     const T* q = (const T*)call.q + token * call.q_stride + head * call.head_dim;
     typename Math::Unit* to = units + r * head_units;
     if (call.cos_sin) {
@@ -67,50 +69,65 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
   }
 }
 
-// What split `split` of the keys gives each row of the tile. Queries must have been loaded.
+// What attend_head tells of its work.
 template <class Math>
-void attend_split(const AttentionCall& call, const Tile& tile, int split, Workspace<Math>& work,
-                  Partial out) {
-  using T = typename Math::Stored;
-  constexpr int kStep = 4 * kLanes;  // scores are computed for up to four vectors of keys at once
-  const int head_dim = call.head_dim;
-  const int width = call.num_kv_heads * head_dim;
-  const int group = call.num_heads / call.num_kv_heads;
-  const T* k_pool = (const T*)call.k_pool + tile.kv_head * head_dim;
-  const T* v_pool = (const T*)call.v_pool + tile.kv_head * head_dim;
-  std::fill_n(out.max, tile.num_rows, kNone);
-  std::fill_n(out.rows, tile.num_rows * head_dim, 0.0f);
-  std::memset(work.lane_sums, 0, tile.num_rows * sizeof work.lane_sums[0]);
+int work_of_head(const AttentionCall& call, const Tile& tile, const KeyRange& keys) {
+#if defined(CAROUSEL_HAS_TILES)
+  if (Math::kHasTiles && FewRows::fit(tile.num_rows)) return FewRows::work(call, tile, keys);
+#endif
+  return 2 * (int)(keys.end - keys.begin);
+}
 
-  const int64_t first = std::max<int64_t>((int64_t)split * kSplit, tile.first_key(0, group, call.window));
-  const int64_t begin = first / kBlock * kBlock;
-  const int64_t end = std::min<int64_t>((split + 1LL) * kSplit, tile.end_key(tile.num_rows - 1, group));
-  // Memory answers slowly: each block asks for the next one, also over the end of the split if that comes
-  // next.
-  const int64_t end_known =
-      tile.split < 0 ? std::min(end + kBlock, tile.end_key(tile.num_rows - 1, group)) : end;
-  find_slots(call, tile.seq, begin, first, end_known, work.slots);
+// What the keys give a tile's rows of one head. Slots are known of keys before end_known.
+template <class Math>
+void attend_head(const AttentionCall& call, const Tile& tile, const KeyRange& keys, int64_t end_known,
+                 Workspace<Math>& work, const typename Math::Unit* queries, float (*lane_sums)[kLanes], Partial out) {
+  using T = typename Math::Stored;
 #if defined(CAROUSEL_HAS_TILES)
   if constexpr (Math::kHasTiles) {
     if (FewRows::fit(tile.num_rows)) {
       static thread_local std::unique_ptr<FewRowsWorkspace> few(new FewRowsWorkspace);
-      FewRows(call, tile, *few, work.slots, out).attend(work.queries, begin, end, work.lane_sums);
-      for (int r = 0; r < tile.num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
+      FewRows(call, tile, *few, work.slots, out, work.ahead).attend(queries, keys.begin, keys.end, lane_sums);
       return;
     }
   }
 #endif
+  constexpr int kStep = 4 * kLanes;  // scores are computed for up to four vectors of keys at once
+  const int head_dim = call.head_dim;
+  const int width = call.num_kv_heads * head_dim;
+  const T* k_pool = (const T*)call.k_pool + tile.kv_head * head_dim;
+  const T* v_pool = (const T*)call.v_pool + tile.kv_head * head_dim;
   typename Math::Shapes shapes;
-  for (int64_t block = begin; block < end; block += kBlock) {
-    const int num_keys = (int)std::min<int64_t>(kBlock, end - block);
+  for (int64_t block = keys.begin; block < keys.end; block += kBlock) {
+    const int num_keys = (int)std::min<int64_t>(kBlock, keys.end - block);
     const int num_padded = std::min(kBlock, (num_keys + kStep - 1) / kStep * kStep);
     const int num_next = (int)std::min<int64_t>(kBlock, std::max<int64_t>(0, end_known - block - kBlock));
-    const int64_t* slots = work.slots + (block - begin);
-    pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys);
-    pack_values<Math>(v_pool, width, head_dim, slots, num_keys, num_next, work.values);
-    BlockStep<Math>{call, tile, work, shapes, out, block, num_keys, num_padded}.add_to_tile();
+    const int64_t* slots = work.slots + (block - keys.begin);
+    pack_keys<Math>(k_pool, width, head_dim, slots, num_keys, num_padded, num_next, work.keys, work.ahead);
+    pack_values<Math>(v_pool, width, head_dim, slots, num_keys, num_next, work.values, work.ahead);
+    BlockStep<Math>{call, tile, work, shapes, queries, lane_sums, out, block, num_keys, num_padded}.add_to_tile();
   }
-  for (int r = 0; r < tile.num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
+}
+
+// What split `split` of the keys gives each row of the tile. Queries must have been loaded.
+template <class Math>
+void attend_split(const AttentionCall& call, const Tile& tile, int split, Workspace<Math>& work, Partial out) {
+  const int num_rows = tile.rows_of_heads();
+  std::fill_n(out.max, num_rows, kNone);
+  std::fill_n(out.rows, num_rows * call.head_dim, 0.0f);
+  std::memset(work.lane_sums, 0, num_rows * sizeof work.lane_sums[0]);
+  const KeyRange keys(call, tile, split);
+  // Packing asks for the next block, also over the end of the split if that comes next.
+  const int64_t end_of_tile = tile.end_key(tile.num_rows - 1, call.num_heads / call.num_kv_heads);
+  const bool goes_on = tile.split < 0 && tile.num_heads == 1;
+  const int64_t end_known = goes_on ? std::min(keys.end + kBlock, end_of_tile) : keys.end;
+  find_slots(call, tile.seq, keys.begin, keys.first, end_known, work.slots);
+  Tile head = tile;
+  for (int r = 0; r < num_rows; r += tile.num_rows, ++head.kv_head) {
+    attend_head<Math>(call, head, keys, end_known, work, work.queries + r * call.head_dim / Math::kPerUnit,
+                      work.lane_sums + r, {out.max + r, out.sum + r, out.rows + r * call.head_dim});
+  }
+  for (int r = 0; r < num_rows; ++r) out.sum[r] = sum_of(load(work.lane_sums[r]));
 }
 
 // total = total and then part. The order of calls is the order of splits.
@@ -137,9 +154,8 @@ inline void clear(Partial total, int num_rows, int head_dim) {
 template <class T>
 void write_out(const AttentionCall& call, const Tile& tile, const Partial& total) {
   const int group = call.num_heads / call.num_kv_heads;
-  for (int r = 0; r < tile.num_rows; ++r) {
-    const int64_t token = call.query_start[tile.seq] + (tile.first_row + r) / group;
-    const int head = tile.kv_head * group + (tile.first_row + r) % group;
+  for (int r = 0; r < tile.rows_of_heads(); ++r) {
+    const auto [token, head] = tile.query(r, group, call.query_start);
     T* to = (T*)call.out + (token * call.num_heads + head) * call.head_dim;
     const float inverse = 1.0f / total.sum[r];
     for (int c = 0; c < call.head_dim; c += kLanes) {
@@ -163,10 +179,18 @@ bool goes_by_lanes(const AttentionCall& call, int num_rows) {
   return Math::kHasTiles && num_rows >= kMinLaneRows && !call.deterministic;
 }
 
+// KV heads whose few rows one tile may have.
+template <class Math>
+int most_heads(const AttentionCall& call) {
+  constexpr int kHeads = kMaxTileRows / kMaxFewRows;
+  const int head_bytes = call.head_dim * (int)sizeof(typename Math::Stored);
+  return std::min({call.num_kv_heads, kHeads, std::max(1, kMaxTokenBytes / head_bytes)});
+}
+
 // Tiles of all sequences. Longest work first, roughly: chunks stand last in a batch, and their last rows see
 // most.
 template <class Math>
-std::vector<Tile> make_tiles(const AttentionCall& call) {
+std::vector<Tile> make_tiles(const AttentionCall& call, int most_heads) {
   std::vector<Tile> tiles;
   const int group = call.num_heads / call.num_kv_heads;
   for (int seq = call.num_seqs - 1; seq >= 0; --seq) {
@@ -174,10 +198,11 @@ std::vector<Tile> make_tiles(const AttentionCall& call) {
     const int num_rows = num_new * group;
     const bool by_lanes = goes_by_lanes<Math>(call, num_rows);
     const int size = by_lanes ? kLaneRows : tile_rows(call.head_dim);
+    const int heads = num_rows <= kMaxFewRows ? most_heads : 1;
     for (int first = (num_rows - 1) / size * size; first >= 0; first -= size) {
-      for (int head = 0; head < call.num_kv_heads; ++head) {
-        tiles.push_back(
-            {seq, head, first, std::min(size, num_rows - first), call.kv_lens[seq] - num_new, -1, -1, by_lanes});
+      for (int head = 0; head < call.num_kv_heads; head += heads) {
+        tiles.push_back({seq, head, std::min(heads, call.num_kv_heads - head), first, std::min(size, num_rows - first),
+                         call.kv_lens[seq] - num_new, -1, -1, by_lanes});
       }
     }
   }
@@ -188,6 +213,10 @@ std::vector<Tile> make_tiles(const AttentionCall& call) {
 std::vector<Tile> by_split(const AttentionCall& call, const std::vector<Tile>& tiles) {
   std::vector<Tile> items;
   for (const Tile& tile : tiles) {
+    if (tile.by_lanes || tile.num_rows > kMaxSharedRows) {
+      items.push_back(tile);
+      continue;
+    }
     for (int split = first_split(call, tile); split < end_split(call, tile); ++split) {
       items.push_back(tile);
       items.back().split = split;
@@ -200,8 +229,14 @@ std::vector<Tile> by_split(const AttentionCall& call, const std::vector<Tile>& t
 // Partial results of splits that several threads compute.
 class Partials {
  public:
-  Partials(int count, int rows, int head_dim)
-      : rows_(rows), head_dim_(head_dim), memory_(new float[(size_t)count * rows * (head_dim + 2)]) {}
+  Partials(const std::vector<Tile>& tiles, int head_dim) : head_dim_(head_dim) {
+    for (const Tile& tile : tiles) {
+      if (tile.partial >= 0) rows_ = std::max(rows_, tile.rows_of_heads());
+    }
+    if (any()) memory_.reset(new float[tiles.size() * rows_ * (head_dim + 2)]);
+  }
+
+  bool any() const { return rows_ > 0; }
 
   Partial at(int i) const {
     float* start = memory_.get() + (size_t)i * rows_ * (head_dim_ + 2);
@@ -209,7 +244,7 @@ class Partials {
   }
 
  private:
-  int rows_;
+  int rows_ = 0;
   int head_dim_;
   std::unique_ptr<float[]> memory_;
 };
@@ -217,30 +252,43 @@ class Partials {
 template <class Math>
 class Attention {
  public:
-  explicit Attention(const AttentionCall& call) : call_(call), tiles_(make_tiles<Math>(call)) {}
+  explicit Attention(const AttentionCall& call) : call_(call) {}
 
   void run() {
     const int threads = num_threads();
-    const bool share_splits = threads > 1 && (int)tiles_.size() < 4 * threads && max_rows() <= kMaxSharedRows;
-    const std::vector<Tile> items = share_splits ? by_split(call_, tiles_) : tiles_;
-    const Partials partials(share_splits ? (int)items.size() : 0, max_rows(), call_.head_dim);
+    const std::vector<Tile> tiles = share(threads);
+    const Partials partials(tiles, call_.head_dim);
     parallel_ranges(threads, call_.num_tokens, [&](int token, int end) {
       for (; token < end; ++token) store_kv<typename Math::Stored>(call_, token);
     });
-    parallel_for(threads, (int)items.size(), [&](int i) {
-      if (share_splits) {
-        attend_one(items[i], partials.at(i));
+    parallel_for(threads, (int)tiles.size(), [&](int i, int next) {
+      const Tile* next_tile = next < 0 ? nullptr : &tiles[next];
+      if (tiles[i].partial >= 0) {
+        attend_one(tiles[i], next_tile, partials.at(i));
       } else {
-        attend_all(items[i]);
+        attend_all(tiles[i], next_tile);
       }
     });
-    if (!share_splits) return;
-    parallel_for(threads, (int)items.size(), [&](int i) {
-      if (items[i].split == first_split(call_, items[i])) finish(items[i], partials);
+    if (!partials.any()) return;
+    parallel_for(threads, (int)tiles.size(), [&](int i) {
+      if (tiles[i].partial >= 0 && tiles[i].split == first_split(call_, tiles[i])) finish(tiles[i], partials);
     });
   }
 
  private:
+  // The tasks. A tile of several heads reads the pool as it lies; but a thread has many tasks, so that none waits long
+  // for another one at the end.
+  std::vector<Tile> share(int threads) const {
+    std::vector<Tile> tiles = make_tiles<Math>(call_, 1);
+    const bool shares_splits = threads > 1 && (int)tiles.size() < 4 * threads;
+    if (shares_splits) tiles = by_split(call_, tiles);
+    int heads = most_heads<Math>(call_);
+    while (heads > 1 && (int)tiles.size() < 16 * threads * heads) heads /= 2;
+    if (heads == 1) return tiles;
+    tiles = make_tiles<Math>(call_, heads);
+    return shares_splits ? by_split(call_, tiles) : tiles;
+  }
+
   // A team costs microseconds to wake and to join, which the smallest steps do not earn back.
   int num_threads() const {
     int64_t work = 0;
@@ -252,24 +300,34 @@ class Attention {
     return work * call_.num_heads * call_.head_dim < (1 << 16) ? 1 : call_.num_threads;
   }
 
-  int max_rows() const {
-    int rows = 0;
-    for (const Tile& tile : tiles_) rows = std::max(rows, tile.num_rows);
-    return rows;
-  }
-
   static Workspace<Math>& workspace() {
     static thread_local std::unique_ptr<Workspace<Math>> work(new Workspace<Math>);
     return *work;
   }
 
-  void attend_one(const Tile& tile, Partial out) {
+  // Aims at the next split of the tile, or else at the next tile.
+  void look_ahead(const Tile& tile, int split, const Tile* next, Ahead& ahead) {
+    const int token_bytes = tile.num_heads * call_.head_dim * (int)sizeof(typename Math::Stored);
+    const int work = tile.num_heads * work_of_head<Math>(call_, tile, KeyRange(call_, tile, split));
+    if (token_bytes < kMinAheadBytes) {
+      ahead.aim_at_nothing();
+    } else if (tile.split < 0 && split + 1 < end_split(call_, tile)) {
+      ahead.aim<typename Math::Stored>(call_, tile, split + 1, work);
+    } else if (next) {
+      ahead.aim<typename Math::Stored>(call_, *next, next->split < 0 ? first_split(call_, *next) : next->split, work);
+    } else {
+      ahead.aim_at_nothing();
+    }
+  }
+
+  void attend_one(const Tile& tile, const Tile* next, Partial out) {
     Workspace<Math>& work = workspace();
     load_queries<Math>(call_, tile, work);
+    look_ahead(tile, tile.split, next, work.ahead);
     attend_split<Math>(call_, tile, tile.split, work, out);
   }
 
-  void attend_all(const Tile& tile) {
+  void attend_all(const Tile& tile, const Tile* next) {
     if constexpr (Math::kHasTiles) {
       if (tile.by_lanes) return attend_by_lanes(call_, tile);
     }
@@ -277,10 +335,11 @@ class Attention {
     const Partial part{work.split_max, work.split_sum, work.split_rows};
     const Partial total{work.total_max, work.total_sum, work.total_rows};
     load_queries<Math>(call_, tile, work);
-    clear(total, tile.num_rows, call_.head_dim);
+    clear(total, tile.rows_of_heads(), call_.head_dim);
     for (int split = first_split(call_, tile); split < end_split(call_, tile); ++split) {
+      look_ahead(tile, split, next, work.ahead);
       attend_split<Math>(call_, tile, split, work, part);
-      fold(part, tile.num_rows, call_.head_dim, total);
+      fold(part, tile.rows_of_heads(), call_.head_dim, total);
     }
     write_out<typename Math::Stored>(call_, tile, total);
   }
@@ -288,15 +347,14 @@ class Attention {
   void finish(const Tile& first, const Partials& partials) {
     Workspace<Math>& work = workspace();
     const Partial total{work.total_max, work.total_sum, work.total_rows};
-    clear(total, first.num_rows, call_.head_dim);
+    clear(total, first.rows_of_heads(), call_.head_dim);
     const int count = end_split(call_, first) - first.split;
     for (int i = 0; i < count; ++i)
-      fold(partials.at(first.partial + i), first.num_rows, call_.head_dim, total);
+      fold(partials.at(first.partial + i), first.rows_of_heads(), call_.head_dim, total);
     write_out<typename Math::Stored>(call_, first, total);
   }
 
   const AttentionCall& call_;
-  const std::vector<Tile> tiles_;
 };
 
 }  // namespace carousel

@@ -1,6 +1,7 @@
 // One block of keys for the query rows of a tile: packing, scores, online softmax, weighted values.
 #pragma once
 
+#include "attention_ahead.h"
 #include "attention_call.h"
 #include "attention_math.h"
 
@@ -20,6 +21,7 @@ struct Workspace {
   float split_max[kMaxTileRows], split_sum[kMaxTileRows];
   float total_max[kMaxTileRows], total_sum[kMaxTileRows];
   int64_t slots[kSplit + kBlock];  // of the split's keys, and of the block after it
+  Ahead ahead;
 };
 
 template <class T>
@@ -28,12 +30,13 @@ void prefetch(const T* pool, int64_t slot, int width, int head_dim) {
   for (int byte = 0; byte < head_dim * (int)sizeof(T); byte += kPrefetchLine) __builtin_prefetch(row + byte);
 }
 
-// Packs num_keys keys at slots; zeros up to num_padded. Asks for next_slots[0 .. num_next) meanwhile.
+// Packs num_keys keys at slots; zeros up to num_padded. Asks for the block's behind it meanwhile, num_next keys.
 template <class Math>
 void pack_keys(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots, int num_keys,
-               int num_padded, int num_next, typename Math::Unit* keys) {
+               int num_padded, int num_next, typename Math::Unit* keys, Ahead& ahead) {
   const int head_units = head_dim / Math::kPerUnit;
   for (int t0 = 0; t0 < num_padded; t0 += kLanes) {
+    if (t0 < num_keys) ahead.advance(std::min(kLanes, num_keys - t0));
     for (int t = t0; t < std::min(t0 + kLanes, num_next); ++t)
       prefetch(pool, slots[kBlock + t], width, head_dim);
     for (int u = 0; u < head_units; u += kLanes) {
@@ -59,11 +62,12 @@ int units_of_keys(int num_keys) {
 
 template <class Math>
 void pack_values(const typename Math::Stored* pool, int width, int head_dim, const int64_t* slots,
-                 int num_keys, int num_next, typename Math::Unit* values) {
+                 int num_keys, int num_next, typename Math::Unit* values, Ahead& ahead) {
   const int num_units = units_of_keys<Math>(num_keys);
   constexpr int kApart = Math::kKeysApart;
   for (int u = 0; u < num_units; ++u) {
     const int t = kApart ? u / kApart * 2 * kApart + u % kApart : u;
+    ahead.advance(Math::kPerUnit);
     for (int i = u * Math::kPerUnit; i < std::min((u + 1) * Math::kPerUnit, num_next); ++i)
       prefetch(pool, slots[kBlock + i], width, head_dim);
     // The weight of a key that is not there is 0: any finite row will do.
@@ -157,6 +161,8 @@ struct BlockStep {
   const Tile& tile;
   Workspace<Math>& work;
   typename Math::Shapes& shapes;
+  const typename Math::Unit* queries;
+  float (*lane_sums)[kLanes];
   Partial out;
   int64_t begin;  // position of the block's first key
   int num_keys;
@@ -184,7 +190,7 @@ struct BlockStep {
       const int end = (int)std::min<int64_t>(num_keys, tile.end_key(row, group()) - begin);
       if (first < end) {
         const float shrink = weigh(work.scores[g], first, end, num_padded, call.scale, call.softcap, out.max + row,
-                                   work.lane_sums[row], [&](int t, vfloat low, vfloat high) {
+                                   lane_sums[row], [&](int t, vfloat low, vfloat high) {
                                      Math::store_weights(work.weights[g] + t / Math::kPerUnit, low, high);
                                    });
         if (shrink != 1.0f) multiply(out.rows + row * call.head_dim, call.head_dim, shrink);
@@ -200,7 +206,7 @@ struct BlockStep {
     constexpr int kVectors = Rows <= 2 ? 4 : 2;
     const int head_dim = call.head_dim;
     if (!is_seen(r, Rows)) return;
-    compute_scores<Math, Rows, kVectors>(work.queries + r * head_units(), work.keys, head_units(), num_padded,
+    compute_scores<Math, Rows, kVectors>(queries + r * head_units(), work.keys, head_units(), num_padded,
                                          work.scores);
     weigh_rows(r, Rows);
     float* rows = out.rows + r * head_dim;
@@ -217,7 +223,7 @@ struct BlockStep {
   void add_to_rows_by_tiles(int r, int rows) {
     if (!is_seen(r, rows)) return;
     shapes.set(rows);
-    Math::compute_scores(work.queries + r * head_units(), work.keys, head_units(), work.scores);
+    Math::compute_scores(queries + r * head_units(), work.keys, head_units(), work.scores);
     weigh_rows(r, rows);
     for (int c = 0; c < call.head_dim; c += 2 * kLanes) {
       Math::add_columns(work.weights, work.values, num_units(), call.head_dim, c, out.rows + r * call.head_dim);

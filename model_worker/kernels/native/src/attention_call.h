@@ -16,6 +16,7 @@ constexpr int kTileFloats = 8192;  // accumulators of a tile: 32 KiB, so that th
 constexpr int kMaxTileRows = 128;
 constexpr int kRowGroup = kLanes == 16 ? 8 : 4;  // rows whose sums are in registers together
 constexpr int kMaxRowGroup = 16;                 // as many as a tile has
+constexpr int kMaxFewRows = 8;                   // of a KV head, as a decode has: twice as many are a tile's
 constexpr int kPrefetchLine = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
@@ -54,16 +55,30 @@ struct AttentionCall {
   int32_t deterministic;  // each row is summed in one order, in whatever batch and chunk
 };
 
-// Rows [first_row, first_row + num_rows) of one sequence and KV head.
+// Rows [first_row, first_row + num_rows) of one sequence and each of the KV heads [kv_head, kv_head + num_heads). Where
+// rows of all heads are counted, those of a head are neighbours.
 struct Tile {
   int32_t seq;
   int32_t kv_head;
+  int32_t num_heads;
   int32_t first_row;
   int32_t num_rows;
   int64_t num_cached;
   int32_t split;    // the one split to compute, or -1: all of them
   int32_t partial;  // where a split's result goes
   bool by_lanes;    // see attention_lanes.h
+
+  int rows_of_heads() const { return num_heads * num_rows; }
+
+  struct Query {
+    int64_t token;
+    int head;
+  };
+  // Of row r, of all heads'.
+  Query query(int r, int group, const int64_t* query_start) const {
+    const int row = first_row + r % num_rows;
+    return {query_start[seq] + row / group, (kv_head + r / num_rows) * group + row % group};
+  }
 
   // Keys [first_key, end_key) are those a row sees.
   int64_t end_key(int row, int group) const { return num_cached + (first_row + row) / group + 1; }
@@ -121,6 +136,18 @@ inline void find_slots(const AttentionCall& call, int seq, int64_t begin, int64_
   }
   if (begin < first) std::fill_n(slots, first - begin, slots[first - begin]);
 }
+
+// The keys of a split that any of a tile's rows sees: positions [first, end). `begin` is that of first's block.
+struct KeyRange {
+  int64_t begin, first, end;
+
+  KeyRange(const AttentionCall& call, const Tile& tile, int split) {
+    const int group = call.num_heads / call.num_kv_heads;
+    first = std::max<int64_t>((int64_t)split * kSplit, tile.first_key(0, group, call.window));
+    begin = first / kBlock * kBlock;
+    end = std::min<int64_t>((split + 1LL) * kSplit, tile.end_key(tile.num_rows - 1, group));
+  }
+};
 
 inline int tile_rows(int head_dim) { return std::min(kMaxTileRows, kTileFloats / head_dim); }
 

@@ -17,7 +17,7 @@
 
 namespace carousel {
 
-constexpr int kMaxFewRows = 8;  // twice as many are a tile's
+constexpr int kWeighWork = 2;  // of a row in a block, in loads of tiles: 1 to 4 measure alike
 constexpr int kGroups = kSplit / kTileRows;
 static_assert(kBlock % (2 * kTileRows) == 0 && kSplit % kBlock == 0, "a group is whole in its block");
 
@@ -53,12 +53,21 @@ class FewRows {
  public:
   static constexpr bool fit(int num_rows) { return num_rows <= kMaxFewRows; }
 
-  FewRows(const AttentionCall& call, const Tile& tile, FewRowsWorkspace& work, const int64_t* slots, Partial out)
+  // What `attend` tells of its work: how many tiles it loads, and weights as many as take as long.
+  static int work(const AttentionCall& call, const Tile& tile, const KeyRange& keys) {
+    const int num_keys = (int)(keys.end - keys.begin);
+    const int pairs = (num_keys + 2 * kTileRows - 1) / (2 * kTileRows), blocks = (num_keys + kBlock - 1) / kBlock;
+    return 4 * pairs * (call.head_dim / kTileDepth) + kWeighWork * blocks * tile.num_rows;
+  }
+
+  FewRows(const AttentionCall& call, const Tile& tile, FewRowsWorkspace& work, const int64_t* slots, Partial out,
+          Ahead& ahead)
       : call_(call),
         tile_(tile),
         work_(work),
         slots_(slots),
         out_(out),
+        ahead_(ahead),
         width_(call.num_kv_heads * call.head_dim),
         group_(call.num_heads / call.num_kv_heads),
         side_by_side_(call.page_size % kTileRows == 0) {}
@@ -146,6 +155,7 @@ class FewRows {
       }
       const int num_in_block = std::min(kBlock, num_keys - t);
       for (int row = 0; row < tile_.num_rows; ++row) {
+        ahead_.advance(kWeighWork);
         weigh_block(row, scores[row], begin, t, num_in_block, lane_sums[row]);
       }
     }
@@ -160,9 +170,11 @@ class FewRows {
     _tile_zero(5);
     _tile_zero(6);
     for (int u = 0; u < call_.head_dim / 2; u += kTileRows) {
+      ahead_.advance(1);
       _tile_loadd(7, work_.queries + u * Columns, kStride);
       _tile_loadd(3, key.rows + 2 * u, key.stride);
       _tile_dpbf16ps(5, 3, 7);
+      ahead_.advance(1);
       _tile_loadd(4, more.rows + 2 * u, more.stride);
       _tile_dpbf16ps(6, 4, 7);
     }
@@ -222,9 +234,11 @@ class FewRows {
   template <int Chunks>
   void multiply_group(int group, const bf16* values, int64_t stride) {
     _tile_loadd(2, work_.weights[group], 64);
+    ahead_.advance(1);
     _tile_loadd(3, values, stride);
     _tile_dpbf16ps(0, 2, 3);
     if (Chunks == 1) return;
+    ahead_.advance(1);
     _tile_loadd(4, values + 2 * kLanes, stride);
     _tile_dpbf16ps(1, 2, 4);
   }
@@ -254,6 +268,7 @@ class FewRows {
   FewRowsWorkspace& work_;
   const int64_t* slots_;
   const Partial out_;
+  Ahead& ahead_;
   const int64_t width_;
   const int group_;
   const bool side_by_side_;

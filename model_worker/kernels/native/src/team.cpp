@@ -125,7 +125,7 @@ class Team {
       const int first = first_.load(std::memory_order_relaxed);
       if (share.word.compare_exchange_weak(word, word + (1ULL << kTaskBits), std::memory_order_acq_rel,
                                            std::memory_order_acquire)) {
-        function(body, first + next);
+        function(body, first + next, next + 1 < (int)(word & kMaxTasks) ? first + next + 1 : -1);
         ++taken;
         word = share.word.load(std::memory_order_acquire);
       }
@@ -165,7 +165,7 @@ class Team {
 void run_tasks(int threads, int tasks, TaskFunction function, const void* body) {
   static Team* const team = new Team;  // never destroyed: its members outlive main
   if (team->try_run(threads, tasks, function, body)) return;
-  for (int task = 0; task < tasks; ++task) function(body, task);
+  for (int task = 0; task < tasks; ++task) function(body, task, task + 1 < tasks ? task + 1 : -1);
 }
 
 }  // namespace carousel
