@@ -69,7 +69,7 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
   }
 }
 
-// What attend_head tells of its work.
+// How much attend_head tells Ahead of its work.
 template <class Math>
 int work_of_head(const AttentionCall& call, const Tile& tile, const KeyRange& keys) {
 #if defined(CAROUSEL_HAS_TILES)
@@ -187,10 +187,10 @@ int most_heads(const AttentionCall& call) {
   return std::min({call.num_kv_heads, kHeads, std::max(1, kMaxTokenBytes / head_bytes)});
 }
 
-// Tiles of all sequences. Longest work first, roughly: chunks stand last in a batch, and their last rows see
-// most.
+// Tiles of all sequences, with several heads each where these have few rows. Longest work first, roughly: chunks stand
+// last in a batch, and their last rows see most.
 template <class Math>
-std::vector<Tile> make_tiles(const AttentionCall& call, int most_heads) {
+std::vector<Tile> make_tiles(const AttentionCall& call, int heads_of_few) {
   std::vector<Tile> tiles;
   const int group = call.num_heads / call.num_kv_heads;
   for (int seq = call.num_seqs - 1; seq >= 0; --seq) {
@@ -198,7 +198,7 @@ std::vector<Tile> make_tiles(const AttentionCall& call, int most_heads) {
     const int num_rows = num_new * group;
     const bool by_lanes = goes_by_lanes<Math>(call, num_rows);
     const int size = by_lanes ? kLaneRows : tile_rows(call.head_dim);
-    const int heads = num_rows <= kMaxFewRows ? most_heads : 1;
+    const int heads = num_rows <= kMaxFewRows ? heads_of_few : 1;
     for (int first = (num_rows - 1) / size * size; first >= 0; first -= size) {
       for (int head = 0; head < call.num_kv_heads; head += heads) {
         tiles.push_back({seq, head, std::min(heads, call.num_kv_heads - head), first, std::min(size, num_rows - first),
