@@ -20,7 +20,7 @@ from pathlib import Path
 
 from benchmarks.cpu.floor import Machine, ModelShape
 from benchmarks.cpu.report import best_tries, draw, print_report, summarize
-from benchmarks.cpu.runs import Server, all_turns, read_runs, run_and_note, turns_left
+from benchmarks.cpu.runs import Server, all_turns, read_runs, run_and_note, seed_of, turns_left
 from benchmarks.cpu.workloads import WORKLOADS
 
 
@@ -33,7 +33,12 @@ def main() -> None:
     parser.add_argument("--runs", type=Path, required=True, help="file of JSON lines; what it has is kept")
     parser.add_argument("--workloads", default=",".join(WORKLOADS), help="default: all")
     parser.add_argument("--rounds", type=int, default=5, help="that count; one more warms up")
-    parser.add_argument("--seed", type=int, default=1, help="of the warm-up; each round has the next one")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=1,
+        help="of the warm-up, and one that these servers have not had; each round has the next one",
+    )
     parser.add_argument("--time-limit-s", type=float, default=float("inf"), help="begin no run after it")
     parser.add_argument("--max-others", type=float, default=0.1, help="cores; beyond them a run is disturbed")
     parser.add_argument("--tries", type=int, default=3, help="to make an undisturbed run")
@@ -44,12 +49,15 @@ def main() -> None:
     workloads = args.workloads.split(",")
     deadline = time.monotonic() + args.time_limit_s
     while left := turns_left(
-        all_turns(args.rounds, workloads, args.servers), read_runs(args.runs), args.max_others, args.tries
+        all_turns(args.rounds, workloads, args.servers),
+        runs := read_runs(args.runs),
+        args.max_others,
+        args.tries,
     ):
         if time.monotonic() > deadline:
             print(f"{len(left)} runs are left: give the same command again")
             break
-        run_and_note(left[0], args.model, args.seed, args.runs)
+        run_and_note(left[0], args.model, seed_of(left[0], runs, args.seed), args.runs)
     machine = None
     if args.memory_gb_per_s and args.gflop_per_s:
         machine = Machine(args.memory_gb_per_s, args.gflop_per_s)

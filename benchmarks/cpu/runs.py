@@ -20,6 +20,8 @@ from benchmarks.process_cpu import machine_busy, pss_bytes, tree_cpu
 
 WARM_UP = 0
 """The round before the first that counts: servers compile, and caches and allocators fill."""
+SEEDS_OF_A_TRY = 1000
+"""Rounds have seeds of their own, fewer than these."""
 
 
 class Server(NamedTuple):
@@ -81,14 +83,25 @@ def _key(run: dict[str, Any]) -> tuple[int, str, str]:
     return run["round"], run["workload"], run["server"]
 
 
+def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
+    """Of the prompts of the turn's next run. One that is made again has others: the server's cache still has
+    those of the first. seed: of the warm-up.
+    """
+    repeats = WORKLOADS[turn.workload].repeats
+    tries = Counter(map(_key, runs))[turn.round, repeats or turn.workload, turn.server.name]
+    if repeats:
+        tries = max(0, tries - 1)  # the last one's prompts
+    return seed + turn.round + SEEDS_OF_A_TRY * tries
+
+
 def run_and_note(turn: Turn, model: Path, seed: int, path: Path) -> None:
-    """Make one run and append it to the file: the workload's figures; for a server with a known process its
-    CPU seconds and its memory afterwards; and how many cores all others took. Without such a process the
-    server is one of the others. Raises RuntimeError when a request failed.
+    """Make one run, of prompts of that seed, and append it to the file: the workload's figures; for a server
+    with a known process its CPU seconds and its memory afterwards; and how many cores all others took.
+    Without such a process the server is one of the others. Raises RuntimeError when a request failed.
     """
     began, before, served = time.monotonic(), machine_busy(), _served_s(turn.server)
     own = sum(os.times()[:4])
-    figures = _measure(turn.server, WORKLOADS[turn.workload], model, seed + turn.round)
+    figures = _measure(turn.server, WORKLOADS[turn.workload], model, seed)
     cpu_s = _served_s(turn.server) - served
     others_s = machine_busy() - before - cpu_s - (sum(os.times()[:4]) - own)
     line = {"round": turn.round, "workload": turn.workload, "server": turn.server.name}

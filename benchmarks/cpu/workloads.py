@@ -14,6 +14,8 @@ class Workload(NamedTuple):
     """Of bench_serving's results, what is compared."""
     floor: Floor | None
     """What the machine cannot go below, where it and not the arrivals set the limit."""
+    repeats: str | None = None
+    """The workload whose prompts it has once more."""
 
 
 def _random(num: int, input_len: int, output_len: int, *more: str) -> tuple[str, ...]:
@@ -101,6 +103,7 @@ WORKLOADS: Workloads = {
         SHARED_PREFIX,
         ("duration", "mean_ttft_ms"),
         None,
+        repeats="w4",
     ),
     "w4-apart": Workload(
         "the same without a shared prefix: 32 x (1,056 -> 16)",

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.cpu.floor import Machine, ModelShape
 from benchmarks.cpu.report import best_tries, share_of_floor, summarize
-from benchmarks.cpu.runs import WARM_UP, Server, all_turns, read_runs, turns_left
+from benchmarks.cpu.runs import WARM_UP, Server, Turn, all_turns, read_runs, seed_of, turns_left
 from benchmarks.process_cpu import pss_bytes, tree_cpu
 
 MODEL = ModelShape(
@@ -71,6 +71,26 @@ def test_a_disturbed_run_is_made_again_and_the_least_disturbed_one_counts() -> N
     assert left(0.1, 4) == [(0, "w1", "b"), (1, "w1", "a"), (1, "w1", "b")]
     assert left(0.3, 4) == [(1, "w1", "a")]
     assert [run["others_cores"] for run in best_tries(runs)] == [0.0, 0.3, 0.2]
+
+
+def test_a_run_that_is_made_again_has_prompts_that_no_cache_knows() -> None:
+    server = Server("a", "openai", "http://127.0.0.1:1")
+    rounds = [Turn(number, "w1", server) for number in range(6)]
+    first = [seed_of(turn, [], 7) for turn in rounds]
+    again = [seed_of(turn, [_run(turn.round, "a", 1.0)], 7) for turn in rounds]
+    assert len({*first, *again}) == 12
+    assert seed_of(rounds[1], [_run(1, "b", 1.0), _run(2, "a", 1.0)], 7) == first[1], "another turn's runs"
+
+
+def test_a_workload_that_repeats_another_has_its_last_prompts() -> None:
+    server = Server("a", "openai", "http://127.0.0.1:1")
+    cold, warm = Turn(2, "w4", server), Turn(2, "w4-warm", server)
+    once = _run(2, "a", 1.0) | {"workload": "w4"}
+    for runs in ([], [once]):
+        assert seed_of(warm, [*runs, once], 7) == seed_of(cold, runs, 7)
+        assert seed_of(warm, [*runs, once, _run(2, "a", 1.0) | {"workload": "w4-warm"}], 7) == seed_of(
+            cold, runs, 7
+        )
 
 
 def test_nobody_is_below_the_floor_whichever_way_a_figure_is_better() -> None:
