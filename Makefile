@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup serve test test-servers test-kernels test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 
@@ -20,10 +20,21 @@ $(VENV)/.ready: pyproject.toml
 serve: setup
 	$(BIN)/python launch.py $(ARGS)
 
-# The GPU tests run in a process of their own: with a GPU Triton compiles there.
+# Triton's interpreter computes in one thread, and tests of servers mostly wait: on two cores they go side by side.
 test: setup
-	$(BIN)/python -m pytest -m "not full" tests/unit tests/cpu tests/faults $(ARGS)
-	$(BIN)/python -m pytest -m "not full" --pretend tests/gpu $(ARGS)
+	$(MAKE) --no-print-directory --jobs 2 test-servers test-kernels
+
+# With ARGS it may be that a part has no test that is chosen: 5.
+TEST := $(BIN)/python -m pytest -m "not full"
+NONE_CHOSEN = $(if $(ARGS),|| [ $$? -eq 5 ])
+test-servers: setup
+	@$(TEST) --ignore tests/cpu/triton tests/unit tests/cpu tests/faults $(ARGS) $(NONE_CHOSEN)
+
+# tests/gpu in a process of its own: with a GPU Triton compiles there. What is printed comes in one piece.
+test-kernels: setup
+	@out=$$(mktemp); trap "rm -f $$out" EXIT; \
+	{ { $(TEST) tests/cpu/triton $(ARGS) $(NONE_CHOSEN); } && \
+	{ $(TEST) --pretend tests/gpu $(ARGS) $(NONE_CHOSEN); }; } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
 
 test-unit: setup
 	$(BIN)/python -m pytest tests/unit $(ARGS)
