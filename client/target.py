@@ -8,12 +8,16 @@ import ipaddress
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
 import zmq
 
 from client.ring_watch import PageWatch, RemoteWatch, RingWatch
 from runtime.endpoints import MAX_PORT, TCP_SCHEME, Endpoints, TcpEndpoints
+from runtime.environment import environment_run_dir
 from runtime.errors import ConfigError
-from runtime.keys import ClientKeys
+from runtime.keys import CLIENT, ClientKeys
+from runtime.launch_state import read_zmq_bind
+from runtime.run_dir import live_run_dirs
 
 
 class Target(Protocol):
@@ -65,19 +69,15 @@ class TcpTarget:
     wants_status = True
     no_answer_hint = "it may not be there, may still be loading its model, or may not know the client's key"
 
-    def __init__(self, address: str, curve_dir: Path | None) -> None:
-        """Read the keys, `client.key_secret` and `server.key`.
+    def __init__(self, address: str, curve_dir: Path | None = None) -> None:
+        """Read the keys, `client.key_secret` and `server.key`: those in `curve_dir`, else, for an address of
+        this machine, those of this user's launch that is served there.
 
-        Raises: ConfigError for an address or a key file that is wrong or missing, and without `curve_dir` for
-        any address but loopback: what is sent could be read on the way.
+        Raises: ConfigError for an address or a key file that is wrong, missing or not to be found.
         """
         self.name = address
         self._host, self._port = _split_address(address)
-        if curve_dir is None and not _is_loopback(self._host):
-            raise ConfigError(
-                f"curve_dir: needed for {address}; without keys only loopback addresses are allowed"
-            )
-        self._keys = None if curve_dir is None else ClientKeys.read(curve_dir)
+        self._keys = ClientKeys.read(curve_dir or self._own_keys())
 
     def client_out(self, index: int) -> str:
         return self._endpoints(index + 1).client_out(index)
@@ -90,13 +90,24 @@ class TcpTarget:
 
     def prepare(self, socket: zmq.Socket[Any]) -> None:
         socket.setsockopt(zmq.IPV6, 1 if self._host.startswith("[") else 0)
-        if self._keys is not None:
-            socket.curve_publickey = self._keys.public
-            socket.curve_secretkey = self._keys.secret
-            socket.curve_serverkey = self._keys.server
+        socket.curve_publickey = self._keys.public
+        socket.curve_secretkey = self._keys.secret
+        socket.curve_serverkey = self._keys.server
 
     def open_watch(self) -> RingWatch:
         return RemoteWatch()
+
+    def _own_keys(self) -> Path:
+        """Directory of the keys that a launch of this user has made for its clients. Raises ConfigError."""
+        if not _is_loopback(self._host):
+            raise ConfigError(f"curve_dir: needed for {self.name}; it holds this client's keys")
+        found = _keys_of_own_launch(self._port)
+        if found is None:
+            raise ConfigError(
+                f"curve_dir: no launch of this user that made its own keys is served at {self.name}; name "
+                "the directory of this client's keys (for a launch with --run-dir DIR it is DIR/keys/client)"
+            )
+        return found
 
 
 def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Target:
@@ -116,6 +127,20 @@ def _split_address(address: str) -> tuple[str, int]:
     if not host or not colon or "/" in host or not is_number or not 1 <= int(port) <= MAX_PORT:
         raise ConfigError(f"run_dir: {address} is no address; write tcp://HOST:PORT")
     return host, int(port)
+
+
+def _keys_of_own_launch(port: int) -> Path | None:
+    named = environment_run_dir()
+    for run_dir in [*([Path(named)] if named else []), *live_run_dirs()]:
+        endpoints = Endpoints(run_dir)
+        keys = endpoints.keys_dir / CLIENT
+        try:
+            zmq_bind = read_zmq_bind(endpoints.state_file)
+        except (OSError, msgspec.MsgspecError):
+            continue  # it has ended, or has not begun
+        if zmq_bind.endswith(f":{port}") and keys.is_dir():
+            return keys
+    return None
 
 
 def _is_loopback(host: str) -> bool:

@@ -21,7 +21,7 @@ BUSY_WAIT_S = 0.02
 
 def main(context: ProcessContext) -> None:
     config = context.config
-    gate = TcpGate.open(config)
+    gate = TcpGate.open(config, context.endpoints)
     inbox = context.inbox("detokenizer_in", context.endpoints.detokenizer_in(context.index))
     routers = [RouterChannel(context.zmq, context.endpoints.client_out(context.index))]
     if gate is not None:

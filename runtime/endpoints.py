@@ -86,6 +86,11 @@ class Endpoints:
         return self.run_dir / "events.jsonl"
 
     @property
+    def keys_dir(self) -> Path:
+        """Keys of a launch that is served over TCP and was given none: as `runtime.keys` makes them."""
+        return self.run_dir / "keys"
+
+    @property
     def lock_file(self) -> Path:
         return self.run_dir / "lock"
 

@@ -15,6 +15,7 @@ from runtime.environment import child_environment
 from runtime.errors import AddressInUse, ConfigError, StartError
 from runtime.event_log import EventLog
 from runtime.guardian import Guardian
+from runtime.keys import make_keys
 from runtime.process import FIRST_EPOCH
 from runtime.run_dir import RunDir
 from runtime.status_page import StatusPage
@@ -41,6 +42,8 @@ class LaunchNames:
             try:
                 self.page = StatusPage(self.endpoints.status_file, create=True, counts=config.num_processes)
                 held.callback(self.page.close)
+                if config.zmq_bind and not config.curve_dir:
+                    make_keys(self.endpoints.keys_dir)
                 self.events = EventLog(self.endpoints.events_file)
                 held.callback(self.events.close)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)

@@ -51,6 +51,18 @@ class LaunchState(msgspec.Struct, frozen=True):
             logger.warning("state.json is not up to date: %s", error)
 
 
+class _Served(msgspec.Struct):
+    zmq_bind: str
+
+
+def read_zmq_bind(path: Path) -> str:
+    """Return the address at which a launch is served over TCP, "" for none, from its state file.
+
+    Raises: OSError when it cannot be read, msgspec.MsgspecError when it is none.
+    """
+    return msgspec.json.decode(path.read_bytes(), type=_Served).zmq_bind
+
+
 def write_atomically(path: Path, data: bytes) -> None:
     new = path.with_suffix(".new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:

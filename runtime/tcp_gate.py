@@ -1,8 +1,9 @@
 """TcpGate: the way in over TCP. Owns the sockets that other machines reach, apart from those of the ring.
 
 They have a ZMQ context of their own, so what strangers do keeps no thread of the ring's own sockets busy.
-With keys, a peer that has none of those that may connect gets no further than the handshake: nothing it sends
-reaches a socket. Knows no message.
+A peer without one of the keys that may connect gets no further than the handshake: nothing it sends reaches a
+socket. That holds on loopback too, where every user and every web page that a browser shows can reach a port
+and ZMQ's oldest framing fits behind the head of an HTTP request. Knows no message.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import zmq
 
 from runtime.config import RuntimeConfig
-from runtime.endpoints import TcpEndpoints
+from runtime.endpoints import Endpoints, TcpEndpoints
 from runtime.errors import AddressInUse, ConfigError
 from runtime.keys import ServerKeys
 
@@ -30,26 +31,26 @@ LINGER_MS = 100
 
 
 class TcpGate:
-    def __init__(self, endpoints: TcpEndpoints, curve_dir: Path | None) -> None:
-        """Read the keys. Raises ConfigError."""
+    def __init__(self, endpoints: TcpEndpoints, curve_dir: Path) -> None:
+        """Read the keys in `curve_dir`. Raises ConfigError."""
+        # Imported here, because it brings asyncio and most launches have no gate.
+        from zmq.auth.thread import ThreadAuthenticator
+
         self.endpoints = endpoints
         self.context: zmq.Context[Any] = zmq.Context()
-        self._keys = None if curve_dir is None else ServerKeys.read(curve_dir)
-        self._authenticator = None
-        if self._keys is not None:
-            # Imported here, because it brings asyncio and most launches have no keys.
-            from zmq.auth.thread import ThreadAuthenticator
-
-            self._authenticator = ThreadAuthenticator(self.context)
-            self._authenticator.start()
-            self._authenticator.configure_curve(domain=DOMAIN, location=str(self._keys.clients))
+        self._keys = ServerKeys.read(curve_dir)
+        self._authenticator = ThreadAuthenticator(self.context)
+        self._authenticator.start()
+        self._authenticator.configure_curve(domain=DOMAIN, location=str(self._keys.clients))
 
     @staticmethod
-    def open(config: RuntimeConfig) -> TcpGate | None:
-        """The gate that the settings ask for. Raises ConfigError."""
+    def open(config: RuntimeConfig, endpoints: Endpoints) -> TcpGate | None:
+        """Return the gate that the settings ask for, None where they ask for none. Its keys are those of
+        `curve_dir`, else those that the launcher has made in its run directory. Raises ConfigError.
+        """
         if config.tcp is None:
             return None
-        return TcpGate(config.tcp, Path(config.curve_dir) if config.curve_dir else None)
+        return TcpGate(config.tcp, Path(config.curve_dir) if config.curve_dir else endpoints.keys_dir)
 
     def bind(self, socket: zmq.Socket[Any], address: str) -> None:
         """Set what a socket of `context` needs before strangers may reach it, then bind it.
@@ -61,13 +62,12 @@ class TcpGate:
         socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
-        if self._keys is not None:
-            socket.curve_server = True
-            socket.curve_publickey = self._keys.public
-            socket.curve_secretkey = self._keys.secret
-            socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
-            # Without it, a context in which nobody authenticates lets everybody in.
-            socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
+        socket.curve_server = True
+        socket.curve_publickey = self._keys.public
+        socket.curve_secretkey = self._keys.secret
+        socket.setsockopt_string(zmq.ZAP_DOMAIN, DOMAIN)
+        # Without it, a context in which nobody authenticates lets everybody in.
+        socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)
         try:
             socket.bind(address)
         except zmq.ZMQError as error:
@@ -81,6 +81,5 @@ class TcpGate:
 
     def close(self) -> None:
         """Close the sockets; what they still hold has a moment to go out."""
-        if self._authenticator is not None:
-            self._authenticator.stop()
+        self._authenticator.stop()
         self.context.destroy(linger=LINGER_MS)

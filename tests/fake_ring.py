@@ -100,20 +100,17 @@ def say_nothing(_: GenerateRequest) -> list[SequenceOutput]:
 
 
 class TcpDoor:
-    """Free ports on this machine for a ring's sockets; behind CURVE if it has a directory of keys: the
-    server's in `server.key_secret`, those of the clients that may come in `clients`.
+    """Free ports on this machine for a ring's sockets, behind CURVE. `curve_dir`: the server's key in
+    `server.key_secret`, those of the clients that may come in `clients`.
     """
 
-    def __init__(self, num_ports: int, curve_dir: Path | None = None) -> None:
+    def __init__(self, num_ports: int, curve_dir: Path) -> None:
         self.port = free_ports(num_ports)
         self._curve_dir = curve_dir
 
     @contextmanager
     def guarded(self, context: zmq.Context[Any]) -> Iterator[None]:
         """Look up clients' keys while the block runs."""
-        if self._curve_dir is None:
-            yield
-            return
         guard = ThreadAuthenticator(context)
         guard.start()
         guard.configure_curve(location=self._curve_dir / "clients")
@@ -123,11 +120,10 @@ class TcpDoor:
             guard.stop()
 
     def prepare(self, socket: zmq.Socket[Any]) -> None:
-        if self._curve_dir is not None:
-            public, secret = load_certificate(self._curve_dir / "server.key_secret")
-            assert secret is not None
-            socket.curve_publickey, socket.curve_secretkey = public, secret
-            socket.curve_server = True
+        public, secret = load_certificate(self._curve_dir / "server.key_secret")
+        assert secret is not None
+        socket.curve_publickey, socket.curve_secretkey = public, secret
+        socket.curve_server = True
 
 
 class FakeRing:

@@ -17,7 +17,7 @@ BUSY_WAIT_S = 0.005
 
 
 def main(context: ProcessContext) -> None:
-    gate = TcpGate.open(context.config)
+    gate = TcpGate.open(context.config, context.endpoints)
     inboxes = [context.inbox("tokenizer_in", context.endpoints.tokenizer_in(context.index))]
     if gate is not None:
         address = gate.endpoints.tokenizer_in(context.index)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, TypeAlias
 
 import pytest
 
@@ -23,6 +24,7 @@ from carousel import (
 from client import connection as connection_module
 from client import ring_watch
 from runtime.handle import client_of, sequence_key
+from runtime.keys import CLIENT, make_keys
 from runtime.messages import OutputBatch, SequenceOutput
 from runtime.status_page import Status
 from tests.fake_ring import (
@@ -36,6 +38,8 @@ from tests.fake_ring import (
     spell,
 )
 from tests.launched import SLACK, wait_until
+
+Place: TypeAlias = dict[str, Any]
 
 
 @pytest.fixture(autouse=True)
@@ -143,18 +147,23 @@ def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: P
 
 
 @pytest.fixture(params=["in a run directory", "over TCP"])
-def reached(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FakeRing, str]]:
-    """A ring that answers no request, and where it is reached."""
-    door = TcpDoor(2) if request.param == "over TCP" else None
+def reached(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[FakeRing, Place]]:
+    """A ring that answers no request, and where it is reached, as arguments of Client."""
+    if request.param == "in a run directory":
+        with fake_ring(tmp_path) as ring:
+            yield ring, {"run_dir": tmp_path}
+        return
+    make_keys(tmp_path / "keys")
+    door = TcpDoor(2, tmp_path / "keys")
     with fake_ring(tmp_path, door=door) as ring:
-        yield ring, str(tmp_path) if door is None else f"tcp://127.0.0.1:{door.port}"
+        yield ring, {"run_dir": f"tcp://127.0.0.1:{door.port}", "curve_dir": tmp_path / "keys" / CLIENT}
 
 
 def test_a_ring_that_stays_silent_is_gone(
-    reached: tuple[FakeRing, str], monkeypatch: pytest.MonkeyPatch
+    reached: tuple[FakeRing, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ring, place = reached
-    with Client(place, connect_timeout=WAIT_S, ring_timeout=0.1) as client:
+    with Client(**place, connect_timeout=WAIT_S, ring_timeout=0.1) as client:
         ring.shakes_hands = False
         monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
         with pytest.raises(RingClosed, match=r"one that answers, for 0.1 s"):
@@ -162,12 +171,12 @@ def test_a_ring_that_stays_silent_is_gone(
 
 
 def test_a_request_outlives_a_detokenizer_that_hangs_for_longer_than_silence(
-    reached: tuple[FakeRing, str], monkeypatch: pytest.MonkeyPatch
+    reached: tuple[FakeRing, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The launcher replaces it after `--stall-timeout`, which is longer."""
     ring, place = reached
     monkeypatch.setattr(connection_module, "PING_S", 0.05)
-    with Client(place, connect_timeout=WAIT_S) as client:
+    with Client(**place, connect_timeout=WAIT_S) as client:
         stream = client.stream("x", timeout=WAIT_S)
         first = ring.wait_request()
         ring.shakes_hands = False
@@ -183,7 +192,7 @@ def test_a_request_outlives_a_detokenizer_that_hangs_for_longer_than_silence(
 
 
 def test_a_client_that_was_stopped_for_longer_than_anybody_waits_goes_on(
-    reached: tuple[FakeRing, str], monkeypatch: pytest.MonkeyPatch
+    reached: tuple[FakeRing, Place], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By a signal, or with the machine. The detokenizer has forgotten it: what it had asked for is gone."""
     ring, place = reached
@@ -191,7 +200,7 @@ def test_a_client_that_was_stopped_for_longer_than_anybody_waits_goes_on(
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s[0])
     for module in ("connection", "lane"):
         monkeypatch.setattr(f"client.{module}.time", clock)
-    with Client(place, connect_timeout=WAIT_S) as client:
+    with Client(**place, connect_timeout=WAIT_S) as client:
         stream = client.stream("x", timeout=WAIT_S)
         ring.wait_request()
         ring.answer = spell("abc")

@@ -5,9 +5,11 @@ kind: what a request may ask for, from the wire to the model and back.
 from __future__ import annotations
 
 import asyncio
+import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +18,10 @@ import pytest
 
 from carousel import AsyncClient, Client, InvalidRequest, RingClosed, SamplingParams
 from runtime.keys import make_keys
+from runtime.messages import UNIONS, ControlRequest
+from runtime.transport import Codec
 from tests.launched import SLACK, Launched, free_ports, launched, wait_until
+from tests.web_page import post_of_frames
 
 PROMPT = "def function_7("
 IDS = [11, 12, 13, 14, 15, 16, 17, 18]
@@ -200,10 +205,22 @@ def test_an_asynchronous_client_over_tcp(ring: Ring) -> None:
     asyncio.run(asyncio.wait_for(main(), 60))
 
 
-def test_a_ring_that_is_killed_is_gone_over_tcp_at_once() -> None:
-    address = f"tcp://127.0.0.1:{free_ports(4)}"
+def post_pauses(port: int) -> None:
+    """Send what a web page may, and wait until the connection has ended."""
+    pause = Codec(UNIONS["tokenizer_in"], 1).encode(ControlRequest(1, 1, "pause_generation"))
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as page, suppress(ConnectionError):
+        page.sendall(post_of_frames(pause))
+        while page.recv(4096):
+            pass
+
+
+def test_a_ring_with_keys_of_its_own_obeys_no_web_page_and_is_gone_at_once_when_it_is_killed() -> None:
+    port = free_ports(4)
+    address = f"tcp://127.0.0.1:{port}"
     light = launched("--no-http", "--zmq-bind", address, module="tests.sleeping_worker")
-    with light as launch, Client(address) as client:
+    with light as launch, Client(address, curve_dir=launch.run_dir / "keys" / "client") as client:
+        post_pauses(port)
+        post_pauses(port + 1)
         stream = client.stream(PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True), timeout=60)
         next(stream)
         began = time.monotonic()

@@ -13,7 +13,6 @@ import pytest
 from zmq.auth import create_certificates
 
 from carousel import AsyncClient, Client, ConfigError, RingClosed, SamplingParams
-from client.target import TcpTarget
 from runtime.messages import GenerateRequest, RingStatus, SequenceOutput
 from tests.fake_ring import WAIT_S, FakeRing, TcpDoor, fake_ring, finish, output
 from tests.launched import SLACK, wait_until
@@ -86,20 +85,23 @@ def test_an_asynchronous_client_with_a_key_is_served(tmp_path: Path, keys: Path,
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-def test_without_keys_a_loopback_address_is_served(tmp_path: Path, host: str) -> None:
-    door = TcpDoor(2)
+def test_a_loopback_address_is_served_by_either_name(tmp_path: Path, keys: Path, host: str) -> None:
+    door = TcpDoor(2, keys / "server")
     where = f"tcp://{host}:{door.port}"
-    with fake_ring(tmp_path, echo, door=door), Client(where, connect_timeout=WAIT_S) as client:
+    with (
+        fake_ring(tmp_path, echo, door=door),
+        Client(where, curve_dir=keys / "client", connect_timeout=WAIT_S) as client,
+    ):
         assert client.generate("a", timeout=WAIT_S).text == "a.0"
 
 
-def test_closing_leaves_no_thread_and_no_file_descriptor(tmp_path: Path) -> None:
-    door = TcpDoor(2)
+def test_closing_leaves_no_thread_and_no_file_descriptor(tmp_path: Path, keys: Path) -> None:
+    door = TcpDoor(2, keys / "server")
     with fake_ring(tmp_path, echo, door=door):
-        Client(address(door), connect_timeout=WAIT_S).close()
+        Client(address(door), curve_dir=keys / "client", connect_timeout=WAIT_S).close()
         threads, fds = threading.active_count(), len(os.listdir("/proc/self/fd"))
         for _ in range(3):
-            with Client(address(door), connect_timeout=WAIT_S) as client:
+            with Client(address(door), curve_dir=keys / "client", connect_timeout=WAIT_S) as client:
                 client.generate("x", timeout=WAIT_S)
         assert threading.active_count() == threads
         # The fake ring's end of a connection closes a moment after ours.
@@ -129,19 +131,21 @@ def test_a_server_with_another_key_is_not_talked_to(tmp_path: Path, keys: Path, 
         assert ring.hellos == []
 
 
-def test_no_server_is_an_error_after_the_timeout() -> None:
+def test_no_server_is_an_error_after_the_timeout(keys: Path) -> None:
     began = time.monotonic()
     with pytest.raises(RingClosed, match=r"tcp://127.0.0.1:\d+ has not answered within 0.1 s"):
-        Client(address(TcpDoor(2)), connect_timeout=0.1)
+        Client(address(TcpDoor(2, keys / "server")), curve_dir=keys / "client", connect_timeout=0.1)
     assert time.monotonic() - began < 2.0 * SLACK
 
 
 @pytest.mark.parametrize(("state", "says"), [("failed", "has failed"), ("absent", "has been stopped")])
-def test_a_ring_that_says_that_it_ends_is_gone_at_once(tmp_path: Path, state: str, says: str) -> None:
-    door = TcpDoor(2)
+def test_a_ring_that_says_that_it_ends_is_gone_at_once(
+    tmp_path: Path, keys: Path, state: str, says: str
+) -> None:
+    door = TcpDoor(2, keys / "server")
     with (
         fake_ring(tmp_path, lambda _: [], door=door) as ring,
-        Client(address(door), connect_timeout=WAIT_S) as client,
+        Client(address(door), curve_dir=keys / "client", connect_timeout=WAIT_S) as client,
     ):
         stream = client.stream("x", timeout=WAIT_S)
         for each in ("ready", "draining", state):
@@ -150,19 +154,19 @@ def test_a_ring_that_says_that_it_ends_is_gone_at_once(tmp_path: Path, state: st
             next(stream)
 
 
-def test_a_server_that_goes_without_a_word_is_gone_at_once(tmp_path: Path) -> None:
-    door = TcpDoor(2)
+def test_a_server_that_goes_without_a_word_is_gone_at_once(tmp_path: Path, keys: Path) -> None:
+    door = TcpDoor(2, keys / "server")
     with fake_ring(tmp_path, lambda _: [], door=door):
-        client = Client(address(door), connect_timeout=WAIT_S)
+        client = Client(address(door), curve_dir=keys / "client", connect_timeout=WAIT_S)
         stream = client.stream("x", timeout=WAIT_S)
     with client, pytest.raises(RingClosed, match=r"connection to .* was lost"):
         next(stream)
 
 
-def test_the_last_words_of_a_server_that_goes_are_heard(tmp_path: Path) -> None:
-    door = TcpDoor(2)
+def test_the_last_words_of_a_server_that_goes_are_heard(tmp_path: Path, keys: Path) -> None:
+    door = TcpDoor(2, keys / "server")
     with fake_ring(tmp_path, lambda _: [], door=door) as ring:
-        client = Client(address(door), connect_timeout=WAIT_S)
+        client = Client(address(door), curve_dir=keys / "client", connect_timeout=WAIT_S)
         stream = client.stream("x", timeout=WAIT_S)
         request = ring.wait_request()
         ring.send(output(request, "a"))
@@ -181,18 +185,6 @@ def test_the_last_words_of_a_server_that_goes_are_heard(tmp_path: Path) -> None:
 def test_what_is_no_address_is_refused_by_name(where: str) -> None:
     with pytest.raises(ConfigError, match=r"run_dir: .*tcp://HOST:PORT"):
         Client(where)
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "example.org", "[2001:db8::1]", "0.0.0.0"])
-def test_beyond_this_machine_keys_are_needed(keys: Path, host: str) -> None:
-    with pytest.raises(ConfigError, match="curve_dir: needed"):
-        AsyncClient(f"tcp://{host}:5555")
-    assert TcpTarget(f"tcp://{host}:5555", keys / "client").client_out(1) == f"tcp://{host}:5556"
-
-
-@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "[::1]"])
-def test_on_this_machine_they_are_not(host: str) -> None:
-    assert TcpTarget(f"tcp://{host}:5555", None).tokenizer_in(1, 3) == f"tcp://{host}:5559"
 
 
 @pytest.mark.parametrize("missing", ["client.key_secret", "server.key"])

@@ -94,7 +94,7 @@ async def front_ends(launch: Launched) -> AsyncIterator[list[Sdk | Http]]:
     async with (
         AsyncClient(launch.run_dir) as local,
         AsyncClient(launch.run_dir) as second,
-        AsyncClient(launch.state()["zmq_bind"]) as remote,
+        AsyncClient(launch.state()["zmq_bind"], curve_dir=launch.run_dir / "keys" / "client") as remote,
         httpx.AsyncClient(timeout=TIMEOUT_S, limits=httpx.Limits(max_keepalive_connections=0)) as http,
     ):
         yield [Sdk(local), Sdk(second), Sdk(remote), Http(http, launch.url)]
