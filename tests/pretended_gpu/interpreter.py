@@ -71,7 +71,23 @@ def patched_once() -> Iterator[None]:
         scope.restore = end
         return scope
 
-    with patch.object(interpreter, "_patch_lang", patch_lang):
+    with patch.object(interpreter, "_patch_lang", patch_lang), _indexes_of_one_element():
+        yield
+
+
+@contextmanager
+def _indexes_of_one_element() -> Iterator[None]:
+    """Let a block of one element be an index, such as the bound of a loop.
+
+    Triton 3.6 asks numpy for the scalar of an array of one dimension, which numpy 2.4 refuses.
+    """
+    plain = interpreter._patch_lang_tensor
+
+    def patch_tensor(tensor: Any, scope: Any) -> None:
+        plain(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    with patch.object(interpreter, "_patch_lang_tensor", patch_tensor):
         yield
 
 

@@ -220,10 +220,12 @@ def _device_tensor(host: Tensor, allocation: Allocation, let_go: Callable[[Alloc
 
 
 def let_torch_guard_cuda() -> None:
-    """Torch without CUDA refuses to index a CUDA tensor, because nobody can switch to its device. The CPU's
-    guard, which switches nothing, will do.
+    """Give CUDA tensors the CPU's device guard, which switches nothing, where there is no GPU.
+
+    Torch built for a CPU has no guard for CUDA and refuses to index such a tensor. Torch built for CUDA has
+    one that asks the driver.
     """
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libc10.so"))
     guards = (ctypes.c_void_p * 2).in_dll(library, "_ZN3c104impl26device_guard_impl_registryE")
-    if guards[1] is None:
+    if guards[1] is None or not torch.cuda.is_available():
         guards[1] = guards[0]
