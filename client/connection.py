@@ -40,7 +40,7 @@ from runtime.messages import (
     RingStatus,
     ToTokenizer,
 )
-from runtime.transport import DECODE_ERRORS, HIGH_WATER_MARK, MAX_FRAME_BYTES, BadFrames, Codec, Framed
+from runtime.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Codec, Framed
 from runtime.wire import PING_S, SILENCE_S
 
 logger = logging.getLogger(__name__)
@@ -193,10 +193,9 @@ class Connection:
             self._requests.decode(frame)
         except (TypeError, *DECODE_ERRORS) as error:
             raise InvalidRequest(f"the request cannot be sent: {error}") from None
-        if len(frame) > MAX_FRAME_BYTES:
-            raise InvalidRequest(
-                f"the request is larger than {MAX_FRAME_BYTES >> 20} MiB", code="request_too_large"
-            )
+        limit = self._target.max_frame_bytes
+        if len(frame) > limit:
+            raise InvalidRequest(f"the request is larger than {limit >> 20} MiB", code="request_too_large")
         return frame
 
     def _wake(self) -> None:

@@ -18,6 +18,7 @@ from runtime.errors import ConfigError
 from runtime.keys import CLIENT, ClientKeys
 from runtime.launch_state import read_zmq_bind
 from runtime.run_dir import live_run_dirs
+from runtime.transport import MAX_FRAME_BYTES, MAX_TCP_FRAME_BYTES
 
 
 class Target(Protocol):
@@ -27,6 +28,8 @@ class Target(Protocol):
     """Ask the server for RingStatus messages."""
     no_answer_hint: str
     """What the reason may be when nobody answers."""
+    max_frame_bytes: int
+    """Longest request that the server's sockets take."""
 
     def client_out(self, index: int) -> str:
         """Address of a detokenizer."""
@@ -43,6 +46,7 @@ class Target(Protocol):
 
 class RunDirTarget:
     wants_status = False
+    max_frame_bytes = MAX_FRAME_BYTES
     no_answer_hint = "it may still be loading its model"
 
     def __init__(self, run_dir: Path) -> None:
@@ -67,6 +71,7 @@ class TcpTarget:
     """A ring elsewhere, or on this machine by its ports."""
 
     wants_status = True
+    max_frame_bytes = MAX_TCP_FRAME_BYTES
     no_answer_hint = "it may not be there, may still be loading its model, or may not know the client's key"
 
     def __init__(self, address: str, curve_dir: Path | None = None) -> None:

@@ -19,6 +19,7 @@ from runtime.config import RuntimeConfig
 from runtime.endpoints import Endpoints, TcpEndpoints
 from runtime.errors import AddressInUse, ConfigError
 from runtime.keys import ServerKeys
+from runtime.transport import MAX_TCP_FRAME_BYTES, ZmqInbox
 
 DOMAIN = "carousel"
 BACKLOG = 1024
@@ -28,6 +29,8 @@ HANDSHAKE_MS = 5000
 HEARTBEAT_MS = 5000
 HEARTBEAT_TIMEOUT_MS = 15000
 LINGER_MS = 100
+# Messages of one peer that ZMQ holds: with one on its way, 5 times the longest.
+MAX_UNREAD = 4
 
 
 class TcpGate:
@@ -51,6 +54,18 @@ class TcpGate:
         if config.tcp is None:
             return None
         return TcpGate(config.tcp, Path(config.curve_dir) if config.curve_dir else endpoints.keys_dir)
+
+    def inbox(self, address: str, name: str, epoch: int) -> ZmqInbox:
+        """Open the inbox `name` at `address`, with bounds on what a peer can fill. Raises AddressInUse."""
+        return ZmqInbox(
+            self.context,
+            address,
+            name,
+            epoch,
+            bind=self.bind,
+            max_frame_bytes=MAX_TCP_FRAME_BYTES,
+            max_unread=MAX_UNREAD,
+        )
 
     def bind(self, socket: zmq.Socket[Any], address: str) -> None:
         """Set what a socket of `context` needs before strangers may reach it, then bind it.

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 SCHEMA = schema_hash(UNIONS.values())
 HIGH_WATER_MARK = 1000
 MAX_FRAME_BYTES = 64 << 20
+MAX_TCP_FRAME_BYTES = 16 << 20
+MAX_DRAIN_BYTES = 16 << 20
+"""Received before what came so far is handled; decoded, a frame may take several times its bytes."""
 # The processes start together and senders may connect before a receiver has bound; the default of 100 ms
 # would be felt.
 RECONNECT_MS = 10
@@ -74,7 +77,8 @@ class Codec:
 
 class Inbox(Protocol):
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
-        """Everything that has arrived, at most `limit` messages, in order. Never blocks.
+        """Everything that has arrived, in order, but no more once it is `limit` messages or MAX_DRAIN_BYTES.
+        Never blocks.
 
         A message with raw frames behind it comes as Framed, with as many as its `num_frames`.
         """
@@ -129,15 +133,19 @@ class ZmqInbox:
         epoch: int,
         *,
         bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_unread: int = HIGH_WATER_MARK,
     ) -> None:
-        """`bind` replaces `bind_private` where other users may connect."""
+        """`bind` replaces `bind_private` where other users may connect. A peer whose frame is larger than
+        `max_frame_bytes` is disconnected. `max_unread`: messages of one peer that ZMQ holds.
+        """
         self._codec = Codec(UNIONS[name], epoch)
         self._any_epoch = name not in ENGINE_SOCKETS
         self.bad_frames = BadFrames(name)
         self.socket = context.socket(zmq.PULL)
         self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
-        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
+        self.socket.setsockopt(zmq.RCVHWM, max_unread)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
         bind(self.socket, address)
 
     def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
@@ -155,16 +163,21 @@ def receive_all(
     *,
     any_epoch: bool = False,
 ) -> list[Any]:
-    """What has arrived at a socket, at most `limit` messages, as an Inbox gives it. Never blocks."""
+    """Return what has arrived at a socket as Inbox.drain does."""
     messages: list[Any] = []
+    num_bytes = 0
     for _ in range(limit):
+        if num_bytes >= MAX_DRAIN_BYTES:
+            break
         try:
             frame = socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             break
+        num_bytes += len(frame)
         try:
             message = codec.decode(frame, any_epoch=any_epoch)
             more = _receive_more(socket, message.num_frames) if socket.getsockopt(zmq.RCVMORE) else ()
+            num_bytes += sum(map(len, more))
             messages.append(with_frames(message, more))
         except (ProtocolMismatch, *DECODE_ERRORS) as error:
             skip_more(socket)

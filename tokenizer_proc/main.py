@@ -8,7 +8,7 @@ from pathlib import Path
 from runtime.checkpoint_config import CheckpointConfig
 from runtime.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.tcp_gate import TcpGate
-from runtime.transport import JoinedInbox, Waiter, ZmqInbox
+from runtime.transport import JoinedInbox, Waiter
 from text.selection import open_tokenizer
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.validation import Admission, Validator
@@ -21,7 +21,7 @@ def main(context: ProcessContext) -> None:
     inboxes = [context.inbox("tokenizer_in", context.endpoints.tokenizer_in(context.index))]
     if gate is not None:
         address = gate.endpoints.tokenizer_in(context.index)
-        inboxes.append(ZmqInbox(gate.context, address, "tokenizer_in", context.epoch, bind=gate.bind))
+        inboxes.append(gate.inbox(address, "tokenizer_in", context.epoch))
     loop = _make_loop(context, JoinedInbox(inboxes))
     waiter = Waiter([inbox.socket for inbox in inboxes])
     # Vocabularies are a million objects that never change: keep the collector from walking them.

@@ -18,8 +18,8 @@ from runtime.errors import AddressInUse, ConfigError
 from runtime.keys import make_keys
 from runtime.messages import AbortRequest
 from runtime.tcp_gate import TcpGate
-from runtime.transport import Codec, Waiter, ZmqInbox
-from tests.launched import SLACK, free_ports
+from runtime.transport import MAX_TCP_FRAME_BYTES, Codec, Waiter, ZmqInbox
+from tests.launched import SLACK, free_ports, wait_until
 from tests.web_page import post_of_frames
 
 FRAME = Codec(AbortRequest, 0).encode(AbortRequest())
@@ -39,8 +39,7 @@ def open_inbox(curve_dir: Path) -> Iterator[tuple[ZmqInbox, str]]:
     tcp = TcpEndpoints.parse(f"tcp://127.0.0.1:{free_ports(2)}", 1, 1)
     gate = TcpGate(tcp, curve_dir)
     try:
-        inbox = ZmqInbox(gate.context, tcp.tokenizer_in(0), "tokenizer_in", 0, bind=gate.bind)
-        yield inbox, tcp.tokenizer_in(0)
+        yield gate.inbox(tcp.tokenizer_in(0), "tokenizer_in", 0), tcp.tokenizer_in(0)
     finally:
         gate.close()
 
@@ -52,15 +51,17 @@ class Peers:
         self.context: zmq.Context[Any] = zmq.Context()
         self._sockets: list[zmq.Socket[Any]] = []
 
-    def knock(self, address: str, client: Path | None = None, server: Path | None = None) -> None:
+    def knock(self, address: str, client: Path | None = None, server: Path | None = None) -> zmq.Socket[Any]:
         """Connect with the keys in `client`, for the server whose key is in `server`, and send a message."""
-        peer = self.context.socket(zmq.PUSH)
+        peer: zmq.Socket[Any] = self.context.socket(zmq.PUSH)
+        peer.setsockopt(zmq.SNDHWM, 1)
         self._sockets.append(peer)
         if client is not None:
             peer.curve_publickey, peer.curve_secretkey = load_certificate(client / "client.key_secret")
             peer.curve_serverkey, _ = load_certificate((server or client) / "server.key")
         peer.connect(address)
         peer.send(FRAME)
+        return peer
 
 
 @pytest.fixture
@@ -138,6 +139,23 @@ def test_bytes_of_other_protocols_and_half_handshakes_are_no_bother(
         assert comes_in(inbox, LET_IN_S)
         for stranger in strangers:
             stranger.close()
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+
+
+def test_what_a_peer_can_fill_is_bounded(keys: Path, peers: Peers) -> None:
+    """Whatever its server reads: in messages that ZMQ holds for it, and in the length of each."""
+    with open_inbox(keys) as (inbox, address):
+        sender = peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        num_sent = 0
+        while num_sent < 200 and sender.poll(200, zmq.POLLOUT):
+            sender.send(bytes(1 << 20))
+            num_sent += 1
+        assert num_sent < 64  # with what the kernel holds of a connection
+        peers.knock(address, keys / "other").send(bytes(MAX_TCP_FRAME_BYTES + 1))
+        assert comes_in(inbox, LET_IN_S)
+        wait_until(lambda: not inbox.drain() and inbox.bad_frames.count == num_sent, LET_IN_S, "all is read")
         peers.knock(address, keys / "client")
         assert comes_in(inbox, LET_IN_S)
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import zmq
 
+from runtime import transport
 from runtime.handle import make_handle
 from runtime.messages import AbortRequest, StopMatched, TensorBatch, TensorEntry, TokenBatch
 from runtime.plan import WorkerCommand
@@ -66,6 +67,21 @@ def test_ipc_keeps_order_and_is_private(ends: Ends, tmp_path: Path) -> None:
         assert outbox.send(message(n))
     assert drain_all(inbox, 500) == [message(n) for n in range(500)]
     assert stat.S_IMODE((tmp_path / "in").stat().st_mode) & 0o077 == 0
+
+
+def test_drain_stops_once_it_has_taken_so_many_bytes(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages are handled before more are received: 48 frames of 48 MiB had taken a gigabyte."""
+    monkeypatch.setattr(transport, "MAX_DRAIN_BYTES", 1000)
+    inbox, outbox = ends.inbox(name="detokenizer_in"), ends.outbox()
+    for n in range(10):
+        if n % 2:
+            outbox.send(TokenBatch(n, handles=bytes(800)))
+        else:
+            outbox.send(*tensors(400, 400))
+    counts: list[int] = []
+    while sum(counts) < 10 and Waiter([inbox.socket]).wait(5.0):
+        counts.append(len(inbox.drain()))
+    assert max(counts) <= 2
 
 
 def test_drain_takes_no_more_than_its_limit(ends: Ends) -> None:
