@@ -21,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 CHECK_S = 0.25
 MAX_CLIENTS = 4096
+# Of them, places that only clients of the run directory may take: more than a launch has HTTP servers.
+NUM_LOCAL_ONLY = 128
 MAX_DRAIN = 1000
 CLIENT_ID_BITS = 63
 # Far below what a client's socket accepts in one frame.
@@ -251,8 +253,9 @@ class Clients:
         Who knows an id could take it once its owner is gone, but cannot know it: it is drawn from 2**63, told
         to its owner alone, and here nobody gets in who is not trusted with as much.
         """
-        if len(self._by_id) >= MAX_CLIENTS:
-            self.bad_frames.add(ValueError(f"more than {MAX_CLIENTS} clients"))
+        limit = MAX_CLIENTS if self._channel.is_local(peer) else MAX_CLIENTS - NUM_LOCAL_ONLY
+        if len(self._by_id) >= limit:
+            self.bad_frames.add(ValueError(f"more than {limit} clients"))
             return None
         if claimed % self._shape.num_detokenizers != self._shape.index:
             claimed = 0  # of another detokenizer: it would get nobody's output

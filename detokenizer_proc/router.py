@@ -36,6 +36,9 @@ class PeerChannel(Protocol):
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         """Send without blocking, with the raw frames that follow a message."""
 
+    def is_local(self, peer: bytes) -> bool:
+        """Whether the peer came through the run directory, which only the launch's user can open."""
+
 
 class RouterChannel:
     """A ROUTER that assigns the routing ids itself and says so when it cannot deliver.
@@ -53,6 +56,7 @@ class RouterChannel:
     ) -> None:
         """`bind` replaces `bind_private` where other users may connect."""
         self.bad_frames = BadFrames("client_out")
+        self._is_local = bind is bind_private
         self._window = RawWindow(MAX_UNREAD_RAW_BYTES)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -98,6 +102,9 @@ class RouterChannel:
         self._window.add(peer, last.tracker, sum(memoryview(raw).nbytes for raw in more))
         return Delivery.SENT
 
+    def is_local(self, peer: bytes) -> bool:
+        return self._is_local
+
     def close(self) -> None:
         self.socket.close()
 
@@ -121,3 +128,6 @@ class JoinedChannels:
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         return self._channels[peer[0]].send(peer[1:], frame, more)
+
+    def is_local(self, peer: bytes) -> bool:
+        return self._channels[peer[0]].is_local(peer[1:])

@@ -39,7 +39,9 @@ RAW = msgspec.msgpack.Encoder().encode
 
 
 class FakePeers:
-    """The clients' side of the socket. A peer in `full` does not read, one in `gone` is no longer there."""
+    """The clients' side of the socket. A peer in `full` does not read, one in `gone` is no longer there, and
+    one in `remote` came over TCP.
+    """
 
     def __init__(self) -> None:
         self.incoming: list[tuple[bytes, bytes]] = []
@@ -48,6 +50,10 @@ class FakePeers:
         """Messages with raw frames behind them, which are in `sent` too: peer, message, frames."""
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
+        self.remote: set[bytes] = set()
+
+    def is_local(self, peer: bytes) -> bool:
+        return peer not in self.remote
 
     def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
         frames, self.incoming = self.incoming, []
