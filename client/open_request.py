@@ -28,6 +28,7 @@ class OpenSequence:
         "_cumulative_logprob",
         "_num_engine_deaths",
         "_num_prompt_logprobs",
+        "_resumed_at",
         "handle",
         "has_logprobs",
         "ids",
@@ -51,6 +52,8 @@ class OpenSequence:
         self._num_engine_deaths = 0
         self._num_prompt_logprobs = 0
         self._cumulative_logprob = 0.0
+        self._resumed_at = (0, 0)
+        """Bytes of output and prompt logprobs that had come when its newest attempt was made."""
 
     def keep_logprobs(self, output: SequenceOutput) -> None:
         """Take note of an output's logprobs."""
@@ -62,9 +65,11 @@ class OpenSequence:
                 self._cumulative_logprob += value
 
     @property
-    def has_output(self) -> bool:
-        """Something of it has come, so the scheduler has it."""
-        return bool(self.ids or self._num_prompt_logprobs)
+    def is_with_scheduler(self) -> bool:
+        """Something of its newest attempt has come. What has come of an earlier one says nothing: the newest
+        may have been lost on the way.
+        """
+        return (len(self.ids), self._num_prompt_logprobs) != self._resumed_at
 
     def count_death(self) -> None:
         """The engine has died while it was there, and some request may have done that."""
@@ -78,13 +83,14 @@ class OpenSequence:
         if attempt > MAX_ATTEMPT:
             return None
         self.handle = with_attempt(self.handle, attempt)
+        self._resumed_at = (len(self.ids), self._num_prompt_logprobs)
         request = self.request.message
         return msgspec.structs.replace(
             request,
             handle=self.handle,
             sampling=request.sampling.of_sequence(split_handle(self.handle)[2]),
             time_limit_ms=self.request.remaining_ms(),
-            resume=self._resume() if self.has_output else None,
+            resume=self._resume() if any(self._resumed_at) else None,
             num_engine_deaths=self._num_engine_deaths,
         )
 

@@ -323,7 +323,7 @@ class Session(Generic[M]):
                     if sequence_key(old) == sequence_key(restart.solitary):
                         failed.append(failure(old, quarantine_error()))
                         continue
-                elif restart.role == "tokenizer" and sequence.has_output:
+                elif restart.role == "tokenizer" and sequence.is_with_scheduler:
                     continue  # it has long been with the scheduler
                 message = sequence.next_attempt()
                 if message is None:
