@@ -46,6 +46,9 @@ class ListChannel:
         self.sent.append((peer, frame))
         return Delivery.SENT
 
+    def is_local(self, peer: bytes) -> bool:
+        return True
+
 
 class Bench:
     def __init__(

@@ -31,7 +31,6 @@ from client.restarts import Restart, RestartedRole, Restarts
 from client.target import Target
 from client.tokenizer_way import TokenizerWay
 from runtime.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
-from runtime.handle import NO_HANDLE
 from runtime.messages import (
     AbortRequest,
     ControlReply,
@@ -367,18 +366,15 @@ class Connection:
             return
         for role, index in self._restarts.take(status):
             if role != "detokenizer":
-                is_fault = role == "engine" and self._restarts.was_fault
-                self._note_restart(role, index, status.solitary, is_fault=is_fault)
+                self._note_restart(role, index)
             elif not self._target.wants_status:
                 # Over TCP its connection is lost, which says it sooner and is no hearsay.
                 self._replace_lane(index)
 
-    def _note_restart(
-        self, role: RestartedRole, index: int, solitary: bytes = NO_HANDLE, *, is_fault: bool = False
-    ) -> None:
+    def _note_restart(self, role: RestartedRole, index: int) -> None:
         self.generation += 1
         logger.info("%s %d was replaced or lost touch: what it may have lost is made again", role, index)
-        self._on_restart(Restart(role, index, self.generation, solitary, is_fault))
+        self._on_restart(Restart(role, index, self.generation))
 
     def _replace_lane(self, index: int) -> None:
         """Connect anew, under the same id; what the old connection brought is still taken in."""

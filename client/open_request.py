@@ -18,15 +18,12 @@ from runtime.wire import TOKEN_BYTES, unpack_floats
 if TYPE_CHECKING:
     from client.session import Mailbox
 
-MAX_DEATHS = 255
-
 
 class OpenSequence:
     """A sequence without a terminal. Only the thread that delivers changes it."""
 
     __slots__ = (
         "_cumulative_logprob",
-        "_num_engine_deaths",
         "_num_prompt_logprobs",
         "_resumed_at",
         "handle",
@@ -49,7 +46,6 @@ class OpenSequence:
         """What has come of its output, packed."""
         self.num_chars = 0
         """Of the text that has come."""
-        self._num_engine_deaths = 0
         self._num_prompt_logprobs = 0
         self._cumulative_logprob = 0.0
         self._resumed_at = (0, 0)
@@ -71,10 +67,6 @@ class OpenSequence:
         """
         return (len(self.ids), self._num_prompt_logprobs) != self._resumed_at
 
-    def count_death(self) -> None:
-        """The engine has died while it was there, and some request may have done that."""
-        self._num_engine_deaths = min(self._num_engine_deaths + 1, MAX_DEATHS)
-
     def next_attempt(self) -> GenerateRequest | None:
         """The request that goes on where this sequence is, alone; its handle is the new one. None when it was
         made as often as can be.
@@ -91,7 +83,6 @@ class OpenSequence:
             sampling=request.sampling.of_sequence(split_handle(self.handle)[2]),
             time_limit_ms=self.request.remaining_ms(),
             resume=self._resume() if any(self._resumed_at) else None,
-            num_engine_deaths=self._num_engine_deaths,
         )
 
     def _resume(self) -> Resume:
@@ -140,17 +131,6 @@ class OpenRequest:
         """A sequence goes on under another handle. What has come under the old one may still be unread."""
         self.sequences[new] = self.sequences.pop(old)
         self.state.by_handle[new] = self.state.by_handle[old]
-
-
-def quarantine_error() -> ErrorInfo:
-    """Of a sequence under which the engine died while nothing else ran. 400, so that nobody tries again."""
-    return ErrorInfo(
-        "the engine has died several times with this request, the last time while it ran alone; "
-        "it is not tried again",
-        "quarantined",
-        None,
-        400,
-    )
 
 
 def exhausted_error() -> ErrorInfo:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-from runtime.handle import NO_HANDLE
 from runtime.messages import ProcessState, RingStatus
 
 RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]
@@ -19,10 +18,6 @@ class Restart:
     index: int
     generation: int
     """Its number among those that the connection has seen, from 1."""
-    solitary: bytes = NO_HANDLE
-    """The sequence that ran alone when the engine died."""
-    is_fault: bool = False
-    """A request may have brought about the death of the engine."""
 
 
 class Restarts:
@@ -30,18 +25,12 @@ class Restarts:
 
     def __init__(self) -> None:
         self._epochs: dict[tuple[RestartedRole, int], int] = {}
-        self._num_faults = -1
-        """Of the engine; less than none while nothing has been shown."""
-        self.was_fault = False
-        """A request may have brought about the newest death of the engine."""
         self.is_whole = True
         """Every process that is known of can serve."""
 
     def take(self, status: RingStatus) -> list[tuple[RestartedRole, int]]:
         """Who has got ready under another epoch than it had; of whom nothing was known, nothing is new."""
         replaced: list[tuple[RestartedRole, int]] = []
-        if self._num_faults < 0:
-            self._num_faults = status.num_engine_faults
         is_whole = True
         for role, index, process in _processes(status):
             if not process.epoch:
@@ -51,9 +40,6 @@ class Restarts:
             if process.epoch != known and process.is_ready:
                 self._epochs[role, index] = process.epoch
                 replaced.append((role, index))
-                if role == "engine":
-                    self.was_fault = status.num_engine_faults > self._num_faults
-                    self._num_faults = status.num_engine_faults
         self.is_whole = is_whole
         return replaced
 

@@ -19,7 +19,7 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, Unpac
 import msgspec
 
 from client.connection import RING_TIMEOUT_S, Connection
-from client.open_request import OpenRequest, OpenSequence, exhausted_error, failure, quarantine_error
+from client.open_request import OpenRequest, OpenSequence, exhausted_error, failure
 from client.request_builder import Prompt, RequestOptions, build_request
 from client.request_state import RequestState, TensorPart
 from client.restarts import Restart
@@ -27,7 +27,7 @@ from client.result import error_from_info
 from client.stats import StatsOp
 from client.target import Target
 from runtime.errors import CarouselError, InvalidRequest, RequestAborted, RequestError
-from runtime.handle import make_handle, sequence_key
+from runtime.handle import make_handle
 from runtime.messages import (
     ControlOp,
     ControlReply,
@@ -318,12 +318,7 @@ class Session(Generic[M]):
         with self._sending:
             request.generation = restart.generation
             for old, sequence in tuple(request.sequences.items()):
-                if restart.is_fault:
-                    sequence.count_death()
-                    if sequence_key(old) == sequence_key(restart.solitary):
-                        failed.append(failure(old, quarantine_error()))
-                        continue
-                elif restart.role == "tokenizer" and sequence.is_with_scheduler:
+                if restart.role == "tokenizer" and sequence.is_with_scheduler:
                     continue  # it has long been with the scheduler
                 message = sequence.next_attempt()
                 if message is None:

@@ -86,6 +86,16 @@ class Endpoints:
         return self.run_dir / "events.jsonl"
 
     @property
+    def roster_file(self) -> Path:
+        """Which sequences the engine has."""
+        return self.run_dir / "roster"
+
+    @property
+    def suspects_file(self) -> Path:
+        """Which sequences the engine may have died of."""
+        return self.run_dir / "suspects"
+
+    @property
     def keys_dir(self) -> Path:
         """Keys of a launch that is served over TCP and was given none: as `runtime.keys` makes them."""
         return self.run_dir / "keys"

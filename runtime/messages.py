@@ -12,7 +12,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, field
 
-from runtime.handle import MAX_ABORT_HANDLES, NO_HANDLE
+from runtime.handle import MAX_ABORT_HANDLES
 from runtime.perf_metrics import RequestPerfMetrics
 from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
 from runtime.retention import Retention
@@ -80,8 +80,6 @@ class GenerateRequest(Message, frozen=True):
     """`embed`: the vector of the prompt, and no output. A server does one or the other."""
     retention: Retention | None = None
     """None: its KV is kept like any other, and what was said of it stays."""
-    num_engine_deaths: Annotated[int, Meta(ge=0, le=255)] = 0
-    """So often has the engine died while it was there: from the second time on it runs alone."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -157,7 +155,6 @@ class TokenizedRequest(Message, frozen=True):
     deadline_s: float = 0.0
     """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
     retention: Retention | None = None
-    num_engine_deaths: Annotated[int, Meta(ge=0, le=255)] = 0
 
 
 class StopMatched(Message, frozen=True):
@@ -328,10 +325,6 @@ class RingStatus(Message, frozen=True):
     engine: ProcessState = ProcessState()
     tokenizers: Processes = ()
     detokenizers: Processes = ()
-    solitary: Handle = NO_HANDLE
-    """What ran alone when the engine died last, if a request may have done that, or NO_HANDLE."""
-    num_engine_faults: Count = 0
-    """Deaths of the engine since the launch that a request may have brought about."""
 
 
 # -- large tensors -----------------------------------------------------------------------------------------

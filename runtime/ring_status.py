@@ -19,8 +19,6 @@ def ring_status(page: StatusPage) -> RingStatus:
         _process_state(page, "scheduler", 0),
         tuple(_process_state(page, "tokenizer", i) for i in range(page.counts["tokenizer"])),
         tuple(_process_state(page, "detokenizer", i) for i in range(page.counts["detokenizer"])),
-        launcher.solitary,
-        launcher.num_engine_faults,
     )
 
 

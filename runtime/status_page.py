@@ -23,9 +23,9 @@ from runtime.handle import NO_HANDLE
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQII16s?")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQI16s?")
 MAGIC = b"CRSP"
-VERSION = 7
+VERSION = 8
 HEADER_BYTES = 256
 SLOT_BYTES = 512
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
@@ -36,8 +36,8 @@ STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 class Status(NamedTuple):
     """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
     `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
-    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent`,
-    `num_engine_faults`, `num_clients` and `solitary`.
+    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent` and
+    `num_clients`.
     """
 
     epoch: int = 0
@@ -65,14 +65,11 @@ class Status(NamedTuple):
     """Steps that the scheduler has sent to the worker since its start,"""
     num_finished: int = 0
     """and those whose results it has: a difference that stays says that the worker is stuck."""
-    num_engine_faults: int = 0
-    """Of the launcher: deaths of the engine that a request may have brought about."""
     num_clients: int = 0
     """Of a detokenizer: clients that are connected, processes of the HTTP server among them."""
     solitary: bytes = NO_HANDLE
-    """Of the scheduler: the sequence that runs alone because its engine has died under it before. Of the
-    launcher: the sequence that ran alone when the engine died last, if a request may have done that.
-    NO_HANDLE: none.
+    """Of the scheduler: the sequence that runs alone because the engine has died under it before. NO_HANDLE:
+    none.
     """
 
     is_paused: bool = False

@@ -23,13 +23,13 @@ from runtime.console import write_line
 from runtime.death_causes import DeathCauses
 from runtime.drain import Drain
 from runtime.errors import EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
-from runtime.handle import NO_HANDLE
 from runtime.keys import ServerKeys
 from runtime.launch_names import LaunchNames
 from runtime.launch_state import ChildState, LaunchState, write_atomically
 from runtime.messages import ProcessFailed, ProcessReady
 from runtime.process import FIRST_EPOCH, LaunchFile
 from runtime.restart_budget import RestartBudget
+from runtime.roster import EngineDeaths
 from runtime.status_page import Status
 from runtime.watchdog import Watchdog
 
@@ -58,8 +58,6 @@ class Supervisor:
         self._causes = DeathCauses()
         self._hung: set[int] = set()
         """Processes that are killed because their work loops stand still."""
-        self._num_engine_faults = 0
-        self._solitary = NO_HANDLE
         self._failure: ProcessFailed | None = None
         self._num_signals = 0
         self._state = "loading"
@@ -75,6 +73,7 @@ class Supervisor:
             signal.signal(signal.SIGHUP, self._on_signal)
         self.names = LaunchNames(config)
         self._page, self._events = self.names.page, self.names.events
+        self._engine_deaths = EngineDeaths(self.names.endpoints)
         self._poller = zmq.Poller()
         self._poller.register(self.names.inbox.socket, zmq.POLLIN)
         self._children = Children(self.names.run_dir.path, self._poller, self.names.http)
@@ -260,14 +259,15 @@ class Supervisor:
             spent = f"{failure.message}; restarted {limit} times {when}"
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
             return
-        if unit == ENGINE:
-            self._blame(may_be_a_request=died_by_itself and was_ready)
         for other in others:
             self._children.kill(other)
         for other in others:
             while not self._children.has_ended(other, POLL_S):
                 self._beat()  # a large process takes longer than others wait for a sign of life
             self._reap(other)
+        # Now that none of them changes the roster, and if they had taken in anything at all.
+        if unit == ENGINE and died_by_itself and was_ready:
+            self._count_engine_death()
         self._epoch += 1
         logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
         self._events.write(
@@ -286,12 +286,12 @@ class Supervisor:
         codes = [code, *(child.process.poll() for child in unit[1:])]
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
-    def _blame(self, *, may_be_a_request: bool) -> None:
-        """Show whether a request may have ended the engine. One that was still loading had none."""
-        self._solitary = NO_HANDLE
-        if may_be_a_request:
-            self._num_engine_faults += 1
-            self._solitary = self._page.read("scheduler").solitary
+    def _count_engine_death(self) -> None:
+        """Note which sequences were there, for the engine that takes its place."""
+        try:
+            self._engine_deaths.count(self._page.read("scheduler").solitary)
+        except OSError as error:
+            logger.warning("who was there when the engine died is not counted: %s", error)
 
     def _start_due(self) -> None:
         now = time.monotonic()
@@ -320,8 +320,6 @@ class Supervisor:
             os.getpid(),
             self._state,
             time.monotonic_ns(),
-            num_engine_faults=self._num_engine_faults,
-            solitary=self._solitary,
         )
         self._page.write("launcher", status)
 

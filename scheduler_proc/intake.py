@@ -20,14 +20,14 @@ from runtime.messages import (
     TokenizedRequest,
     ToScheduler,
 )
-from runtime.process import FIRST_EPOCH
+from runtime.roster import NO_SUSPECTS, Suspects
 from scheduler_proc.cache.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.controls import Controls
 from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.lifecycle import Lifecycle
 from scheduler_proc.limits import Limits
 from scheduler_proc.request import Request, StopIds
-from scheduler_proc.solitary import DEATHS
+from scheduler_proc.solitary import quarantined
 
 TOMBSTONE_S = 30.0
 """How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
@@ -75,10 +75,10 @@ class Intake:
         *,
         controls: Controls,
         clock: Callable[[], float] = time.monotonic,
-        epoch: int = FIRST_EPOCH,
+        suspects: Suspects = NO_SUSPECTS,
     ) -> None:
-        """`epoch`: of this engine. One without two predecessors believes nobody that they died."""
-        self._may_run_alone = epoch >= FIRST_EPOCH + DEATHS
+        """`suspects`: under whom earlier engines have died."""
+        self._suspects = suspects
         self._lifecycle = lifecycle
         self._limits = limits
         self._controls = controls
@@ -126,7 +126,7 @@ class Intake:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
             return
         lifecycle.add(req, message.stream_open)
-        if message.num_engine_deaths >= DEATHS and self._may_run_alone:
+        if key in self._suspects.alone:
             lifecycle.solitary.add(req)
         if message.output_ids:
             self._finish_if_complete(req)
@@ -134,6 +134,8 @@ class Intake:
     def _checked(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
         """The request, if there is room for it and it can ever run. Raises RequestError."""
         limits, sampling = self._limits, message.sampling
+        if key in self._suspects.guilty:
+            raise quarantined()
         self._check_room(message.handle)
         num_prompt = limits.check(message)
         self._num_requests += 1

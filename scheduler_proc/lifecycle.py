@@ -17,6 +17,7 @@ from msgspec import Raw
 
 from runtime.handle import client_of
 from runtime.messages import Closed, CloseReason, ErrorInfo
+from runtime.roster import Roster
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.deadlines import Deadlines
@@ -38,7 +39,9 @@ class Lifecycle:
         clock: Callable[[], float] = time.monotonic,
         *,
         sort_key: SortKey = no_key,
+        roster: Roster | None = None,
     ) -> None:
+        """`roster` shows the launcher who is here; None: nobody wants to know."""
         self.kv = kv
         self.slots = slots
         self.output = output
@@ -50,6 +53,7 @@ class Lifecycle:
         self.deadlines = Deadlines(self.requests)
         self.solitary = SolitaryRuns()
         self.queue_times = QueueTimes()
+        self.roster = roster or Roster(bytearray())
         self._clock = clock
         self.num_accepted = 0
         self.num_terminated = 0
@@ -64,6 +68,7 @@ class Lifecycle:
         """A new sequence waits for its row."""
         self.open(req.handle, stream_open)
         self.requests[req.key] = req
+        self.roster.add(req.key)
         self.num_live_of[client_of(req.handle)] += 1
         self.waiting.add(req)
         if req.deadline_s:
@@ -139,6 +144,7 @@ class Lifecycle:
         if req.row >= 0:
             self._give_back_row(req)
         del self.requests[req.key]
+        self.roster.discard(req.key)
         client = client_of(req.handle)
         self.num_live_of[client] -= 1
         if not self.num_live_of[client]:

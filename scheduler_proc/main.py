@@ -18,6 +18,7 @@ from runtime.plan import WorkerReady
 from runtime.pooling import read_pooling
 from runtime.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
 from runtime.registry import resolve
+from runtime.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.transport import Outbox, Waiter
 from runtime.wire import MAX_SHORT_CHARS
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
@@ -70,9 +71,12 @@ def build_scheduler(
     epoch: int = FIRST_EPOCH,
     profile_dir: Path | None = None,
     is_client_alone: Callable[[], bool] = lambda: False,
+    roster: Roster | None = None,
+    suspects: Suspects = NO_SUSPECTS,
 ) -> Scheduler:
     """Compose the parts. `outboxes`: one for each detokenizer; `profile_dir`: as StepProfile's;
-    `is_client_alone`: whether one client is connected and no other.
+    `is_client_alone`: whether one client is connected and no other; `roster`: as Lifecycle's; `suspects`: as
+    Intake's.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -83,7 +87,8 @@ def build_scheduler(
     kv = KVCacheManager(limits.num_pages, page_size, rows, cache, limits.attention_window)
     output = make_output(outboxes, epoch)
     policy = resolve("schedule policy", config.schedule_policy, POLICIES)()
-    lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output, sort_key=sort_key_of(policy, kv))
+    sort_key = sort_key_of(policy, kv)
+    lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output, sort_key=sort_key, roster=roster)
     step_limits = StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows)
     controls = Controls(
         lifecycle,
@@ -97,7 +102,7 @@ def build_scheduler(
         _limits_of_requests(config, eos_ids, limits, max_len, is_client_alone),
         embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
         controls=controls,
-        epoch=epoch,
+        suspects=suspects,
     )
     batching = BatchingSettings(
         step_limits,
@@ -119,7 +124,7 @@ def _limits_of_requests(
     max_len: int,
     is_client_alone: Callable[[], bool],
 ) -> Limits:
-    max_live = worker.max_rows + config.max_waiting
+    max_live = _max_live(config, worker)
     share = ClientShare(
         worker.max_rows + config.max_waiting_of_client,
         max_live,
@@ -135,6 +140,11 @@ def _limits_of_requests(
         config.max_logits_bytes,
         share,
     )
+
+
+def _max_live(config: RuntimeConfig, worker: WorkerReady) -> int:
+    """Sequences that run or wait at the same time, but for those that are made again."""
+    return worker.max_rows + config.max_waiting
 
 
 def _settings_in_force(
@@ -243,6 +253,8 @@ def main(context: ProcessContext) -> None:
         context.epoch,
         profile_dir,
         is_client_alone=lambda: context.status.read("detokenizer").num_clients <= 1,
+        roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
+        suspects=Suspects.read(context.endpoints.suspects_file),
     )
     scheduler.controls.is_paused = context.was_paused
     loop = SchedulerLoop(scheduler, inbox)

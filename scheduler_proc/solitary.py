@@ -8,13 +8,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from runtime.errors import InvalidRequest
 from runtime.handle import NO_HANDLE
 
 if TYPE_CHECKING:
     from scheduler_proc.request import Request
 
-DEATHS = 2
-"""Of the engine, with the sequence there."""
+
+def quarantined() -> InvalidRequest:
+    """Return the error of a sequence under which the engine died while nothing else ran. Its status is 400,
+    so that nobody tries again.
+    """
+    return InvalidRequest(
+        "the engine has died several times with this request, the last time while it ran alone; it is not "
+        "tried again",
+        code="quarantined",
+    )
 
 
 class SolitaryRuns:

@@ -16,7 +16,6 @@ from client.restarts import Restart, RestartedRole
 from client.session import Item, Session
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
-from runtime.handle import NO_HANDLE
 from runtime.messages import (
     UNIONS,
     AbortRequest,
@@ -26,6 +25,7 @@ from runtime.messages import (
     TensorBatch,
     ToTokenizer,
 )
+from runtime.roster import NO_SUSPECTS, DeathCounts
 from runtime.status_page import Status
 from runtime.transport import SCHEMA, Codec, Frame, MemoryChannel, with_frames
 from runtime.wire import PROTOCOL_VERSION
@@ -117,11 +117,9 @@ class MemoryConnection:
             while self._unsent and self._ring.tokenizer_in.send(self._unsent[0]):
                 self._unsent.popleft()
 
-    def note_restart(
-        self, role: RestartedRole, solitary: bytes = NO_HANDLE, *, is_fault: bool = False
-    ) -> None:
+    def note_restart(self, role: RestartedRole) -> None:
         self.generation += 1
-        self._on_restart(Restart(role, 0, self.generation, solitary, is_fault))
+        self._on_restart(Restart(role, 0, self.generation))
 
     def receive(self, frame: bytes, more: tuple[Any, ...]) -> None:
         message = self._codec.decode(frame, any_epoch=True)
@@ -150,8 +148,8 @@ class MortalRing:
         self._num_peers = 0
         self._ready_at: dict[RestartedRole, float] = {}
         """When what was killed is there again."""
-        self._solitary = NO_HANDLE
-        self._is_fault = False
+        self._death_counts = DeathCounts()
+        self._suspects = NO_SUSPECTS
         self.peers = FakePeers()
         self._start_engine()
         self._start_tokenizer()
@@ -202,7 +200,9 @@ class MortalRing:
             self._lose_first(self.tokenizer_in)
             self._lose_last(self._scheduler_in)
         elif role == "engine":
-            self._solitary, self._is_fault = self.status.solitary, is_fault
+            if is_fault:
+                present = self.system.lifecycle.roster.keys()
+                self._suspects = self._death_counts.count(present, self.status.solitary)
             self.system.executor.close()
             self._lose_first(self._scheduler_in)
             self._lose_last(self._detokenizer_in)
@@ -234,10 +234,12 @@ class MortalRing:
                 continue
             (self._start_engine if role == "engine" else self._start_tokenizer)()
             for connection in connections:
-                connection.note_restart(role, self._solitary, is_fault=self._is_fault and role == "engine")
+                connection.note_restart(role)
 
     def _start_engine(self) -> None:
-        self.system = System(SETTING, self.rng, clock=lambda: self.now, epoch=self.epoch)
+        self.system = System(
+            SETTING, self.rng, clock=lambda: self.now, epoch=self.epoch, suspects=self._suspects
+        )
         self.system.output._outbox = self._detokenizer_in  # type: ignore[attr-defined]
         self._scheduler_loop = SchedulerLoop(self.system.scheduler, self._scheduler_in)
         self._engine_epoch = self.epoch

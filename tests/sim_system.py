@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from runtime.handle import KEY_BYTES
 from runtime.plan import BatchPlan
 from runtime.process import FIRST_EPOCH
 from runtime.registry import resolve
+from runtime.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.transport import MemoryChannel
 from runtime.wire import TOKEN_BYTES, unpack_ids
 from scheduler_proc.cache.eviction import EVICTION_POLICIES
@@ -144,6 +146,9 @@ def aside(rng: random.Random) -> random.Random:
     return random.Random(hash(rng.getstate()[1]))
 
 
+ROSTER_PLACES = 2000
+
+
 class WatchedExecutor(FakeExecutor):
     """Shows every plan to `watch` before it runs."""
 
@@ -164,6 +169,7 @@ class System:
         factories: tuple[FeatureFactory, ...] = (),
         clock: Callable[[], float] | None = None,
         epoch: int = FIRST_EPOCH,
+        suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         self.now = 1.0
         clock = clock or (lambda: self.now)
@@ -182,7 +188,8 @@ class System:
         self.slots = SlotPool(setting.num_slots)
         policy = resolve("schedule policy", setting.policy, POLICIES)()
         sort_key = sort_key_of(policy, self.kv)
-        self.lifecycle = Lifecycle(self.kv, self.slots, self.output, clock, sort_key=sort_key)
+        roster = Roster(bytearray(KEY_BYTES * ROSTER_PLACES))
+        self.lifecycle = Lifecycle(self.kv, self.slots, self.output, clock, sort_key=sort_key, roster=roster)
         self.executor = WatchedExecutor(
             setting.num_pages,
             setting.page_size,
@@ -203,7 +210,7 @@ class System:
             (*factories, *feature_factories(self.output, self.kv, clock)),
             controls=controls,
             clock=clock,
-            epoch=epoch,
+            suspects=suspects,
         )
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy)
         step_log = StepLog(self.kv, self.lifecycle.waiting, 40)

@@ -68,7 +68,6 @@ class SequenceMaker:
                 arrived_s=job.arrived_s,
                 deadline_s=job.deadline_s,
                 retention=request.retention,
-                num_engine_deaths=request.num_engine_deaths,
             )
 
 

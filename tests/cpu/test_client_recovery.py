@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import client.llm
-from carousel import LLM, AsyncClient, Client, RequestError, RingClosed, SamplingParams
+from carousel import LLM, AsyncClient, Client, RingClosed, SamplingParams
 from client.executor import GenerationExecutor
-from runtime.handle import NO_HANDLE, attempt_of, sequence_key
+from runtime.handle import attempt_of, sequence_key
 from runtime.messages import AbortRequest, ControlRequest, GenerateRequest, SequenceOutput
 from runtime.status_page import Status
 from runtime.wire import pack_ids
@@ -43,25 +43,19 @@ def ring(tmp_path: Path) -> Iterator[FakeRing]:
         yield ring
 
 
-def replace_engine(
-    ring: FakeRing,
-    state: str = "ready",
-    *,
-    epoch: int = EPOCH + 1,
-    num_faults: int = 1,
-    solitary: bytes = NO_HANDLE,
-) -> None:
-    launcher = ring.status.read("launcher")
-    ring.status.write("launcher", launcher._replace(num_engine_faults=num_faults, solitary=solitary))
-    ring.status.write("scheduler", Status(epoch, os.getpid(), state, time.monotonic_ns()))
+def replace_engine(ring: FakeRing, state: str = "ready", *, epoch: int = EPOCH + 1) -> None:
+    replace(ring, "scheduler", state, epoch)
 
 
-def check_second_attempt(ring: FakeRing, *, has_output: bool, num_deaths: int = 1) -> None:
+def replace(ring: FakeRing, role: str, state: str = "ready", epoch: int = EPOCH + 1) -> None:
+    ring.status.write(role, Status(epoch, os.getpid(), state, time.monotonic_ns()))
+
+
+def check_second_attempt(ring: FakeRing, *, has_output: bool) -> None:
     first, second = ring.requests
     assert sequence_key(second.handle) == sequence_key(first.handle)
     assert attempt_of(second.handle) == 1
     assert second.sampling == first.sampling, "another seed would draw other tokens"
-    assert second.num_engine_deaths == num_deaths
     assert (second.resume is not None) == has_output
     if second.resume is not None:
         assert second.resume.num_chars == CUT
@@ -78,34 +72,22 @@ def test_a_stream_of_a_client_goes_on(ring: FakeRing) -> None:
     check_second_attempt(ring, has_output=True)
 
 
-def test_a_death_that_no_request_can_have_caused_counts_against_none(ring: FakeRing) -> None:
-    with Client(ring.run_dir, connect_timeout=WAIT_S) as client:
+def test_an_attempt_of_which_nothing_has_come_is_made_again_when_the_tokenizer_dies_too(
+    tmp_path: Path,
+) -> None:
+    """It may have died with the attempt, whatever had come of the one before."""
+
+    def reply(request: GenerateRequest) -> list[SequenceOutput]:
+        return [] if attempt_of(request.handle) == 1 else answer(request)
+
+    with fake_ring(tmp_path, reply) as ring, Client(tmp_path, connect_timeout=WAIT_S) as client:
         stream = client.stream("x", SamplingParams(max_tokens=5), timeout=WAIT_S)
         assert next(stream).text == TEXT[:CUT]
-        replace_engine(ring, num_faults=0)
+        replace_engine(ring)
+        ring.wait_request(1)
+        replace(ring, "tokenizer")
         assert "".join(delta.text for delta in stream) == TEXT[CUT:]
-    check_second_attempt(ring, has_output=True, num_deaths=0)
-
-
-def test_every_death_that_counts_does_so_however_far_a_sequence_got_between(tmp_path: Path) -> None:
-    """Who uses more and more memory, say, gets far each time."""
-    pieces = 50 * "x"
-    sampling = SamplingParams(max_tokens=4 * len(pieces))
-    with (
-        fake_ring(tmp_path, lambda request: [output(request, pieces)]) as ring,
-        Client(ring.run_dir, connect_timeout=WAIT_S) as client,
-    ):
-        stream = client.stream("x", sampling, timeout=WAIT_S)
-        for number in (1, 2):
-            next(stream)
-            replace_engine(ring, epoch=EPOCH + number, num_faults=number)
-            assert ring.wait_request(number).num_engine_deaths == number
-        next(stream)
-        # It may have been made again since the launcher saw which attempt ran alone.
-        replace_engine(ring, epoch=EPOCH + 3, num_faults=3, solitary=ring.requests[1].handle)
-        with pytest.raises(RequestError) as error:
-            next(stream)
-        assert error.value.code == "quarantined"
+    assert [attempt_of(request.handle) for request in ring.requests] == [0, 1, 2]
 
 
 def test_what_has_come_and_was_not_read_is_not_asked_for_again(ring: FakeRing) -> None:

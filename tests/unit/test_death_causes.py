@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from client.restarts import Restarts
 from runtime.death_causes import DeathCauses
-from runtime.messages import ProcessState, RingStatus
 
 
 @pytest.fixture
@@ -44,17 +42,3 @@ def test_a_kill_for_lack_of_memory_is_and_each_counts_once(vmstat: Path) -> None
 
 def test_a_kernel_that_does_not_say_counts_none(tmp_path: Path) -> None:
     assert not DeathCauses(tmp_path / "vmstat").may_be_a_request([-signal.SIGKILL], hung=False)
-
-
-def shown(epoch: int, num_faults: int, *, is_ready: bool = True) -> RingStatus:
-    return RingStatus("ready", 0, 0, 0, ProcessState(epoch, is_ready), num_engine_faults=num_faults)
-
-
-def test_a_client_tells_the_two_kinds_apart_by_what_the_launcher_counts() -> None:
-    restarts = Restarts()
-    assert restarts.take(shown(1, 5)) == []
-    assert restarts.take(shown(1, 6, is_ready=False)) == []
-    assert restarts.take(shown(2, 6)) == [("engine", 0)]
-    assert restarts.was_fault
-    assert restarts.take(shown(3, 6)) == [("engine", 0)]
-    assert not restarts.was_fault

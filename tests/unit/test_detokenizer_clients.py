@@ -10,7 +10,6 @@ import msgspec
 import pytest
 import zmq
 
-from detokenizer_proc import clients
 from detokenizer_proc.router import RouterChannel
 from detokenizer_proc.text_stream import TextStream
 from runtime.handle import make_handle
@@ -40,24 +39,6 @@ TEXT = "def f(x): return '😀漢'\n"
 @pytest.fixture
 def ring(demo: Tokenizer) -> Ring:
     return Ring(demo)
-
-
-def test_clients_over_tcp_leave_places_to_those_of_the_run_directory(
-    ring: Ring, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An HTTP server that is started again is one of these."""
-    monkeypatch.setattr(clients, "MAX_CLIENTS", 5)
-    monkeypatch.setattr(clients, "NUM_LOCAL_ONLY", 2)
-    ring.peers.remote = {f"remote{number}".encode() for number in range(4)}
-    for peer in sorted(ring.peers.remote):
-        ring.say(Hello(PROTOCOL_VERSION, SCHEMA.hex()), peer)
-    ring.turn()
-    assert [bool(ring.received(peer)) for peer in sorted(ring.peers.remote)] == [True, True, False, False]
-    assert ring.connect(b"local1")
-    assert ring.connect(b"local2")
-    ring.say(Hello(PROTOCOL_VERSION, SCHEMA.hex()), b"local3")
-    ring.turn()
-    assert not ring.received(b"local3")
 
 
 def test_a_refusal_is_a_terminal(ring: Ring) -> None:

@@ -8,8 +8,9 @@ from typing import Any
 import msgspec
 import pytest
 
-from runtime.handle import make_handle
+from runtime.handle import make_handle, sequence_key
 from runtime.messages import AbortRequest, Closed, ControlRequest, StopMatched, TokenizedRequest
+from runtime.roster import Suspects
 from runtime.wire import pack_ids
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.intake import TOMBSTONE_S, Tombstones
@@ -174,6 +175,25 @@ def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects()
 
 
 # -- resume and attempts -----------------------------------------------------------------------------------
+
+
+def test_who_is_suspected_runs_alone_and_who_is_guilty_not_at_all() -> None:
+    """As the launcher says, whichever attempt it is; clients say nothing of it."""
+    keys = [sequence_key(message(number, [1]).handle) for number in range(3)]
+    with running() as system:
+        system.scheduler.intake._suspects = Suspects(frozenset(keys[:1]), frozenset(keys[1:2]))
+        requests = [message(number, [1, 2, 3], attempt=3) for number in range(3)]
+        for request in requests:
+            system.inbox.send(request)
+        system.step()
+        assert list(system.lifecycle.requests) == [keys[0], keys[2]]
+        assert system.lifecycle.solitary
+        assert system.lifecycle.roster.keys() == {keys[0], keys[2]}
+        closed = closed_of(system, requests[1])
+        assert closed.error is not None
+        assert (closed.error.code, closed.error.status) == ("quarantined", 400)
+        run_until_idle(system)
+        assert system.lifecycle.roster.keys() == set()
 
 
 def full_output(request: TokenizedRequest) -> list[int]:

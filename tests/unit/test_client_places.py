@@ -1,0 +1,35 @@
+"""How many clients a detokenizer has room for, and who."""
+
+from __future__ import annotations
+
+import pytest
+
+from detokenizer_proc import clients
+from runtime.messages import Hello
+from runtime.transport import SCHEMA
+from runtime.wire import PROTOCOL_VERSION
+from tests.detokenizer_ring import Ring
+from text.tokenizer import Tokenizer
+
+
+@pytest.fixture
+def ring(demo: Tokenizer) -> Ring:
+    return Ring(demo)
+
+
+def test_clients_over_tcp_leave_places_to_those_of_the_run_directory(
+    ring: Ring, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An HTTP server that is started again is one of these."""
+    monkeypatch.setattr(clients, "MAX_CLIENTS", 5)
+    monkeypatch.setattr(clients, "NUM_LOCAL_ONLY", 2)
+    ring.peers.remote = {f"remote{number}".encode() for number in range(4)}
+    for peer in sorted(ring.peers.remote):
+        ring.say(Hello(PROTOCOL_VERSION, SCHEMA.hex()), peer)
+    ring.turn()
+    assert [bool(ring.received(peer)) for peer in sorted(ring.peers.remote)] == [True, True, False, False]
+    assert ring.connect(b"local1")
+    assert ring.connect(b"local2")
+    ring.say(Hello(PROTOCOL_VERSION, SCHEMA.hex()), b"local3")
+    ring.turn()
+    assert not ring.received(b"local3")
