@@ -98,6 +98,10 @@ class Clients:
         self._told_state = ""
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")
+        self.returned_at = 0.0
+        """When a client came back under the id that it had, last; 0.0: never."""
+        self.on_return: Callable[[], object] | None = None
+        """Called when one does, before it knows that it may send."""
 
     def __len__(self) -> int:
         return len(self._by_id)
@@ -265,6 +269,10 @@ class Clients:
             self._send(holder, Ping(holder.id), now)
             if claimed in self._by_id:
                 return None
+        if claimed:
+            self.returned_at = now
+            if self.on_return is not None:
+                self.on_return()
         client = Client(claimed or self._draw_id(), peer, heard_at=now, sent_at=now)
         self._by_peer[peer] = self._by_id[client.id] = client
         return client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import time
+from functools import partial
 from pathlib import Path
 
 from detokenizer_proc.clients import Clients, RingShape
@@ -47,12 +48,20 @@ def main(context: ProcessContext) -> None:
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
     context.ready()
+
+    def beat(*, force: bool) -> None:
+        recovery_ns = round(clients.returned_at * 1e9)
+        context.beat(
+            force=force, num_running=loop.num_live, num_clients=len(clients), recovery_ns=recovery_ns
+        )
+
+    # What a client makes again may reach a tokenizer before the next turn.
+    clients.on_return = partial(beat, force=True)
     num_live = 0
     while not context.stop.is_set():
         loop.turn(time.monotonic())
         # That nothing is left is shown at once.
-        is_news = num_live > 0 and not loop.num_live
-        context.beat(force=is_news, num_running=loop.num_live, num_clients=len(clients))
+        beat(force=num_live > 0 and not loop.num_live)
         num_live = loop.num_live
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
     if context.is_launch_ending:

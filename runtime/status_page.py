@@ -23,7 +23,7 @@ from runtime.handle import NO_HANDLE
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQI16s?")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?")
 MAGIC = b"CRSP"
 VERSION = 8
 HEADER_BYTES = 256
@@ -36,8 +36,8 @@ STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 class Status(NamedTuple):
     """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
     `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
-    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent` and
-    `num_clients`.
+    sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent`,
+    `num_clients` and `recovery_ns`.
     """
 
     epoch: int = 0
@@ -67,6 +67,10 @@ class Status(NamedTuple):
     """and those whose results it has: a difference that stays says that the worker is stuck."""
     num_clients: int = 0
     """Of a detokenizer: clients that are connected, processes of the HTTP server among them."""
+    recovery_ns: int = 0
+    """CLOCK_MONOTONIC. Of the launcher: when a process that is being replaced was not ready yet, last. Of a
+    detokenizer: when a client came back under the id that it had. After either, requests are made again.
+    """
     solitary: bytes = NO_HANDLE
     """Of the scheduler: the sequence that runs alone because the engine has died under it before. NO_HANDLE:
     none.

@@ -62,6 +62,7 @@ class Supervisor:
         self._num_signals = 0
         self._state = "loading"
         self._drain: Drain | None = None
+        self._recovery_ns = 0
         self._names_of_processes = frozenset(place.name for place in places(config))
         self._last_words: dict[str, ProcessFailed] = {}
         """Why a process that is about to end says that it does, by its name."""
@@ -315,11 +316,14 @@ class Supervisor:
     # -- what others see -------------------------------------------------------------------------------------
 
     def _beat(self) -> None:
+        if self._epoch > FIRST_EPOCH and (self._due or not all(child.is_ready for child in self._children)):
+            self._recovery_ns = time.monotonic_ns()
         status = Status(
             self._epoch,
             os.getpid(),
             self._state,
             time.monotonic_ns(),
+            recovery_ns=self._recovery_ns,
         )
         self._page.write("launcher", status)
 

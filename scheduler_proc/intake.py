@@ -170,7 +170,10 @@ class Intake:
         if num_live >= max_live:
             raise Overloaded(f"{max_live} sequences run or wait already")
         share = limits.client_share
-        if is_new and share and share.is_used_up(lifecycle.num_live_of[client_of(handle)], num_live):
+        if share is None:
+            return
+        num_own = lifecycle.num_live_of[client_of(handle)]
+        if share.is_used_up(num_own, num_live) if is_new else num_own >= share.most:
             raise Overloaded(
                 "this client has its share of the waiting queue; let some of its requests end first",
                 code="client_overloaded",

@@ -28,6 +28,8 @@ class ClientShare:
 
     max_of_client: int
     max_live: int
+    most: int
+    """That a client can ever have had: what is made again after a restart is bounded by it."""
     is_lifted: Callable[[], bool] = lambda: False
     """Whether a client that has used it up may have more all the same. Asked of no other: it takes time."""
 

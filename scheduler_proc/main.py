@@ -125,9 +125,12 @@ def _limits_of_requests(
     is_client_alone: Callable[[], bool],
 ) -> Limits:
     max_live = _max_live(config, worker)
+    max_of_client = worker.max_rows + config.max_waiting_of_client
     share = ClientShare(
-        worker.max_rows + config.max_waiting_of_client,
+        max_of_client,
         max_live,
+        # Alone it may have had the whole queue, unless a limit was set.
+        most=max_of_client if config.max_queued_requests_per_client else max_live,
         is_lifted=lambda: not config.max_queued_requests_per_client and is_client_alone(),
     )
     return Limits(

@@ -6,6 +6,7 @@ lay in its senders' queues is read by the process that takes its place.
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import deque
 from collections.abc import Callable
@@ -46,6 +47,8 @@ MAX_LOAD_TURNS = 12
 MAX_BLIND_TURNS = 5
 """So long, at most, a client does not see that a process is gone."""
 MAX_WAITING = 1000
+RECOVERY_S = 0.5
+"""So long after a process was missing, or a client came back, requests may be made again."""
 PIECE_TOKENS = 5
 """Of what is not streamed: so few that outputs here have several."""
 
@@ -135,8 +138,11 @@ class MemoryConnection:
 class MortalRing:
     """`turn` gives each stage that is there one turn, in random order."""
 
-    def __init__(self, loaded: Tokenizer, rng: random.Random) -> None:
+    def __init__(self, loaded: Tokenizer, rng: random.Random, max_waiting: int = MAX_WAITING) -> None:
         self.rng = rng
+        self._max_waiting = max_waiting
+        self._recovery_at = -RECOVERY_S
+        """When a process was missing, last."""
         self.now = 1.0
         self.epoch = 1
         self.num_deaths = dict.fromkeys(ROLES, 0)
@@ -237,8 +243,9 @@ class MortalRing:
                 connection.note_restart(role)
 
     def _start_engine(self) -> None:
+        setting = dataclasses.replace(SETTING, max_live=SETTING.max_rows + self._max_waiting)
         self.system = System(
-            SETTING, self.rng, clock=lambda: self.now, epoch=self.epoch, suspects=self._suspects
+            setting, self.rng, clock=lambda: self.now, epoch=self.epoch, suspects=self._suspects
         )
         self.system.output._outbox = self._detokenizer_in  # type: ignore[attr-defined]
         self._scheduler_loop = SchedulerLoop(self.system.scheduler, self._scheduler_in)
@@ -252,19 +259,22 @@ class MortalRing:
             detokenizers=[self._detokenizer_in],
             tokenizer=self._loaded,
             validator=Validator(VOCAB_SIZE, MAX_LEN),
-            admission=Admission(
-                max_waiting=MAX_WAITING, max_waiting_of_client=MAX_WAITING, max_running=SETTING.max_rows
-            ),
+            admission=Admission(self._max_waiting, self._max_waiting, SETTING.max_rows),
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
+            is_recovering=self._is_recovering,
             clock=lambda: Receipt(self.now, self.now),
         )
 
+    def _is_recovering(self) -> bool:
+        return self.now - max(self._recovery_at, self._clients.returned_at) < RECOVERY_S
+
     def _start_detokenizer(self) -> None:
+        self._clients = Clients(self.peers, self.epoch)
         self.detokenizer = DetokenizerLoop(
             inbox=self._detokenizer_in,
             scheduler=self._scheduler_in,
-            clients=Clients(self.peers, self.epoch),
+            clients=self._clients,
             decoders=DecoderFactory(self._loaded),
             eos_token_ids=(0,),
             slow_reader_timeout_s=1e9,
@@ -276,6 +286,8 @@ class MortalRing:
 
     def turn(self) -> None:
         self.now += 0.01
+        if self._ready_at:
+            self._recovery_at = self.now
         self._revive()
         turns = [
             turn

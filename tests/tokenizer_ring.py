@@ -38,6 +38,7 @@ class Ring:
         self.detokenizers = [MemoryChannel("detokenizer_in") for _ in range(num_detokenizers)]
         self.status = Status()
         self.num_sent_elsewhere = 0
+        self.is_recovering = False
         self.now = Receipt(1000.0, 2_000_000_000.0)
         self.loop = TokenizerLoop(
             inbox=self.inbox,
@@ -49,6 +50,7 @@ class Ring:
             scheduler_status=lambda: self.status,
             secret=b"k" * 32,
             num_sent_elsewhere=lambda: self.num_sent_elsewhere,
+            is_recovering=lambda: self.is_recovering,
             clock=lambda: self.now,
         )
 

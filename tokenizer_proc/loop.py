@@ -105,12 +105,15 @@ class TokenizerLoop:
         num_sent_elsewhere: Callable[[], int] = lambda: 0,
         epochs_elsewhere: Callable[[], tuple[int, ...]] = tuple,
         is_draining: Callable[[], bool] = lambda: False,
+        is_recovering: Callable[[], bool] = lambda: False,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
         """`detokenizers` in the order of their indexes. `secret` keys the digest that separates the caches of
         different salts; it stays in the ring. `num_sent_elsewhere`: the sum of the other tokenizers'
         `num_sent`; `epochs_elsewhere`: their epochs. `is_draining`: whether new requests are refused because
-        the launch ends; one that is submitted again is not new.
+        the launch ends; one that is submitted again is not new. `is_recovering`: whether a process was
+        replaced, or a client came back, so recently that what they had may be submitted again; at any other
+        time nobody is believed who says so.
         """
         self._inbox = inbox
         self._scheduler = _Exit(scheduler)
@@ -122,6 +125,7 @@ class TokenizerLoop:
         self._scheduler_status = scheduler_status
         self._sent_count = SentCount(num_sent_elsewhere, epochs_elsewhere)
         self._is_draining = is_draining
+        self._is_recovering = is_recovering
         self._sequences = SequenceMaker(secret)
         self._clock = clock
         self._receipt = clock()
@@ -203,8 +207,7 @@ class TokenizerLoop:
 
     def _take(self, request: GenerateRequest) -> None:
         field = self._validator.check_request(request)
-        # What is made again after a restart was let in once: it is not refused now.
-        if not attempt_of(request.handle):
+        if self._is_new(request):
             self._admit(request)
         self._turn_chars += sum(map(len, request.sampling.bad_words))
         job = Job(
@@ -221,6 +224,10 @@ class TokenizerLoop:
         else:
             assert request.text is not None
             self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
+
+    def _is_new(self, request: GenerateRequest) -> bool:
+        """False: it is made again after a restart, was let in once and is not refused now."""
+        return not (attempt_of(request.handle) and self._is_recovering())
 
     def _take_messages(self, job: Job, field: PromptField) -> None:
         """Conversations that come before the template is open wait for the thread, which opens it."""
@@ -266,7 +273,7 @@ class TokenizerLoop:
     def _add_text(self, prompt: _TextPrompt) -> None:
         self._check_text(prompt)
         is_long = len(prompt.text) > MAX_BATCH_CHARS
-        if is_long and not attempt_of(prompt.job.handles[0]):
+        if is_long and self._is_new(prompt.job.request):
             self._check_long(len(prompt.text))
         self.num_encoding += len(prompt.job.handles)
         if is_long:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 
 from runtime.checkpoint_config import CheckpointConfig
@@ -11,6 +12,7 @@ from runtime.tcp_gate import TcpGate
 from runtime.transport import JoinedInbox, Waiter
 from text.selection import open_tokenizer
 from tokenizer_proc.loop import TokenizerLoop
+from tokenizer_proc.recovery import is_recovering
 from tokenizer_proc.validation import Admission, Validator
 
 BUSY_WAIT_S = 0.005
@@ -68,6 +70,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
         num_sent_elsewhere=lambda: sum(context.status.read("tokenizer", index).num_sent for index in others),
         epochs_elsewhere=lambda: tuple(context.status.read("tokenizer", index).epoch for index in others),
         is_draining=lambda: context.status.read("launcher").state == "draining",
+        is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
     )
 
 

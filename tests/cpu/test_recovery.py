@@ -7,6 +7,7 @@ tokens, logprobs and logits follow from what it reads through the page table.
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +17,7 @@ import pytest
 from client.request_state import RequestState
 from client.restarts import RestartedRole
 from client.session import Session
-from runtime.errors import CarouselError, RequestError
+from runtime.errors import CarouselError, Overloaded, RequestError
 from runtime.handle import NO_HANDLE
 from runtime.sampling_params import SamplingParams
 from runtime.wire import unpack_ids
@@ -186,6 +187,43 @@ def test_250_random_requests_are_answered_as_if_nobody_had_died(demo: Tokenizer,
 @pytest.mark.parametrize("seed", range(100, 140))
 def test_10000_random_requests_are_answered_as_if_nobody_had_died(demo: Tokenizer, seed: int) -> None:
     compare(demo, seed, 250)
+
+
+def test_a_full_queue_refuses_nothing_that_a_death_has_interrupted(demo: Tokenizer) -> None:
+    rng = random.Random(3)
+    ring = MortalRing(demo, rng, max_waiting=30)
+    try:
+        sessions = [ring.connect() for _ in range(2)]
+        wishes = [
+            Wish([3, seed], SamplingParams(max_tokens=40, ignore_eos=True, seed=seed), stream=True)
+            for seed in range(4, 4 + ring.system.rows.max_rows + 30)
+        ]
+        asked = [
+            Asked(wish, session, *session.open_request(wish.prompt, wish.sampling, stream=True))
+            for wish, session in zip(wishes, itertools.cycle(sessions), strict=False)
+        ]
+        while ring.status.num_running + ring.status.num_waiting < len(asked):
+            ring.turn()
+        late = Asked(wishes[0], sessions[0], *sessions[0].open_request([3], SamplingParams(), stream=True))
+        while not late.has_ended:
+            ring.turn()
+            late.look()
+        assert isinstance(late.error, Overloaded)
+        for number in range(MAX_TURNS):
+            ring.turn()
+            for each in asked:
+                each.look()
+            if all(each.has_ended for each in asked) and ring.is_at_rest:
+                break
+            if number < 400 and rng.random() < 0.1:
+                ring.kill(rng.choice(ROLES), is_fault=False)
+        else:
+            raise AssertionError("no rest")
+        ring.check()
+        assert min(ring.num_deaths.values()) > 3
+        assert [len(result(each)["outputs"][0][1]) for each in asked] == [40] * len(asked)
+    finally:
+        ring.close()
 
 
 @pytest.mark.parametrize("role", ROLES)

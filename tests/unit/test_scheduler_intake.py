@@ -126,18 +126,19 @@ def test_one_sequence_more_than_may_live_is_refused_with_a_time_to_come_back() -
         system.check_empty()
 
 
-def num_taken_in(system: System, client: int, requests: range) -> int:
+def num_taken_in(system: System, client: int, requests: range, attempt: int = 0) -> int:
     """Of these requests of a client, sent at once."""
     num_before = system.lifecycle.num_live_of[client]
     for number in requests:
-        system.scheduler.intake.receive(message(number, [client, 5], max_tokens=1, client=client))
+        request = message(number, [client, 5], max_tokens=1, client=client, attempt=attempt)
+        system.scheduler.intake.receive(request)
     return system.lifecycle.num_live_of[client] - num_before
 
 
 def test_a_client_that_floods_leaves_room_for_others() -> None:
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(76, 100))
+        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(76, 100, 100))
         assert num_taken_in(system, 1, range(100)) == 76
         assert num_taken_in(system, 2, range(1)) == 1
         assert num_taken_in(system, 1, range(100, 200)) == 0
@@ -150,8 +151,19 @@ def test_a_client_that_floods_leaves_room_for_others() -> None:
         assert not system.lifecycle.num_live_of
 
 
+def test_who_makes_requests_again_gets_no_more_than_a_client_can_have_had() -> None:
+    with running(max_live=100) as system:
+        intake = system.scheduler.intake
+        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(30, 100, 40))
+        assert num_taken_in(system, 1, range(60), attempt=1) == 40
+        assert num_taken_in(system, 2, range(60), attempt=1) == 40
+        run_until_idle(system)
+        errors = [closed.error.code for closed in system.detokenizer.closed.values() if closed.error]
+        assert errors == 40 * ["client_overloaded"]
+
+
 def test_a_client_may_be_allowed_the_whole_queue() -> None:
-    assert not any(ClientShare(18, 18).is_used_up(number, number) for number in range(18))
+    assert not any(ClientShare(18, 18, 18).is_used_up(number, number) for number in range(18))
 
 
 def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects() -> None:
@@ -164,7 +176,7 @@ def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects()
 
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        share = ClientShare(76, 100, is_lifted=is_alone)
+        share = ClientShare(76, 100, 100, is_lifted=is_alone)
         intake._limits = dataclasses.replace(intake._limits, client_share=share)
         assert num_taken_in(system, 1, range(76)) == 76
         assert not num_looks, "at the status page while the share is not used up"

@@ -100,7 +100,7 @@ def test_a_slot_that_is_written_all_the_time_is_never_read_half(tmp_path: Path) 
         "import sys; from pathlib import Path; from runtime.status_page import *\n"
         "page, n = StatusPage(Path(sys.argv[1])), 0\n"
         "while page.read('launcher').state != 'failed':\n"
-        "    n += 1; page.write('worker', Status(n, 1, 'ready', *[n] * 14, n.to_bytes(16, 'big')))"
+        "    n += 1; page.write('worker', Status(n, 1, 'ready', *[n] * 15, n.to_bytes(16, 'big')))"
     )
     writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "status")], cwd=ROOT)
     try:

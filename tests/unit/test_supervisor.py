@@ -168,6 +168,9 @@ def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_hea
         supervisor._on_exit(worker)
         assert scheduler.process.poll() == -signal.SIGKILL
     assert Suspects.read(endpoints.suspects_file).alone == ({KEY} if state == "ready" else set())
+    before = time.monotonic_ns()
+    supervisor._beat()
+    assert supervisor.names.page.read("launcher").recovery_ns >= before
 
 
 @pytest.mark.parametrize(("command", "delays"), [("kill -KILL $$", [0, 0, 0]), ("exit 1", [0, 0.1, 0.4])])

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from runtime.handle import make_handle
 from runtime.messages import (
     AbortRequest,
     ChatMessage,
@@ -20,7 +21,16 @@ from runtime.messages import (
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
 from runtime.wire import IntArray, pack_ids, unpack_ids
-from tests.tokenizer_ring import CLIENT, LONG_TEXT, GatedTokenizer, Ring, handle, request
+from tests.tokenizer_ring import (
+    CLIENT,
+    LONG_TEXT,
+    GatedTokenizer,
+    Ring,
+    handle,
+    passed_on,
+    refusal,
+    request,
+)
 from text.tokenizer import Tokenizer
 from tokenizer_proc.loop import MAX_BATCH_CHARS
 from tokenizer_proc.sequences import PROMPT_TAIL_TOKENS, namespace
@@ -103,6 +113,15 @@ def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
     ring.loop.turn()
     (refused,) = ring.refusals()
     assert (refused.error.status, refused.error.code) == (503, "overloaded")
+
+
+def test_a_full_ring_takes_what_is_made_again_and_believes_it_only_after_a_restart(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.status = Status(num_running=100, num_waiting=100)
+    again = [request(seq, handle=make_handle(CLIENT, seq, attempt=1), text="a") for seq in range(2)]
+    assert refusal(ring, again[0]).error.code == "overloaded"
+    ring.is_recovering = True
+    assert [message.handle for message in passed_on(ring, again[1])] == [again[1].handle]
 
 
 def test_what_was_let_through_and_has_not_arrived_counts_against_the_queue(demo: Tokenizer) -> None:

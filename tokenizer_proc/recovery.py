@@ -1,0 +1,15 @@
+"""When requests are made again: after a process was replaced, and after a client lost its connection."""
+
+from __future__ import annotations
+
+from runtime.status_page import StatusPage
+
+# As long as a client waits for a ring of which something is missing (client.connection.RING_TIMEOUT_S).
+RECOVERY_S = 120.0
+
+
+def is_recovering(page: StatusPage, now_ns: int) -> bool:
+    """Whether one or the other was less than RECOVERY_S ago. `now_ns`: CLOCK_MONOTONIC."""
+    times = [page.read("detokenizer", index).recovery_ns for index in range(page.counts["detokenizer"])]
+    latest_ns = max(page.read("launcher").recovery_ns, *times)
+    return bool(latest_ns) and now_ns - latest_ns < RECOVERY_S * 1e9
