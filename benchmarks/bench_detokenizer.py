@@ -1,7 +1,8 @@
 """Host time of one detokenizer step: decode the TokenBatch, the text of every row, encode the OutputBatches.
 
 256 streaming sequences of 4 clients, one token each per step, the demo model's tokenizer, random tokens. The
-sockets are replaced by lists, everything else is the process's own loop.
+sockets are replaced by lists, everything else is the process's own loop. "hostile": an output of a's, and
+stop strings of which the longest permitted ends are pending all the time, different ones in each row.
 Run: python -m benchmarks.bench_detokenizer
 """
 
@@ -22,6 +23,7 @@ from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import Delivery
 from runtime.handle import make_handle
 from runtime.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
+from runtime.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from runtime.transport import SCHEMA, Codec, Frame, MemoryChannel
 from runtime.wire import PROTOCOL_VERSION, pack_ids
 from text import tokenizer
@@ -55,13 +57,18 @@ class Bench:
         self,
         num_rows: int,
         num_clients: int,
-        stops: tuple[str, ...] = (),
+        stops: Sequence[tuple[str, ...]] = ((),),
         stop_words: tuple[bytes, ...] = (),
+        output: str = "",
     ) -> None:
+        """`stops`: those of each row, or of all. `output`: a text that is generated over and over; empty:
+        random tokens.
+        """
         self.channel = ListChannel()
         self.inbox = MemoryChannel("detokenizer_in")
         text_tokenizer = tokenizer.load(DEMO_MODEL)
         self.vocab_size = text_tokenizer.vocab_size
+        self.output = text_tokenizer.encode_batch([output], add_special_tokens=False)[0]
         self.loop = DetokenizerLoop(
             inbox=self.inbox,
             scheduler=MemoryChannel("scheduler_in"),
@@ -75,8 +82,8 @@ class Bench:
         handles = [make_handle(ids[row % num_clients], row) for row in range(num_rows)]
         prompt = pack_ids([5, 6, 7])
         streams = [
-            StreamOpen(handle, 5, prompt, stream=True, stop=stops, stop_words=stop_words)
-            for handle in handles
+            StreamOpen(handle, 5, prompt, stream=True, stop=stops[row % len(stops)], stop_words=stop_words)
+            for row, handle in enumerate(handles)
         ]
         self.inbox.send(TokenBatch(0, opened=tuple(msgspec.Raw(encode(stream)) for stream in streams)))
         self.loop.turn(0.0)
@@ -95,6 +102,8 @@ class Bench:
         """Time of each step in microseconds."""
         num_rows = len(self.handles) // 16
         tokens = np.random.default_rng(0).integers(3, self.vocab_size, (num_steps, num_rows), np.int32)
+        if len(self.output):
+            tokens[:] = np.resize(self.output, num_steps)[:, None]
         times = []
         for step in range(num_steps):
             self.inbox.send(TokenBatch(step, self.handles, tokens[step].tobytes()))
@@ -106,6 +115,15 @@ class Bench:
         return times
 
 
+def hostile(row: int) -> tuple[str, ...]:
+    """The most and the longest stop strings that a request may have: each leaves an output of a's later, one
+    never does.
+    """
+    mark = f"{row:03}"
+    short = (f"{'a' * count}{mark}".ljust(MAX_STOP_CHARS, "b") for count in range(1, MAX_STOP_STRINGS))
+    return (*short, mark.rjust(MAX_STOP_CHARS, "a"))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rows", type=int, default=256)
@@ -114,12 +132,14 @@ def main() -> None:
     args = parser.parse_args()
     report: dict[str, object] = {"rows": args.rows, "clients": args.clients, "bar_us": BAR_US}
     words = tuple(pack_ids(word) for word in ([900, 901, 902], [903, 904]))
-    for name, stops, stop_words in (
-        ("plain", (), ()),
-        ("stop_strings", ("</answer>", "import END"), ()),
-        ("stop_words", (), words),
+    worst = [hostile(row) for row in range(args.rows)]
+    for name, stops, stop_words, output in (
+        ("plain", [()], (), ""),
+        ("stop_strings", [("</answer>", "import END")], (), ""),
+        ("stop_words", [()], words, ""),
+        ("hostile", worst, (), "a" * 64),
     ):
-        bench = Bench(args.rows, args.clients, stops, stop_words)
+        bench = Bench(args.rows, args.clients, stops, stop_words, output)
         gc.freeze()
         times = bench.run(args.steps)[args.steps // 10 :]
         p50, p99 = np.percentile(times, [50, 99])

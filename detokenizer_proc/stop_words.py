@@ -11,76 +11,20 @@ they do with stop strings. A character that began before a word and is completed
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from detokenizer_proc.automaton import Automaton
 from detokenizer_proc.stop_strings import StopStringMatcher
 from runtime.wire import unpack_ids
 
 
-class WordAutomaton:
-    """What every end of an output means to a set of words: a state is the longest end that begins a word.
-
-    Aho-Corasick: one look-up per token, more only where a beginning breaks off.
-    """
-
-    __slots__ = ("_failures", "_next", "match_lens", "max_len", "pending_lens")
-
-    def __init__(self, words: Sequence[Sequence[int]]) -> None:
-        assert all(words), "an empty word would match everywhere"
-        self.max_len = max(map(len, words))
-        self._next: list[dict[int, int]] = [{}]
-        """Of each state, where an id leads; state 0 is that of no beginning."""
-        self._failures = [0]
-        """Of each state, that of its own longest end."""
-        self.match_lens = [0]
-        """Tokens of the longest word that ends in a state; 0: none does."""
-        self.pending_lens = [0]
-        """Tokens of the longest end of a state that more tokens can make a word of."""
-        for word in words:
-            self._add(word)
-        self._connect()
-
-    def step(self, state: int, token: int) -> int:
-        """The state after one more token."""
-        while True:
-            following = self._next[state].get(token)
-            if following is not None:
-                return following
-            if not state:
-                return 0
-            state = self._failures[state]
-
-    def _add(self, word: Sequence[int]) -> None:
-        state = 0
-        for token in word:
-            following = self._next[state].get(token)
-            if following is None:
-                following = self._next[state][token] = len(self._next)
-                self._next.append({})
-                self._failures.append(0)
-                self.match_lens.append(0)
-                self.pending_lens.append(0)
-            state = following
-        self.match_lens[state] = len(word)
-
-    def _connect(self) -> None:
-        """Fill in what a state has of its own ends, which are shorter, so breadth first."""
-        queue = deque((0, token, state, 1) for token, state in self._next[0].items())
-        while queue:
-            parent, token, state, depth = queue.popleft()
-            failure = self.step(self._failures[parent], token) if parent else 0
-            self._failures[state] = failure
-            self.match_lens[state] = self.match_lens[state] or self.match_lens[failure]
-            self.pending_lens[state] = depth if self._next[state] else self.pending_lens[failure]
-            queue.extend((state, key, child, depth + 1) for key, child in self._next[state].items())
-
-
 @lru_cache(maxsize=64)
-def automaton_of(words: tuple[bytes, ...]) -> WordAutomaton:
-    """Of words in packed ids. Shared: the sequences of one request, and often of many, have the same."""
-    return WordAutomaton([unpack_ids(word).tolist() for word in words])
+def automaton_of(words: tuple[bytes, ...]) -> Automaton[array[int]]:
+    """Find words in packed ids. Shared: the sequences of one request, and often of many, have the same."""
+    return Automaton([array("i", unpack_ids(word).tolist()) for word in words])
 
 
 class StopWordMatcher:
@@ -135,13 +79,14 @@ class StopWordMatcher:
         if matched is not None:
             return self.flush(), matched
         automaton = self._automaton
-        self._state = state = automaton.step(self._state, token)
-        match_len = automaton.match_lens[state]
+        state = automaton.step(self._state, token)
+        match_len = automaton.match_len(state)
         if match_len and may_match:
             text = self.flush()
             start = self._starts[-match_len] - self._num_out
             return text if self._include else text[:start], self._word_text(list(self._tokens)[-match_len:])
-        pending_len = automaton.pending_lens[state]
+        self._state = state = automaton.pending(state)
+        pending_len = automaton.depth(state)
         return self._take(self._starts[-pending_len] if pending_len else self._num_chars), None
 
     def push_end(self, piece: str, *, may_match: bool) -> tuple[str, str | None]:
