@@ -26,7 +26,7 @@ from benchmarks.decode_rows import PAGE_SIZE
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.forward_batch import ForwardBatch
-from model_worker.kernels.native.build import SOURCE_DIR, Target, build_library
+from model_worker.kernels.native.build import SOURCE_DIR, Target, build_library, trusted_cache
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kv_pool import MHATokenToKVPool
 from runtime.environment import kernel_cache_dir
@@ -139,12 +139,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    builds = {
-        source: CpuNativeAttention(
-            NativeKernels(build_library(kernel_cache_dir(), options.target, Path(source)))
-        )
-        for source in options.builds
-    }
+    with trusted_cache(kernel_cache_dir()) as cache:
+        builds = {
+            source: CpuNativeAttention(NativeKernels(build_library(cache, options.target, Path(source))))
+            for source in options.builds
+        }
     results: dict[str, list[float]] = {}
     for shape in options.shapes:
         for context in options.contexts:

@@ -17,7 +17,7 @@ from runtime.environment import environment_run_dir
 from runtime.errors import ConfigError
 from runtime.keys import CLIENT, ClientKeys
 from runtime.launch_state import read_zmq_bind
-from runtime.run_dir import live_run_dirs
+from runtime.run_dir import check_run_dir, live_run_dirs
 from runtime.transport import MAX_FRAME_BYTES, MAX_TCP_FRAME_BYTES
 
 
@@ -50,6 +50,8 @@ class RunDirTarget:
     no_answer_hint = "it may still be loading its model"
 
     def __init__(self, run_dir: Path) -> None:
+        """Raises ConfigError for a directory that another user may have put there."""
+        check_run_dir(run_dir)
         self.run_dir = run_dir
         self.name = str(run_dir)
         self._endpoints = Endpoints(run_dir)

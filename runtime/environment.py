@@ -20,7 +20,8 @@ def visible_gpus() -> list[str] | None:
 def default_run_root() -> Path:
     """The directory that holds the run directories of this user's launches."""
     runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime_dir and Path(runtime_dir).is_dir():
+    # After `sudo -E` it may be another user's, where nothing of this one's belongs.
+    if runtime_dir and Path(runtime_dir).is_dir() and Path(runtime_dir).stat().st_uid == os.getuid():
         return Path(runtime_dir) / "carousel"
     return Path("/tmp") / f"carousel-{os.getuid()}"
 

@@ -6,7 +6,8 @@
     DIR/clients/CLIENT.key       which clients may connect; a file that is taken away locks one out
     DIR/CLIENT/                  to be handed over to the client: its own key and the server's public one
 
-The server reads them when it starts: `launch.py --zmq-bind tcp://ADDRESS:PORT --curve-dir DIR`.
+The server reads them when it starts: `launch.py --zmq-bind tcp://ADDRESS:PORT --curve-dir DIR`. Neither end
+takes keys that another user may have put there or changed.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from zmq.utils import z85
 
 from runtime.errors import EXIT_OK, ConfigError
+from runtime.ownership import fault_of
 
 SERVER = "server"
 CLIENT = "client"
@@ -45,6 +47,7 @@ class ServerKeys:
         """Raises ConfigError that names what is missing, unreadable, or open to other users."""
         public, secret = _read_secret(directory, SERVER)
         clients = (directory / CLIENTS).absolute()
+        _check(clients)
         allowed = sorted(clients.glob("*.key"))
         if not allowed:
             raise ConfigError(
@@ -76,13 +79,16 @@ class ClientKeys:
 def make_keys(directory: Path, names: Sequence[str] = (CLIENT,)) -> None:
     """Make the server's keys, unless they are there, and those of the clients `names`.
 
-    Raises: ConfigError for a name that is taken or is no file name; OSError. Nothing that exists is changed.
+    Raises: ConfigError for a name that is taken or is no file name, and for a directory that others may
+    change; OSError. Nothing that exists is changed.
     """
     for name in names:
         if not NAME.fullmatch(name) or name in (SERVER, CLIENTS):
             raise ConfigError(f"{name!r} cannot be the name of a client")
         if (directory / name).exists() or (directory / CLIENTS / f"{name}.key").exists():
             raise ConfigError(f"there is a client {name!r} in {directory} already")
+    _check(directory)
+    _check(directory / CLIENTS)
     # zmq.auth writes with the process's own mask, and a secret key is for its owner alone.
     mask = os.umask(0o077)
     try:
@@ -106,14 +112,28 @@ def _create(folder: Path, name: str) -> None:
 
 
 def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
-    """(public, secret) of who `name` is, from a file that this user alone can read. Raises ConfigError."""
+    """(public, secret) of who `name` is, from a file that this user alone can read, in a directory that this
+    user alone can change. Raises ConfigError.
+    """
     path = directory / f"{name}.key_secret"
+    _check(directory)
     public, secret = _read(path)
     if secret is None:
         raise ConfigError(f"curve_dir: {path} has no secret key")
-    if path.stat().st_mode & 0o077:
-        raise ConfigError(f"curve_dir: {path} must be readable by this user alone (chmod 600)")
+    _check(path, is_secret=True)
     return public, secret
+
+
+def _check(path: Path, *, is_secret: bool = False) -> None:
+    """Raise ConfigError when another user may have put or changed what is at `path`, or read a secret."""
+    try:
+        fault = fault_of(path, is_secret=is_secret)
+    except FileNotFoundError:
+        return  # who reads it says so
+    except OSError as error:
+        raise ConfigError(f"curve_dir: {error}") from None
+    if fault is not None:
+        raise ConfigError(f"curve_dir: {fault}")
 
 
 def _read(path: Path) -> tuple[bytes, bytes | None]:
@@ -123,6 +143,7 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
 
     if not path.is_file():
         raise ConfigError(f"curve_dir: there is no file {path}; python -m runtime.keys makes keys")
+    _check(path)
     try:
         public, secret = load_certificate(path)
     except (OSError, ValueError) as error:

@@ -2,15 +2,21 @@
 
 The holder of the lock is alive by definition: the kernel drops the lock with the process. A directory in the
 root whose lock is free is a leftover of a launch that was killed, and the next launch removes it.
+
+The root's name in /tmp can be guessed, so another user may take it first. A launch then makes a root beside
+it whose name nobody could know; clients look in all roots that are this user's own, and in no other's.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import shutil
+import stat
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -20,6 +26,9 @@ from pathlib import Path
 from runtime.endpoints import Endpoints
 from runtime.environment import default_run_root
 from runtime.errors import AddressInUse, ConfigError
+from runtime.ownership import fault_of
+
+logger = logging.getLogger(__name__)
 
 # Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
 # socket or a file with its number.
@@ -45,7 +54,7 @@ class RunDir:
             if wanted:
                 self._take(Path(wanted).absolute())
             else:
-                root = _own_directory(default_run_root())
+                root = _run_root()
                 with _locked(root / ".lock"):
                     _sweep(root)
                     self._take(root / uuid.uuid4().hex[:12])
@@ -97,11 +106,51 @@ class RunDir:
 
 
 def live_run_dirs() -> list[Path]:
-    """Run directories under the user's root whose launcher is alive."""
-    root = default_run_root()
-    if not root.is_dir():
-        return []
-    return [path for path in sorted(root.iterdir()) if _is_held(path / "lock")]
+    """Run directories under this user's roots whose launcher is alive."""
+    default = default_run_root()
+    own = [root for root in (default, *_spare_roots(default)) if _is_own(root)]
+    return [path for root in own for path in sorted(root.iterdir()) if _is_held(path / "lock")]
+
+
+def check_run_dir(path: Path) -> None:
+    """Raise ConfigError when a client should not believe what is in a directory: another user may have put it
+    there. One that is not there is nobody's fault.
+    """
+    try:
+        fault = fault_of(path)
+    except OSError:
+        return
+    if fault is not None:
+        raise ConfigError(f"run_dir: {fault}")
+
+
+def _run_root() -> Path:
+    """The default root or, when another user has taken its name, one of this user's own beside it."""
+    default, is_taken = default_run_root(), False
+    with contextlib.suppress(FileNotFoundError):
+        is_taken = default.lstat().st_uid != os.getuid()
+    if not is_taken:
+        return _own_directory(default)
+    for spare in _spare_roots(default):
+        if not spare.stat().st_mode & 0o077:
+            return spare
+    spare = Path(tempfile.mkdtemp(prefix=f"{default.name}-", dir=default.parent))
+    logger.warning("%s is not this user's directory; run directories are in %s", default, spare)
+    return spare
+
+
+def _spare_roots(default: Path) -> list[Path]:
+    """Roots that were made because another user had taken the name of the default one."""
+    return sorted(filter(_is_own, default.parent.glob(f"{default.name}-*")))
+
+
+def _is_own(path: Path) -> bool:
+    """Whether it is a directory, not a link, that this user has made and others cannot change."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
 
 
 def _own_directory(path: Path) -> Path:

@@ -12,8 +12,11 @@ from pathlib import Path
 import pytest
 
 from model_worker.kernels.native import build
-from model_worker.kernels.native.build import BuildError, build_library
+from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
+from model_worker.kernels.native.library import NativeKernels, load_kernels
+from runtime.environment import kernel_cache_dir
 from tests.cpu.native import needs_compiler
+from tests.other_user import give_away
 
 
 @pytest.fixture
@@ -101,3 +104,75 @@ def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(small_source: 
     in_the_way.write_text("")
     with pytest.raises(BuildError, match=str(in_the_way / "cache")):
         build_library(in_the_way / "cache")
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", ["belongs to another user", "chmod go-w"])
+def test_a_library_that_another_user_may_have_made_is_compiled_again(
+    small_source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    library = build_library(tmp_path / "cache")
+    good = library.read_bytes()
+    library.write_bytes(b"planted")
+    with monkeypatch.context() as planted:
+        if "chmod" in fault:
+            library.chmod(0o622)
+        else:
+            give_away(planted, library)
+        assert build_library(tmp_path / "cache") == library
+    assert library.read_bytes() == good
+    assert stat.S_IMODE(library.stat().st_mode) == 0o600
+    assert f"{library} " in caplog.text
+    assert fault in caplog.text
+    assert list(library.parent.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("fault", ["belongs to another user", "chmod go-w"])
+def test_a_cache_that_another_user_may_change_is_replaced_by_a_private_one_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    cache = tmp_path / "cache"
+    with trusted_cache(cache) as used:
+        assert used == cache
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert cache.is_dir()
+    assert not caplog.text
+    if "chmod" in fault:
+        cache.chmod(0o720)
+    else:
+        give_away(monkeypatch, cache)
+    with trusted_cache(cache) as used:
+        assert used != cache
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+        (used / "library.so").touch()
+    assert not used.exists()
+    assert f"{cache} " in caplog.text
+    assert fault in caplog.text
+
+
+@needs_compiler
+def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path) -> None:
+    """The real ones; compiling them takes a while, so what a private directory gets is the user's own."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with trusted_cache(kernel_cache_dir()) as own:
+        good = build_library(own)
+        (cache / good.name).write_bytes(b"planted")
+        (cache / good.name).chmod(0o600)
+    cache.chmod(0o777)
+    used: list[Path] = []
+
+    def build_fast(folder: Path, target: build.Target) -> Path:
+        used.append(folder)
+        return Path(shutil.copy(good, folder))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("model_worker.kernels.native.library.build_library", build_fast)
+        kernels = load_kernels.__wrapped__(cache)
+    assert isinstance(kernels, NativeKernels)
+    assert used[0] != cache
+    assert not used[0].exists()

@@ -15,6 +15,8 @@ from carousel import LLM, ConfigError, RingClosed, StartError
 from client.discovery import find_run_dir, find_target
 from client.own_runtime import _flags
 from runtime.command_line import parse_args
+from runtime.environment import default_run_root
+from tests.other_user import give_away
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("CAROUSEL_RUN_DIR", raising=False)
     root = tmp_path / "carousel"
-    root.mkdir()
+    root.mkdir(mode=0o700)
     return root
 
 
@@ -61,6 +63,30 @@ def test_no_live_launch_says_where_it_looked(root: Path) -> None:
 def test_an_http_address_is_not_taken_for_a_directory() -> None:
     with pytest.raises(ConfigError, match=r"http://127.0.0.1:30000 is neither"):
         find_target("http://127.0.0.1:30000")
+
+
+def test_a_named_directory_that_another_user_may_have_made_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign, open_to_all = tmp_path / "foreign", tmp_path / "open"
+    foreign.mkdir()
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    find_target(tmp_path / "not there yet")
+    find_target(foreign)
+    give_away(monkeypatch, foreign)
+    with pytest.raises(ConfigError, match=r"run_dir: .*foreign belongs to another user"):
+        find_target(foreign)
+    with pytest.raises(ConfigError, match=r"run_dir: .*open can be changed by other users \(chmod go-w\)"):
+        find_target(open_to_all)
+
+
+def test_an_environment_of_another_user_is_no_place_for_launches(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_run_root() == root
+    give_away(monkeypatch, root.parent)
+    assert default_run_root() == Path(f"/tmp/carousel-{os.getuid()}")
 
 
 def test_several_live_launches_are_listed(root: Path) -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.errors import ConfigError
 from runtime.keys import ClientKeys, ServerKeys, main, make_keys
+from tests.other_user import give_away
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -107,3 +108,41 @@ def test_a_clients_secret_is_for_its_user_alone(tmp_path: Path) -> None:
     secret.write_text((own / "server.key").read_text())
     with pytest.raises(ConfigError, match=r"client\.key_secret has no secret key"):
         ClientKeys.read(own)
+
+
+SERVERS = [".", "server.key_secret", "clients", "clients/client.key"]
+CLIENTS = ["client", "client/client.key_secret", "client/server.key"]
+
+
+def read(keys: Path, name: str) -> None:
+    if name in SERVERS:
+        ServerKeys.read(keys)
+    else:
+        ClientKeys.read(keys / "client")
+
+
+@pytest.mark.parametrize("name", [*SERVERS, *CLIENTS])
+def test_what_another_user_may_have_put_there_or_changed_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    keys = tmp_path / "keys"
+    make_keys(keys)
+    path = keys / name
+    mode = path.stat().st_mode
+    path.chmod(mode | 0o020)
+    with pytest.raises(ConfigError, match=rf"curve_dir: {path} .*\(chmod (go-w|600)\)"):
+        read(keys, name)
+    path.chmod(mode)
+    read(keys, name)
+    give_away(monkeypatch, path)
+    with pytest.raises(ConfigError, match=rf"curve_dir: {path} belongs to another user"):
+        read(keys, name)
+
+
+@pytest.mark.parametrize("name", [".", "clients"])
+def test_no_keys_are_made_where_another_user_may_change_them(tmp_path: Path, name: str) -> None:
+    (tmp_path / "clients").mkdir()
+    (tmp_path / name).chmod(0o777)
+    with pytest.raises(ConfigError, match="chmod go-w"):
+        make_keys(tmp_path)
+    assert not files(tmp_path)

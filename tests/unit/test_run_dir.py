@@ -12,12 +12,14 @@ import pytest
 
 from runtime.errors import AddressInUse, ConfigError
 from runtime.run_dir import NUM_TRIES, RunDir, live_run_dirs
+from tests.other_user import give_away
 
 
 @pytest.fixture
-def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    return tmp_path / "carousel"
+def root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path_factory.mktemp("r")  # sockets' names must be short
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    return path / "carousel"
 
 
 @pytest.fixture(autouse=True)
@@ -55,6 +57,55 @@ def test_what_a_killed_launch_left_is_swept(root: Path) -> None:
     run_dir = RunDir()
     assert not left.exists()
     run_dir.remove()
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_where_another_user_has_taken_the_root_launches_and_clients_meet_beside_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    bait = root.parent / "bait" if kind == "link" else root
+    if kind == "file":
+        root.touch()
+    else:
+        (bait / "launch").mkdir(parents=True)
+        (bait / "launch" / "lock").touch()
+    if kind == "link":
+        root.symlink_to(bait)
+    give_away(monkeypatch, root)
+    with open(bait if kind == "file" else bait / "launch" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first, second = RunDir(), RunDir()
+        spare = first.path.parent
+        assert spare == second.path.parent != root
+        assert re.fullmatch(r"carousel-\w{8}", spare.name)
+        assert spare.stat().st_mode & 0o777 == 0o700
+        assert live_run_dirs() == sorted([first.path, second.path]), "and not the other user's launch"
+        assert [record.message for record in caplog.records] == [
+            f"{root} is not this user's directory; run directories are in {spare}"
+        ]
+    first.remove()
+    second.remove()
+    assert not list(spare.glob("*/lock"))
+
+
+def test_launches_in_the_root_and_beside_it_are_both_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as taken:
+        root.mkdir()
+        give_away(taken, root)
+        first = RunDir()
+        other = root.parent / "carousel-somebody"
+        (other / "launch").mkdir(parents=True)
+    root.rmdir()
+    second = RunDir()
+    assert live_run_dirs() == [second.path, first.path]
+    other.chmod(0o777)
+    with (other / "launch" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert live_run_dirs() == [second.path, first.path], "anybody can have put that there"
+    first.remove()
+    second.remove()
 
 
 @pytest.mark.parametrize("name", ["thesis.tex", "status.txt", "client_out0.bak", "my_lock"])

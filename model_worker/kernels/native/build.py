@@ -1,7 +1,9 @@
 """Builds the C++ sources with the machine's own compiler, once per user. Knows no tensor and no kernel.
 
 A library's name is a digest of the sources, the compiler and the CPU: another machine that shares the cache,
-a new compiler or a changed source each get a file of their own, and a file is never overwritten.
+a new compiler or a changed source each get a file of their own. A library that another user may have made or
+changed is not loaded: it is replaced or, where the cache itself is not to be trusted, compiled in a directory
+that is removed when it has been loaded.
 """
 
 from __future__ import annotations
@@ -14,8 +16,12 @@ import shutil
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
+
+from runtime.ownership import fault_of
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +52,8 @@ class BuildError(Exception):
 
 def build_library(cache_dir: Path, target: Target = "native", source_dir: Path | None = None) -> Path:
     """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
-    source_dir: another version's sources, where not this one's.
+    cache_dir: a `trusted_cache`, if the library is to be loaded. source_dir: another version's sources, where
+    not this one's.
 
     Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
     """
@@ -55,7 +62,10 @@ def build_library(cache_dir: Path, target: Target = "native", source_dir: Path |
     flags = (*FLAGS, *_arch_flags(target))
     library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir)}.so"
     if library.is_file():
-        return library
+        fault = fault_of(library)
+        if fault is None:
+            return library
+        logger.warning("a compiled kernel library is not used: %s", fault)
     logger.info("compiling CPU kernels with %s, once for this machine, to %s", compiler, library)
     began = time.monotonic()
     try:
@@ -64,6 +74,24 @@ def build_library(cache_dir: Path, target: Target = "native", source_dir: Path |
         raise BuildError(f"the kernel cache {cache_dir} cannot be written: {error}") from error
     logger.info("compiled CPU kernels in %.1f s", time.monotonic() - began)
     return library
+
+
+@contextmanager
+def trusted_cache(cache_dir: Path) -> Iterator[Path]:
+    """The cache, made if need be; or a private directory in its place, when other users may put libraries
+    there, which is removed at the end. Raises BuildError.
+    """
+    try:
+        cache_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fault = fault_of(cache_dir)
+    except OSError as error:
+        raise BuildError(f"the kernel cache {cache_dir} cannot be used: {error}") from error
+    if fault is None:
+        yield cache_dir
+        return
+    logger.warning("the kernel cache is not used, so CPU kernels are compiled at each start: %s", fault)
+    with tempfile.TemporaryDirectory(prefix="carousel-kernels-") as private:
+        yield Path(private)
 
 
 def _find_compiler() -> str:

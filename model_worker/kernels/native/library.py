@@ -14,7 +14,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.build import BuildError, Target, build_library
+from model_worker.kernels.native.build import BuildError, Target, build_library, trusted_cache
 from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
@@ -340,8 +340,9 @@ def heads_pointer(x: Tensor, head_dim: int) -> int:
 @cache
 def load_kernels(cache_dir: Path, target: Target = "native") -> NativeKernels:
     """Build the library if need be and load it, once per process. Raises BuildError."""
-    path = build_library(cache_dir, target)
-    try:
-        return NativeKernels(path)
-    except OSError as error:
-        raise BuildError(f"{path} cannot be loaded: {error}") from error
+    with trusted_cache(cache_dir) as cache:
+        path = build_library(cache, target)
+        try:
+            return NativeKernels(path)
+        except OSError as error:
+            raise BuildError(f"{path} cannot be loaded: {error}") from error

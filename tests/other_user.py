@@ -1,0 +1,21 @@
+"""What belongs to another user, for tests that any user can run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+
+def give_away(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Let `path` look as if another user owned it, neither this one nor root."""
+    real = os.stat
+
+    def stat(target: Any, **arguments: Any) -> os.stat_result:
+        info = real(target, **arguments)
+        is_it = not isinstance(target, int) and os.fspath(target) == str(path)
+        return os.stat_result((*info[:4], os.getuid() + 1, *info[5:])) if is_it else info
+
+    monkeypatch.setattr(os, "stat", stat)
