@@ -326,7 +326,7 @@ class AsyncClient:
         """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
         10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
 
-        Returns: path of the file on the server, written at the end, and num_steps.
+        Returns: name of the file, written at the end to the launch's `profile_dir`, and num_steps.
         Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
         """
         num_steps = check_num_steps(num_steps)
@@ -334,7 +334,7 @@ class AsyncClient:
         return begun
 
     async def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """End the profile: path of the file and num_steps that are in it. Raises: as `start_profile`."""
+        """End the profile: name of the file and num_steps that are in it. Raises: as `start_profile`."""
         ended: dict[str, Any] = await self._control("stop_profile", timeout)
         return ended
 

@@ -2,13 +2,15 @@
 
 Perfetto (ui.perfetto.dev) shows the file. Between two profiles `begin` and `mark` return at once, and plans
 do not ask the worker for its times. Directory and name of the file are the launch's; a request chooses
-neither.
+neither, is told the name alone, and cannot fill the disk: the last files are kept, earlier ones go.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 SCHEDULER, WORKER = 1, 2
 """Their `pid` in the trace: Perfetto shows each as a process with a track of its own."""
+NUM_KEPT = 4
+"""Files of one scheduler process; a profile of the most steps has some megabytes."""
 NAMES = {SCHEDULER: "scheduler", WORKER: "worker"}
 
 
@@ -38,6 +42,7 @@ class StepProfile:
         self._steps_left = 0
         self._marked_ns = 0
         self._path = Path()
+        self._kept: deque[Path] = deque()
 
     # -- asked for -------------------------------------------------------------------------------------------
 
@@ -61,7 +66,7 @@ class StepProfile:
         self._steps_left = num_steps or MAX_PROFILE_STEPS
         self.is_on = True
         logger.info("profile: the next %d steps, at most, to %s", self._steps_left, self._path)
-        return {"path": str(self._path), "num_steps": self._steps_left}
+        return {"file": self._path.name, "num_steps": self._steps_left}
 
     def stop(self) -> dict[str, str | int]:
         """End the profile. What is in flight is not in it.
@@ -73,14 +78,19 @@ class StepProfile:
         self.is_on = False
         events, self._events = self._events, []
         try:
+            while len(self._kept) >= NUM_KEPT:
+                self._kept.popleft().unlink(missing_ok=True)
             with self._path.open("xb") as file:
+                self._kept.append(self._path)
                 file.write(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
         except OSError as error:
+            logger.error("profile: %s cannot be written: %s", self._path, error)
+            reason = error.strerror or type(error).__name__
             raise RequestError(
-                f"the profile cannot be written: {error}", code="profile_lost", status=500
+                f"the profile cannot be written: {reason}", code="profile_lost", status=500
             ) from error
         logger.info("profile: %d steps are in %s", self._num_steps, self._path)
-        return {"path": str(self._path), "num_steps": self._num_steps}
+        return {"file": self._path.name, "num_steps": self._num_steps}
 
     # -- told by the step ------------------------------------------------------------------------------------
 
@@ -111,10 +121,8 @@ class StepProfile:
     def end_turn(self) -> None:
         """Ends the profile when it has all its steps."""
         if self.is_on and self._num_steps >= self._steps_left:
-            try:
+            with contextlib.suppress(RequestError):  # it is in the log
                 self.stop()
-            except RequestError as error:
-                logger.error("%s", error)
 
     def _add(self, process: int, name: str, begin_ns: int, end_ns: int, about: dict[str, int]) -> None:
         event = {"ph": "X", "name": name, "pid": process, "tid": process, "args": about}

@@ -20,9 +20,13 @@ GREEDY = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
 
 
 @pytest.fixture(scope="module")
-def launch(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launched]:
-    directory = tmp_path_factory.mktemp("profiles")
-    with launched("--port", "0", "--max-running-requests", "4", "--profile-dir", str(directory)) as launch:
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def launch(profiles: Path) -> Iterator[Launched]:
+    with launched("--port", "0", "--max-running-requests", "4", "--profile-dir", str(profiles)) as launch:
         yield launch
 
 
@@ -48,7 +52,7 @@ def test_a_paused_launch_is_not_ready_and_goes_on_where_it_was(launch: Launched)
         assert "Generation is paused (in_place), #running-req: 1" in launch.log()
 
 
-def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched) -> None:
+def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched, profiles: Path) -> None:
     async def profile() -> dict[str, object]:
         async with AsyncClient(launch.run_dir) as client:
             begun = await client.start_profile(8)
@@ -60,7 +64,7 @@ def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched) -> None
             return begun
 
     begun = asyncio.run(profile())
-    events = json.loads(Path(str(begun["path"])).read_bytes())["traceEvents"]
+    events = json.loads((profiles / str(begun["file"])).read_bytes())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
     spans = [(names[event["pid"]], event["name"]) for event in events if event["ph"] == "X"]
     for name in ("forward", "sample", "copy"):
@@ -75,16 +79,16 @@ def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched) -> None
         assert begins[step] <= event["ts"] <= event["ts"] + event["dur"] <= ends[step]
 
 
-def test_a_profile_over_http_goes_where_the_launch_says(launch: Launched) -> None:
+def test_a_profile_over_http_goes_where_the_launch_says(launch: Launched, profiles: Path) -> None:
     with httpx.Client(base_url=launch.url, timeout=60) as http:
         begun = http.post("/start_profile").json()
         assert http.post("/start_profile").status_code == 409
         http.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).raise_for_status()
         ended = http.post("/stop_profile").json()
-        assert ended["path"] == begun["path"]
+        assert ended["file"] == begun["file"]
         assert ended["num_steps"] >= 3
         assert http.post("/stop_profile").status_code == 409
-        assert json.loads(Path(ended["path"]).read_bytes())["traceEvents"]
+        assert json.loads((profiles / ended["file"]).read_bytes())["traceEvents"]
 
 
 def test_arguments_are_checked_before_anything_is_sent(launch: Launched) -> None:

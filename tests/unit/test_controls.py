@@ -144,9 +144,9 @@ def with_profile(system: System, directory: Path | None) -> None:
     TimedWorker(system)
 
 
-def spans_of(path: str) -> list[tuple[str, str]]:
+def spans_of(path: Path) -> list[tuple[str, str]]:
     """(process, name) of each span; they follow one another and do not overlap."""
-    trace = json.loads(Path(path).read_bytes())["traceEvents"]
+    trace = json.loads(path.read_bytes())["traceEvents"]
     names = {event["pid"]: event["args"]["name"] for event in trace if event["ph"] == "M"}
     spans = [event for event in trace if event["ph"] == "X"]
     own = sorted((e["ts"], e["ts"] + e["dur"]) for e in spans if names[e["pid"]] == "scheduler")
@@ -161,11 +161,11 @@ def test_a_profile_ends_by_itself_with_the_steps_that_were_asked_for(tmp_path: P
         assert begun["num_steps"] == 5
         run_until_idle(system, *REQUESTS)
         assert not system.scheduler.profile.is_on
-        spans = spans_of(begun["path"])
+        spans = spans_of(tmp_path / begun["file"])
         assert spans.count(("worker", "forward")) == 5
         for name in ("build", "launch", "wait", "commit", "flush"):
             assert spans.count(("scheduler", name)) >= 5, name
-        assert [Path(begun["path"])] == list(tmp_path.iterdir())
+        assert [tmp_path / begun["file"]] == list(tmp_path.iterdir())
         assert tell(system, "stop_profile").code == "no_profile"
 
 
@@ -178,9 +178,22 @@ def test_a_profile_can_be_stopped_and_only_one_is_taken_at_a_time(tmp_path: Path
         assert (refused.code, refused.status) == ("profile_running", 409)
         run_until_idle(system, REQUESTS[0])
         ended = tell(system, "stop_profile")
-        assert ended == {"path": begun["path"], "num_steps": 12}
-        assert spans_of(ended["path"]).count(("worker", "forward")) == 12
-        assert tell(system, "start_profile")["path"] != ended["path"]
+        assert ended == {"file": begun["file"], "num_steps": 12}
+        assert spans_of(tmp_path / ended["file"]).count(("worker", "forward")) == 12
+        assert tell(system, "start_profile")["file"] != ended["file"]
+
+
+def test_the_last_profiles_are_kept_and_no_other_file_goes(tmp_path: Path) -> None:
+    (tmp_path / "profile-20260101-000000-1.json").write_text("of an earlier launch")
+    files = []
+    with running() as system:
+        with_profile(system, tmp_path)
+        for _ in range(6):
+            files.append(tell(system, "start_profile")["file"])
+            tell(system, "stop_profile")
+    assert len(set(files)) == 6
+    kept = {path.name for path in tmp_path.iterdir()}
+    assert kept == {*files[-4:], "profile-20260101-000000-1.json"}
 
 
 def test_a_profile_that_cannot_be_written_hurts_nobody(tmp_path: Path) -> None:
@@ -190,6 +203,8 @@ def test_a_profile_that_cannot_be_written_hurts_nobody(tmp_path: Path) -> None:
         tell(system, "start_profile", num_steps=2)
         run_until_idle(system, REQUESTS[0])
         tell(system, "start_profile")
-        assert tell(system, "stop_profile").code == "profile_lost"
+        lost = tell(system, "stop_profile")
+        assert (lost.code, lost.status) == ("profile_lost", 500)
+        assert str(tmp_path) not in lost.message, "the caller is told no paths"
         run_until_idle(system, REQUESTS[1])
         system.check_empty()
