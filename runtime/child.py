@@ -1,18 +1,24 @@
-"""Entry of the processes that the launcher starts: `python -m runtime.child PARENT MODULE ARGUMENT ...`.
+"""Entry of the processes that the launcher starts:
+`python -m runtime.child PARENT OOM_SCORE MODULE ARGUMENT ...`.
 
-Ties the process to its launcher before anything else, because importing torch takes seconds, then runs the
-module as `python -m MODULE ARGUMENT ...` would.
+Before anything else, because importing torch takes seconds, it ties the process to its launcher and says how
+soon the kernel shall kill it when memory is short. Then it runs the module as `python -m MODULE ARGUMENT ...`
+would.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import runpy
 import signal
 import sys
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+OOM_SCORE_FILE = Path("/proc/self/oom_score_adj")
+MAX_OOM_SCORE = 1000
 
 
 def die_with_parent(parent_pid: int) -> None:
@@ -24,8 +30,16 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def raise_oom_score(by: int) -> None:
+    """Be killed sooner than others when memory is short. Everybody may ask for that for himself."""
+    with contextlib.suppress(OSError):  # where /proc is read-only; nothing depends on it
+        inherited = int(OOM_SCORE_FILE.read_text())
+        OOM_SCORE_FILE.write_text(str(min(MAX_OOM_SCORE, inherited + by)))
+
+
 if __name__ == "__main__":
     die_with_parent(int(sys.argv[1]))
-    module = sys.argv[2]
-    del sys.argv[1:3]
+    raise_oom_score(int(sys.argv[2]))
+    module = sys.argv[3]
+    del sys.argv[1:4]
     runpy.run_module(module, run_name="__main__", alter_sys=True)

@@ -36,6 +36,12 @@ MODULES = {
     "tokenizer": "tokenizer_proc.main",
     "api": "api_server.main",
 }
+ENGINE_OOM_SCORE = 300
+OTHERS_OOM_SCORE = 100
+"""Added to the oom_score_adj that the launcher has, in thousandths of the memory: when that is short the
+kernel kills the engine first, which has most of it and whose requests are made again; the launcher, which
+would take all others along, last.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +110,8 @@ class Children:
         """Raises StartError when there is no process to be had."""
         fds = (self._http.fileno(),) if place.role == "api" and self._http is not None else ()
         numbers = map(str, (place.index, epoch, *fds))
-        arguments = [str(os.getpid()), MODULES[place.role], str(self._run_dir), *numbers]
+        oom_score = ENGINE_OOM_SCORE if place.unit == ENGINE else OTHERS_OOM_SCORE
+        arguments = [str(os.getpid()), str(oom_score), MODULES[place.role], str(self._run_dir), *numbers]
         try:
             process = subprocess.Popen(
                 [sys.executable, "-m", "runtime.child", *arguments],

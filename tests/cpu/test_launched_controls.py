@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -89,6 +90,25 @@ def test_a_profile_over_http_goes_where_the_launch_says(launch: Launched, profil
         assert ended["num_steps"] >= 3
         assert http.post("/stop_profile").status_code == 409
         assert json.loads((profiles / ended["file"]).read_bytes())["traceEvents"]
+
+
+def test_the_kernel_takes_the_engine_first_and_the_launcher_last_when_memory_is_short(
+    launch: Launched,
+) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    state = json.loads((launch.run_dir / "state.json").read_bytes())
+    scores = {child["role"]: score(child["pid"]) for child in state["children"]}
+    inherited = score(os.getpid())
+    assert score(launch.process.pid) == score(state["guardian_pid"]) == inherited
+    assert scores == {
+        "worker": min(1000, inherited + 300),
+        "scheduler": min(1000, inherited + 300),
+        "detokenizer": min(1000, inherited + 100),
+        "tokenizer": min(1000, inherited + 100),
+        "api": min(1000, inherited + 100),
+    }
 
 
 def test_arguments_are_checked_before_anything_is_sent(launch: Launched) -> None:
