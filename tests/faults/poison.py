@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
+import ctypes
 
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.forward_batch import ForwardBatch
@@ -14,5 +13,5 @@ POISON_ID = 1234
 class PoisonedAttention(TorchNativeAttention):
     def prepare(self, batch: ForwardBatch) -> None:
         if bool((batch.input_ids == POISON_ID).any()):
-            os.kill(os.getpid(), signal.SIGSEGV)
+            ctypes.string_at(0)
         super().prepare(batch)
