@@ -6,10 +6,10 @@ import logging
 import math
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
+from model_worker.safetensors_file import open_safetensors
 from runtime.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -37,12 +37,9 @@ class CheckpointKVScales:
         self._unused = _names(modules, UNUSED)
         wanted = _names(modules, (*K_SCALES, *V_SCALES, *ZERO_POINTS))
         for path in files:
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for name in wanted.intersection(file.keys()):
-                        self._note(name, file.get_tensor(name))
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
+            with open_safetensors(path) as file:
+                for name in wanted.intersection(file.keys()):
+                    self._note(name, file.get_tensor(name))
 
     def _note(self, name: str, value: Tensor) -> None:
         if name.endswith(ZERO_POINTS):

@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import msgspec
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from model_worker.checkpoint_kv_scales import CheckpointKVScales
@@ -27,6 +26,7 @@ from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 from model_worker.quantized_tensors import QuantizedTensors
+from model_worker.safetensors_file import open_safetensors
 from runtime.errors import ModelError
 from runtime.model_config import ModelConfig
 from runtime.registry import resolve
@@ -255,20 +255,17 @@ def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
     Reading maps a file's pages into this process, and only closing the file lets go of them.
     """
     for path in files:
-        try:
-            names: list[str] = []
-            is_first = True
-            while is_first or names:
-                with safe_open(path, framework="pt") as file:
-                    if is_first:
-                        names, is_first = list(file.keys()), False
-                    mapped = 0
-                    while names and mapped < MAPPED_BYTES:
-                        tensor = file.get_slice(names[0])
-                        yield names.pop(0), tensor
-                        mapped += math.prod(tensor.get_shape()) * _MAX_ELEMENT_BYTES
-        except (OSError, SafetensorError) as error:
-            raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
+        names: list[str] = []
+        is_first = True
+        while is_first or names:
+            with open_safetensors(path) as file:
+                if is_first:
+                    names, is_first = list(file.keys()), False
+                mapped = 0
+                while names and mapped < MAPPED_BYTES:
+                    tensor = file.get_slice(names[0])
+                    yield names.pop(0), tensor
+                    mapped += math.prod(tensor.get_shape()) * _MAX_ELEMENT_BYTES
 
 
 def _is_derived(name: str, config: ModelConfig) -> bool:

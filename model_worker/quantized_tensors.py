@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from model_worker.safetensors_file import open_safetensors
 from runtime.errors import ModelError
 from runtime.quantization import CheckpointQuantization
 
@@ -33,17 +33,14 @@ class QuantizedTensors:
         self._scales: dict[str, Tensor] = {}
         shapes: dict[str, list[int]] = {}
         for path in files:
-            try:
-                with safe_open(path, framework="pt") as file:
-                    for name in file.keys():  # noqa: SIM118 - it is no mapping
-                        weight = _weight_of(name, SCALES)
-                        if weight is not None:
-                            self._scales[weight] = file.get_tensor(name).float()
-                        elif (dtype := _DTYPES.get(file.get_slice(name).get_dtype())) is not None:
-                            self._dtypes[name] = dtype
-                            shapes[name] = list(file.get_slice(name).get_shape())
-            except (OSError, SafetensorError) as error:
-                raise ModelError(f"{path} cannot be read: {error}. Download the checkpoint again.") from error
+            with open_safetensors(path) as file:
+                for name in file.keys():  # noqa: SIM118 - it is no mapping
+                    weight = _weight_of(name, SCALES)
+                    if weight is not None:
+                        self._scales[weight] = file.get_tensor(name).float()
+                    elif (dtype := _DTYPES.get(file.get_slice(name).get_dtype())) is not None:
+                        self._dtypes[name] = dtype
+                        shapes[name] = list(file.get_slice(name).get_shape())
         for name, shape in shapes.items():
             self._check(name, shape)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
@@ -13,8 +14,10 @@ from model_worker.prompt_positions import FLOAT_BYTES, PromptOutput
 from model_worker.sampling.columns import LongArray, SampleRows
 from model_worker.sampling.logprobs import Logprobs
 from runtime.plan import BatchPlan, PromptLogprobs, StepResult, StepTensor
-from runtime.transport import Frame
 from runtime.wire import TOKEN_BYTES, unpack_ids
+
+if TYPE_CHECKING:  # a step is measured where ZMQ need not be installed
+    from runtime.transport import Frame
 
 # What one message part may carry; a receiver handles others in between.
 MAX_FRAME_BYTES = 16 << 20
