@@ -83,7 +83,9 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _matching(entries: Any, **wanted: Any) -> dict[str, Any]:
-    return next((each for each in entries if wanted.items() <= each.items()), {})
+    """{} when it was not measured, or could not be."""
+    found = (each for each in entries if "error" not in each and wanted.items() <= each.items())
+    return next(found, {})
 
 
 def _failures(path: Path) -> float | None:

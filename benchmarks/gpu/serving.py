@@ -11,17 +11,11 @@ import asyncio
 import math
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 import uvloop
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
-from transformers.generation.configuration_utils import ContinuousBatchingConfig
-from transformers.generation.continuous_batching import ContinuousBatchingManager
-from transformers.generation.continuous_batching.utils import WorkloadHints
 
 from bench_serving.backends.base import GenerationOptions
 from bench_serving.backends.openai import OpenAIBackend, served_model
@@ -29,27 +23,17 @@ from bench_serving.datasets.base import Conversation, Turn
 from bench_serving.http_client import HttpClient
 from bench_serving.load import LoadResult, Traffic, as_text, run_load
 from bench_serving.metrics import compute_metrics
+from benchmarks.gpu.load import Load
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.server import launched
+
+if TYPE_CHECKING:
+    from transformers.generation.continuous_batching import ContinuousBatchingManager
 
 TIMEOUT_S = 400.0
 OPTIONS = GenerationOptions(
     stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
 )
-
-
-@dataclass(frozen=True)
-class Load:
-    num_requests: int
-    input_len: int  # tokens of each
-    output_len: int
-
-    def prompts(self, name: str, seed: int) -> list[list[int]]:
-        """Token ids of the shape's vocabulary."""
-        vocab_size = SHAPES[name]["vocab_size"]
-        rng = np.random.default_rng(seed)
-        ids: list[list[int]] = rng.integers(0, vocab_size, (self.num_requests, self.input_len)).tolist()
-        return ids
 
 
 def serve(name: str, load: Load, device: str, dtype: torch.dtype, *, overlap: bool) -> dict[str, Any]:
@@ -100,6 +84,11 @@ async def _measure(url: str, name: str, load: Load) -> dict[str, Any]:
 
 def baseline(name: str, load: Load, device: torch.device, dtype: torch.dtype) -> dict[str, Any]:
     """Greedy, in a manager that the library sizes for these requests. Raises RuntimeError when one fails."""
+    # Here: it takes seconds, and the runtime can be measured without the library.
+    from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
+    from transformers.generation.configuration_utils import ContinuousBatchingConfig
+    from transformers.generation.continuous_batching.utils import WorkloadHints
+
     with torch.device(device):
         model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**SHAPES[name]), dtype=dtype).eval()
     settings = None

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import subprocess
+import sys
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -10,7 +14,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.gpu import bars
+from benchmarks.gpu import bars, stages
 from benchmarks.gpu.shapes import SHAPES, write_config
 from benchmarks.gpu.stages import main
 from benchmarks.gpu.tile_sweep import Candidate, ranked
@@ -18,40 +22,74 @@ from model_worker.device import make_device
 from runtime.model_config import ModelConfig
 from tests.pretended_gpu import pretended_gpu
 
+TINY = ("--device", "cpu", "--tiny")
+OF_ONE_PROCESS = ("device", "kernels", "tiles", "decode")
 
-def test_every_stage_writes_its_file_and_is_not_run_twice(tmp_path: Path) -> None:
-    assert main(["--out", str(tmp_path), "--device", "cpu", "--tiny"]) == 0
-    kernels = json.loads((tmp_path / "kernels.json").read_text())
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the stages that need a GPU and four libraries, made where no other can be imported."""
+    out = tmp_path_factory.mktemp("stages")
+    libraries = "torch,triton,numpy,msgspec"
+    stages = ("benchmarks.gpu.stages", "--out", str(out), *TINY, *OF_ONE_PROCESS)
+    run = subprocess.run(
+        [sys.executable, "-m", "tests.closed_imports", libraries, *stages],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-4000:]
+    return out
+
+
+def test_kernels_tiles_and_steps_are_measured_with_four_libraries(measured: Path) -> None:
+    kernels = json.loads((measured / "kernels.json").read_text())
     assert {entry["page_size"] for entry in kernels["decode"]} == {1, 16}
     assert kernels["prompt"]["of_matrix_rate"] > 0
     assert [entry["page_size"] for entry in kernels["decode_float8"]] == [16]
     assert [draw["launches"] for draw in kernels["draw"]] == [2, 2, 4, 4, 4, 4]
-    tiles = json.loads((tmp_path / "tiles.json").read_text())
+    tiles = json.loads((measured / "tiles.json").read_text())
     for each in (*tiles["decode"], *tiles["extend"]):
         assert each["default_over_best"] >= 1.0
         assert [tried["ms"] for tried in each["tried"]] == sorted(tried["ms"] for tried in each["tried"])
         assert sum(tried["is_default"] for tried in each["tried"]) == 1 < len(each["tried"])
-    decode = json.loads((tmp_path / "decode-tiny.json").read_text())
+    decode = json.loads((measured / "decode-tiny.json").read_text())
     seen = {(each["batch"], each["graphs"], each["overlap"]) for each in decode["ms"]}
     assert seen == set(product((1, 3), (True, False), (True, False)))
     assert all(each["step"] > each["floor"] > 0 for each in decode["ms"])
-    assert json.loads((tmp_path / "decode-tiny-3.trace.json").read_text())["traceEvents"]
-    serve = json.loads((tmp_path / "serve-tiny.json").read_text())
+    with gzip.open(measured / decode["trace"]["file"]) as trace:
+        assert json.load(trace)["traceEvents"]
+
+
+def test_the_runtime_is_measured_and_no_stage_twice(measured: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in measured.iterdir()}
+    assert len(before) == 5
+    assert main(["--out", str(measured), *TINY]) == 0
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+    serve = json.loads((measured / "serve-tiny.json").read_text())
     assert [run["overlap"] for run in serve["runs"]] == [False]
     assert serve["runs"][0]["output_tokens_per_s"] > 0
-    assert json.loads((tmp_path / "baseline-tiny.json").read_text())["served_over_baseline"] > 0
-    before = {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
-    assert len(before) == 8
-    assert main(["--out", str(tmp_path), "--device", "cpu", "--tiny"]) == 0
-    assert {path: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == before
+    assert json.loads((measured / "baseline-tiny.json").read_text())["served_over_baseline"] > 0
+
+
+def test_a_batch_for_which_memory_ends_is_an_error_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes = replace(stages.TINY, batches=(50_000, 1), graphs=(False,), num_steps=2)
+    monkeypatch.setattr(stages, "TINY", sizes)
+    with pretended_gpu(20_000_000):
+        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", "decode"]) == 1
+    measured = json.loads((tmp_path / "decode-tiny.json").read_text())["ms"]
+    assert [each["batch"] for each in measured] == [50_000, 1, 1]
+    assert "OutOfMemoryError" in measured[0]["error"]
+    assert all(each["step"] > 0 for each in measured[1:])
 
 
 @pytest.mark.full
 def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> None:
     """With what only a GPU has: recordings, a second stream, the caches that its rates are to go past."""
-    stages = ("device", "kernels", "tiles", "decode")
     with pretended_gpu():
-        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", *stages]) == 0
+        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", *OF_ONE_PROCESS]) == 0
     kernels = json.loads((tmp_path / "kernels.json").read_text())
     refused, taken = (each["ms"] for each in kernels["linear_float8"])
     assert [name for name, ms in refused.items() if ms is None] == ["product", "product, fast sums"]

@@ -1,0 +1,78 @@
+"""The file that a stage writes its results into, as they come."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+logger = logging.getLogger("gpu")
+
+MAX_ERROR = 2000
+"""Characters of an error that are kept."""
+
+
+class Results:
+    """The JSON file of a stage, written anew with each result: what ends the stage takes none of them along.
+
+    "seconds" is there when the stage has ended by itself.
+    """
+
+    def __init__(self, path: Path, release: Callable[[], None]) -> None:
+        """release: gives back the device memory that a failed measurement held."""
+        self._path, self._release = path, release
+        self._began = time.monotonic()
+        self._values: dict[str, Any] = {}
+        self.num_errors = 0
+
+    def put(self, **values: Any) -> None:
+        self._values.update(values)
+        # In one step, because a process can be killed while it writes.
+        partial = self._path.with_suffix(".partial")
+        partial.write_text(json.dumps(self._values, indent=1))
+        partial.replace(self._path)
+
+    def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
+        """Put what `work` returns under the name, or {"error": ...}."""
+        try:
+            self.put(**{name: work()})
+        except Exception as error:  # whatever one measurement raises, the others go on
+            self.put(**{name: self._failed(name, error)})
+        self._release()
+
+    def add(self, name: str, work: Callable[[], dict[str, Any]], **what: Any) -> None:
+        """Append what `work` returns to the list of that name, beside what it was measured of; or "error"."""
+        self.add_each(name, (each() for each in (work,)), **what)
+
+    def add_each(self, name: str, entries: Iterable[dict[str, Any]], **what: Any) -> None:
+        """Append each of the entries when it comes; in place of the rest an "error" where one raises."""
+        found: list[dict[str, Any]] = self._values.setdefault(name, [])
+        try:
+            for entry in entries:
+                found.append({**what, **entry})
+                logger.info("%s %s", name, found[-1])
+                self.put()
+        except Exception as error:  # as above
+            found.append({**what, **self._failed(name, error)})
+            self.put()
+        self._release()
+
+    def end(self, error: Exception | None = None) -> None:
+        """Write how long it took; error: what ended the stage before its time, so that it is run again."""
+        if error is None:
+            self.put(seconds=time.monotonic() - self._began)
+        else:
+            self.put(**self._failed("the stage", error))
+
+    def _failed(self, name: str, error: Exception) -> dict[str, str]:
+        self.num_errors += 1
+        logger.error("%s failed", name, exc_info=error)
+        return {"error": f"{type(error).__name__}: {error}"[:MAX_ERROR]}
+
+
+def is_complete(path: Path) -> bool:
+    """Whether the stage that writes this file has come to its end."""
+    return path.exists() and "seconds" in json.loads(path.read_text())
