@@ -1,0 +1,102 @@
+"""Host time of one launch of each kernel, as a server launches it: binder, cache key and all.
+
+    python -m benchmarks.gpu.launch_cost                        every call; on a GPU if there is one
+    python -m benchmarks.gpu.launch_cost --call "add and norm"  one
+    python -m benchmarks.gpu.launch_cost --json
+
+Without a GPU kernels are compiled for Hopper and launched through a driver that does nothing, so the time is
+Python's alone. A call is what a layer calls: its views, its empty tensors and its launches, some of them
+torch's. Launches are queued in small batches, so that the device's queue is never full.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.fake_driver import NAME, fake_driver
+from benchmarks.gpu.launch_calls import LAYERS, Calls, CallSizes, launch_calls
+from benchmarks.gpu.launches import count_launches
+from benchmarks.gpu.timing import wait
+from model_worker.device import Device, make_device
+
+CALLS = 100
+"""In one batch; a device's queue has room for about a thousand launches."""
+BATCHES = 15
+
+
+def launch_costs(device: Device, calls: Calls, *, num_calls: int, num_batches: int) -> list[dict[str, Any]]:
+    """The launches of each call in order, and its host time in microseconds: the best batch's mean."""
+    results = []
+    for name, run in calls.items():
+        with count_launches() as launches:
+            run()
+        us = _best_us(run, device, num_calls, num_batches)
+        results.append({"call": name, "launches": launches.names, "us": us})
+    return results
+
+
+def of_layers(costs: list[dict[str, Any]]) -> dict[str, float]:
+    """Microseconds of a layer's launches together, the matrix products not among them."""
+    us = {each["call"]: each["us"] for each in costs}
+    return {
+        layer: sum(times * us[call] for call, times in calls.items())
+        for layer, calls in LAYERS.items()
+        if calls.keys() <= us.keys()
+    }
+
+
+def _best_us(run: Callable[[], object], device: Device, num_calls: int, num_batches: int) -> float:
+    run()  # compiles
+    best_s = float("inf")
+    for _ in range(num_batches):
+        wait(device.torch_device)
+        began_s = time.perf_counter()
+        for _ in range(num_calls):
+            run()
+        best_s = min(best_s, (time.perf_counter() - began_s) / num_calls)
+    wait(device.torch_device)
+    return 1e6 * best_s
+
+
+@contextmanager
+def _device() -> Iterator[tuple[Device, str]]:
+    """A GPU and its name; or the fake driver's."""
+    if torch.cuda.is_available():
+        yield make_device("cuda", threaded=False), torch.cuda.get_device_name()
+        return
+    with fake_driver():
+        yield make_device("cpu", threaded=False), NAME
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--call", action="append", help="default: all")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args(argv)
+    with _device() as (device, name), torch.inference_mode():
+        calls = launch_calls(device, torch.bfloat16, CallSizes())
+        if unknown := set(arguments.call or ()) - calls.keys():
+            parser.error(f"--call: no {', '.join(sorted(unknown))}; there are {', '.join(calls)}")
+        chosen = {call: run for call, run in calls.items() if not arguments.call or call in arguments.call}
+        costs = launch_costs(device, chosen, num_calls=CALLS, num_batches=BATCHES)
+    if arguments.json:
+        print(json.dumps({"device": name, "calls": costs, "layers": of_layers(costs)}))
+        return 0
+    print(f"device: {name}")
+    for each in costs:
+        print(f"{each['call']:<32}{each['us']:>8.1f} us   {', '.join(each['launches'])}")
+    for layer, us in of_layers(costs).items():
+        print(f"{layer:<32}{us:>8.1f} us")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
