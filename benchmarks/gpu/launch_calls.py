@@ -26,6 +26,7 @@ from model_worker.kernels.triton.rope import rope_cos_sin
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.kernels.triton.top_logprobs import top_logprobs
 from model_worker.sampling.columns import SamplingColumns
+from runtime.plan import RowSetup
 
 Calls = dict[str, Callable[[], object]]
 
@@ -42,7 +43,7 @@ LAYERS = {
 
 @dataclass(frozen=True)
 class CallSizes:
-    """Llama-3.1-8B's; experts are few and small, because the host's time does not depend on them."""
+    """Of Llama-3.1-8B. Experts are few and small, because the host's time does not depend on them."""
 
     batch: int = 8
     chunk: int = 64
@@ -56,7 +57,8 @@ class CallSizes:
     expert_width: int = 256
 
 
-TINY = CallSizes(2, 3, 4, 2, 16, 32, 48, 300, 4, 32)
+LLAMA_8B = CallSizes()
+TINY = CallSizes(1, 2, 4, 2, 16, 32, 48, 300, 4, 32)
 
 
 class _Tensors:
@@ -139,13 +141,13 @@ def _layers(tensors: _Tensors, sizes: CallSizes) -> Iterator[tuple[str, Callable
     yield "add and norm", partial(fused_add_rms_norm, x, torch.zeros_like(x), weight, EPS)
     gate_up = tensors.normal(batch, 2 * sizes.intermediate)
     yield "activation", partial(activate_and_mul, "silu", gate_up)
-    scores = tensors.normal(batch, sizes.num_experts)
+    scores, few = tensors.normal(batch, sizes.num_experts), tensors.normal(batch, width)
     yield "expert choice", partial(choose_experts, scores, 2, renormalizes=True)
-    gate_up_proj = tensors.weight(sizes.num_experts, 2 * width, hidden)
-    down_proj = tensors.weight(sizes.num_experts, hidden, width)
+    gate_up_proj = tensors.weight(sizes.num_experts, 2 * width, width)
+    down_proj = tensors.weight(sizes.num_experts, width, width)
     chosen = (tensors.normal(batch, 2), tensors.ints(batch, 2))
     activate = partial(activate_and_mul, "silu")
-    yield "experts", partial(fused_experts, x, gate_up_proj, down_proj, *chosen, activate)
+    yield "experts", partial(fused_experts, few, gate_up_proj, down_proj, *chosen, activate)
 
 
 def _sampling(
@@ -153,6 +155,7 @@ def _sampling(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     batch, vocab_size = sizes.batch, sizes.vocab_size
     columns = SamplingColumns(batch, vocab_size, device)
+    columns.open_rows([RowSetup(row=row, num_prompt=1, seed=row, top_p=0.9) for row in range(batch)])
     logits, rows = tensors.floats(batch, vocab_size), tensors.numbers(batch)
     tokens, last_token = torch.empty_like(rows), tensors.numbers(batch + 1)
     drawn = partial(draw, logits, rows, rows, columns, out=tokens, last_token=last_token)

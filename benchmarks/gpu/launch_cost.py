@@ -6,7 +6,7 @@
 
 Without a GPU kernels are compiled for Hopper and launched through a driver that does nothing, so the time is
 Python's alone. A call is what a layer calls: its views, its empty tensors and its launches, some of them
-torch's. Launches are queued in small batches, so that the device's queue is never full.
+torch's, which without a GPU compute on one thread of the CPU.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.fake_driver import NAME, fake_driver
-from benchmarks.gpu.launch_calls import LAYERS, Calls, CallSizes, launch_calls
+from benchmarks.gpu.launch_calls import LAYERS, LLAMA_8B, Calls, launch_calls
 from benchmarks.gpu.launches import count_launches
 from benchmarks.gpu.timing import wait
 from model_worker.device import Device, make_device
 
-CALLS = 100
-"""In one batch; a device's queue has room for about a thousand launches."""
-BATCHES = 15
+CALLS = 10
+"""In one batch: so few that another process seldom comes between, and a device's queue is never full."""
+BATCHES = 150
 
 
 def launch_costs(device: Device, calls: Calls, *, num_calls: int, num_batches: int) -> list[dict[str, Any]]:
@@ -72,6 +72,7 @@ def _device() -> Iterator[tuple[Device, str]]:
     if torch.cuda.is_available():
         yield make_device("cuda", threaded=False), torch.cuda.get_device_name()
         return
+    torch.set_num_threads(1)
     with fake_driver():
         yield make_device("cpu", threaded=False), NAME
 
@@ -82,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args(argv)
     with _device() as (device, name), torch.inference_mode():
-        calls = launch_calls(device, torch.bfloat16, CallSizes())
+        calls = launch_calls(device, torch.bfloat16, LLAMA_8B)
         if unknown := set(arguments.call or ()) - calls.keys():
             parser.error(f"--call: no {', '.join(sorted(unknown))}; there are {', '.join(calls)}")
         chosen = {call: run for call, run in calls.items() if not arguments.call or call in arguments.call}
