@@ -67,7 +67,9 @@ class Operations(TorchDispatchMode):
     def pin(self, host: Tensor) -> Tensor:
         """The same memory, pinned from now on. It is kept, so that no other tensor gets its address."""
         if host.numel():  # all others have the same address
-            self._pinned[host.untyped_storage().data_ptr()] = Allocation(host, self.timeline.current)
+            allocation = Allocation(host, self.timeline.current)
+            allocation.num_tensors = 1  # a recording may read it
+            self._pinned[allocation.begin] = allocation
         return host
 
     def pinned(self, host: Tensor) -> Allocation | None:
