@@ -119,16 +119,28 @@ def _decode_steps(
     bench: Bench, model: CausalLM, batch: int, floor_ms: float, *, graphs: bool
 ) -> Iterator[dict[str, Any]]:
     """Times of a step, with overlap and without."""
-    steps = DecodeSteps(model, bench.device, bench.dtype, batch, bench.sizes.context, graphs=graphs)
+    steps = _steps_of(bench, model, batch, graphs=graphs)
     for overlap in (True, False):
         ms = steps.measure(bench.sizes.num_steps, overlap=overlap)
         yield {"overlap": overlap, **ms, "of_floor": ms["step"] / floor_ms}
 
 
 def _trace(bench: Bench, model: CausalLM, path: Path) -> dict[str, Any]:
+    _steps_of(bench, model, bench.sizes.traced, graphs=True).trace(path, 3)
+    return {"batch": bench.sizes.traced, "file": path.name}
+
+
+def _steps_of(bench: Bench, model: CausalLM, batch: int, *, graphs: bool) -> DecodeSteps:
     sizes = bench.sizes
-    DecodeSteps(model, bench.device, bench.dtype, sizes.traced, sizes.context, graphs=True).trace(path, 3)
-    return {"batch": sizes.traced, "file": path.name}
+    return DecodeSteps(
+        model,
+        bench.device,
+        bench.dtype,
+        batch,
+        sizes.context,
+        graphs=graphs,
+        backlog_bytes=sizes.copy_bytes,
+    )
 
 
 def serve_stage(bench: Bench, results: Results, name: str) -> None:

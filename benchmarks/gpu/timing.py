@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ import torch
 from model_worker.device import Device
 
 NUM_REPLAYS = 5
+MAX_QUEUED = 200
+"""Copies of a `Backlog`. The device's queue has room for about a thousand launches, of what is timed too."""
 
 
 def mark(device: torch.device) -> Any:
@@ -65,9 +68,30 @@ def recorded_ms(work: Callable[[], object], device: Device, repeats: int) -> flo
     return device.forward_stream.launch(measured).wait()
 
 
+class Backlog:
+    """Work that the device is busy with while the host queues what is to be timed behind it."""
+
+    def __init__(self, device: torch.device, num_bytes: int) -> None:
+        """num_bytes: of the tensor that is copied, and of its copy."""
+        self._source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+        self._target = torch.empty_like(self._source)
+        self._copy_ms = median_ms(self._copy, device, NUM_REPLAYS)
+
+    def queue(self, ms: float) -> None:
+        """Give the device about as many milliseconds of work, unless that is too many launches."""
+        if self._source.is_cuda:  # a CPU has no queue
+            for _ in range(min(MAX_QUEUED, math.ceil(ms / self._copy_ms))):
+                self._copy()
+
+    def _copy(self) -> None:
+        self._target.copy_(self._source)
+
+
 def copy_rate(device: torch.device, num_bytes: int, repeats: int) -> float:
-    """Bytes per second that a copy within the device moves, read and written together."""
-    source = torch.zeros(num_bytes, dtype=torch.uint8, device=device)
+    """Bytes per second that a copy within the device moves, read and written together. Of random bytes: a GPU
+    can keep equal ones compressed.
+    """
+    source = torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     return 2 * num_bytes / (median_ms(lambda: target.copy_(source), device, repeats) * 1e-3)
 
