@@ -41,6 +41,11 @@ DECODE_TILES = (
     DecodeTile(128, 4, 3),
     DecodeTile(128, 4, 5),
     DecodeTile(128, 8, 5),
+    # Fewer warps divide a block of keys among fewer, and meet less often.
+    DecodeTile(32, 2, 5),
+    DecodeTile(64, 2, 5),
+    DecodeTile(64, 1, 5),
+    DecodeTile(128, 2, 4),
 )
 SPLIT_FACTORS = (0.5, 2, 4)  # times as many programs as a server launches
 EXTEND_TILES = (
