@@ -79,7 +79,8 @@ gpu-test: $(SETUP)
 	$(BIN)/python -m pytest -q tests/gpu --junit-xml $(GPU_OUT)/gpu-test.xml $(ARGS)
 
 gpu-kernels: $(SETUP)
-	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) device kernels tiles $(ARGS)
+	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) device kernels attention launch_cost graph_gap block_copy nccl \
+		tiles $(ARGS)
 
 gpu-bench: $(SETUP)
 	$(BIN)/python -m benchmarks.gpu.stages --out $(GPU_OUT) decode $(if $(MODEL),--model $(MODEL)) $(ARGS)

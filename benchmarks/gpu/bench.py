@@ -10,8 +10,13 @@ from pathlib import Path
 import torch
 
 from benchmarks.gpu.kernel_rates import LLAMA_8B, HeadShape, Setting
+from benchmarks.gpu.launch_calls import LLAMA_8B as LLAMA_8B_CALLS
+from benchmarks.gpu.launch_calls import TINY as TINY_CALLS
+from benchmarks.gpu.launch_calls import CallSizes
+from benchmarks.gpu.launch_cost import BATCHES, CALLS
 from benchmarks.gpu.linear_rates import LLAMA_8B as LINEARS
 from benchmarks.gpu.load import Load
+from benchmarks.gpu.prompt_attention import PROMPTS, Prompts
 from benchmarks.gpu.timing import copy_rate, matrix_rate
 from model_worker.device import Device
 
@@ -32,6 +37,13 @@ class Sizes:
     heads: HeadShape = LLAMA_8B
     linears: tuple[tuple[int, int], ...] = LINEARS
     linear_rows: tuple[int, ...] = (1, 8, 64, 256, 2048)
+    products: tuple[str, ...] = ("llama-3.1-8b", "qwen3-0.6b")  # shapes whose linear layers are measured
+    product_rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32, 64, 256)
+    prompts: tuple[Prompts, ...] = PROMPTS
+    calls: CallSizes = LLAMA_8B_CALLS
+    timed_calls: tuple[int, int] = (CALLS, BATCHES)  # of which the host's time is taken, and how often
+    graph_nodes: int = 1000
+    reduced: tuple[int, ...] = (4096, 64 * 4096)  # numbers that ranks sum
     sweep_decodes: tuple[tuple[int, int], ...] = tuple(product((1, 8, 64), (1024, 4096)))
     sweep_chunks: tuple[tuple[int, int], ...] = ((8192, 0), (2048, 6144))  # new tokens, cached ones
     sweep_candidates: int = 20  # at most
@@ -55,13 +67,20 @@ TINY = Sizes(
     heads=HeadShape(4, 2, 16),
     linears=((32, 80),),
     linear_rows=(2, 17),
+    products=("tiny",),
+    product_rows=(2,),
+    prompts=(Prompts(5, 0), Prompts(2, 17, 2)),
+    calls=TINY_CALLS,
+    timed_calls=(1, 1),
+    graph_nodes=3,
+    reduced=(8,),
     sweep_decodes=((1, 20),),
     sweep_chunks=((9, 11),),
     sweep_candidates=3,
     batches=(1, 3),
     traced=3,
     context=20,
-    num_steps=3,
+    num_steps=2,
     load=Load(3, 20, 6),
     overlaps=(False,),
 )

@@ -126,27 +126,32 @@ class DecodeWork:
 
 
 class ExtendWork:
-    """Attention of a chunk of one prompt behind what is cached."""
+    """Attention of a chunk of each of some prompts behind what is cached of it."""
 
-    def __init__(self, num_new: int, num_cached: int, page_size: int, setting: Setting) -> None:
+    def __init__(
+        self, num_new: int, num_cached: int, page_size: int, setting: Setting, num_seqs: int = 1
+    ) -> None:
+        """num_new, num_cached: tokens of each."""
         length, (num_heads, _, head_dim) = num_new + num_cached, setting.heads
-        self._pages = _pages(1, length, page_size, setting)
-        self._q = setting.normal(num_new, num_heads, head_dim)
-        self._starts = torch.tensor([0, num_new], device=setting.at, dtype=torch.int32)
-        self._lens = torch.tensor([length], device=setting.at, dtype=torch.int32)
-        self._page_size = page_size
-        self.out = torch.empty_like(self._q)
+        self.num_new, self.num_cached, self.num_seqs = num_new, num_cached, num_seqs
+        self.page_size = page_size
+        self.scale = head_dim**-0.5
+        self.pages = _pages(num_seqs, length, page_size, setting)
+        self.q = setting.normal(num_seqs * num_new, num_heads, head_dim)
+        self.starts = num_new * torch.arange(num_seqs + 1, device=setting.at, dtype=torch.int32)
+        self.lens = torch.full((num_seqs,), length, device=setting.at, dtype=torch.int32)
+        self.out = torch.empty_like(self.q)
         # Two products; what is masked is not counted.
-        self.operations = 4 * num_heads * head_dim * num_new * (num_cached + num_new / 2)
+        self.operations = 4 * num_heads * head_dim * num_seqs * num_new * (num_cached + num_new / 2)
 
     def run(self, tile: ExtendTile | None = None) -> None:
         extend_attention(
-            self._q,
-            *self._pages,
-            self._lens,
-            self._starts,
-            page_size=self._page_size,
-            scale=self._q.shape[2] ** -0.5,
+            self.q,
+            *self.pages,
+            self.lens,
+            self.starts,
+            page_size=self.page_size,
+            scale=self.scale,
             tile=tile,
             out=self.out,
         )

@@ -1,4 +1,6 @@
-"""Linear layers in float8 beside the model's dtype: their times, and which products the library refuses."""
+"""Linear layers: how near the library's products come to the rate of a copy, by the number of tokens; and in
+float8 beside the model's dtype, with the products that the library refuses.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,30 @@ LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 """(outputs, inputs) of q, k and v; o; gate and up; down."""
 
 
+def product_rate(rows: int, shape: tuple[int, int], setting: Setting, copied: float) -> dict[str, Any]:
+    """Time of one layer on `rows` tokens, and the bytes per second that it must read and write; copied: those
+    of a copy.
+    """
+    x = setting.normal(rows, shape[1])
+    layers = cycle([setting.normal(*shape) for _ in range(_num_layers(shape))])
+    ms = recorded_ms(lambda: F.linear(x, next(layers)), setting.device, setting.repeats)
+    num_bytes = x.itemsize * (shape[0] * shape[1] + rows * sum(shape))
+    bytes_per_s = num_bytes / (ms * 1e-3)
+    return {"us": 1e3 * ms, "bytes_per_s": bytes_per_s, "of_copy_rate": bytes_per_s / copied,
+            "operations_per_s": 2 * rows * shape[0] * shape[1] / (ms * 1e-3)}  # fmt: skip
+
+
+def _num_layers(shape: tuple[int, int]) -> int:
+    """As many as there are layers in a model, or the next one would come from the cache."""
+    return min(MAX_LAYERS, 1 + BEYOND_CACHES // (shape[0] * shape[1]))
+
+
 def linear_rate(rows: int, shape: tuple[int, int], setting: Setting) -> dict[str, Any]:
     """Times of one layer on `rows` tokens: as it is without float8; with it; with it and scaled afterwards;
     and of the library's product alone, which may sum in fewer bits. None: it refuses that product.
     """
     x, scale = setting.normal(rows, shape[1]), torch.full((shape[0], 1), 0.01, device=setting.at)
-    # As many as there are layers in a model, or the next one would come from the cache.
-    copies = min(MAX_LAYERS, 1 + BEYOND_CACHES // (shape[0] * shape[1]))
-    wide = [setting.normal(*shape) for _ in range(copies)]
+    wide = [setting.normal(*shape) for _ in range(_num_layers(shape))]
     narrow = [weight.to(FP8) for weight in wide]
     as_taken, afterwards = Fp8(), Fp8()
     afterwards.note_refusal(RuntimeError(REFUSALS[0]), rows, narrow[0].shape)

@@ -111,6 +111,20 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
+def linear_shapes(name: str) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of the linear layers of a shape with gated feed-forward layers, as they are fused."""
+    shape = SHAPES[name]
+    hidden, heads, width = shape["hidden_size"], shape["num_attention_heads"], shape["intermediate_size"]
+    head_dim = shape.get("head_dim", hidden // heads)
+    return {
+        "q, k and v": ((heads + 2 * shape["num_key_value_heads"]) * head_dim, hidden),
+        "o": (hidden, heads * head_dim),
+        "gate and up": (2 * width, hidden),
+        "down": (hidden, width),
+        "head": (shape["vocab_size"], hidden),
+    }
+
+
 def write_config(name: str, folder: Path) -> None:
     """Write the shape's config.json into the folder."""
     (folder / "config.json").write_text(json.dumps(SHAPES[name]))

@@ -5,15 +5,20 @@ python -m benchmarks.gpu.stages --out DIR kernels           one
 python -m benchmarks.gpu.stages --out DIR decode --model qwen3-0.6b
 python -m benchmarks.gpu.stages --out DIR --device cpu --tiny      the stages' logic, by Triton's interpreter
 
-device    what it is; the rates of a copy and of a matrix product, which the others are compared with
-kernels   attention of decodes, over keys and values in float8 too, and of a prompt; draws; layers in float8
-tiles     the same with other launch parameters, the best first
-decode    a decode step at several batch sizes: floor, step, gap; with and without overlap and graphs; a trace
-serve     the whole runtime over HTTP, with overlap and without
-baseline  the transformers library's continuous batching of the same requests; how much faster `serve` was
+device       what it is; the rates of a copy and of a matrix product, which the others are compared with
+kernels      attention of decodes, over keys and values in float8 too, and of a prompt; draws; linear layers
+attention    attention of prompts by each library that is installed: time, and difference from ours
+launch_cost  host time of one launch of each kernel
+graph_gap    from one node of a graph to the next
+block_copy   a step's copy of its integers to the device
+nccl         a group of one rank: made, and its all_reduce recorded
+tiles        the same with other launch parameters, the best first
+decode       a decode step at several batch sizes: floor, step, gap; with overlap, graphs, or none; a trace
+serve        the whole runtime over HTTP, with overlap and without
+baseline     the transformers library's continuous batching of the same requests; how much faster `serve` was
 
 A file is written anew with each result. A measurement that fails is an "error" in its place, and the rest
-goes on. The first four stages need torch, triton, numpy and msgspec and nothing else.
+goes on. All stages before `serve` need torch, triton, numpy and msgspec and nothing else.
 """
 
 from __future__ import annotations
@@ -36,9 +41,16 @@ import triton
 from benchmarks.gpu.bench import TINY, Bench, Sizes
 from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
 from benchmarks.gpu.kernel_rates import DRAWS, LOGITS, Setting, decode_rate, draw_rate, extend_rate
-from benchmarks.gpu.linear_rates import linear_rate
+from benchmarks.gpu.linear_rates import linear_rate, product_rate
+from benchmarks.gpu.micro_stages import (
+    attention_stage,
+    block_copy_stage,
+    graph_gap_stage,
+    launch_cost_stage,
+    nccl_stage,
+)
 from benchmarks.gpu.results import Results, is_complete
-from benchmarks.gpu.shapes import SHAPES
+from benchmarks.gpu.shapes import SHAPES, linear_shapes
 from benchmarks.gpu.tile_sweep import Sweep
 from model_worker.device import make_device
 from model_worker.device.cuda import has_fp8
@@ -83,6 +95,10 @@ def kernels_stage(bench: Bench, results: Results) -> None:
     for batch, kind, logits in product(sizes.draws, DRAWS, LOGITS):
         draw = partial(draw_rate, batch, kind, logits, sizes.vocab_size, bench.device, sizes.repeats)
         results.add("draw", draw, batch=batch, draw=kind, logits=logits)
+    for model in sizes.products:
+        for (layer_name, linear), rows in product(linear_shapes(model).items(), sizes.product_rows):
+            rate = partial(product_rate, rows, linear, bench.setting, copied)
+            results.add("linear", rate, model=model, layer=layer_name, rows=rows, shape=linear)
     if bench.device.name == "cuda" and has_fp8():
         for linear, rows in product(sizes.linears, sizes.linear_rows):
             layer = partial(linear_rate, rows, linear, bench.setting)
@@ -168,7 +184,16 @@ def baseline_stage(bench: Bench, results: Results, name: str) -> None:
         results.put(served_over_baseline=max(rates) / result["output_tokens_per_s"])
 
 
-STAGES = {"device": device_stage, "kernels": kernels_stage, "tiles": tiles_stage}
+STAGES = {
+    "device": device_stage,
+    "kernels": kernels_stage,
+    "attention": attention_stage,
+    "launch_cost": launch_cost_stage,
+    "graph_gap": graph_gap_stage,
+    "block_copy": block_copy_stage,
+    "nccl": nccl_stage,
+    "tiles": tiles_stage,
+}
 MODEL_STAGES = {"decode": decode_stage, "serve": serve_stage, "baseline": baseline_stage}
 """Run for each model, in this order: each may look at the files of those before it."""
 

@@ -9,13 +9,16 @@ import sys
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu import bars, stages
-from benchmarks.gpu.shapes import SHAPES, write_config
+from benchmarks.gpu.attention_ways import CPU_WAYS, WAYS
+from benchmarks.gpu.launch_calls import LAYERS
+from benchmarks.gpu.shapes import SHAPES, linear_shapes, write_config
 from benchmarks.gpu.stages import main
 from benchmarks.gpu.tile_sweep import Candidate, ranked
 from model_worker.device import make_device
@@ -23,7 +26,7 @@ from runtime.model_config import ModelConfig
 from tests.pretended_gpu import pretended_gpu
 
 TINY = ("--device", "cpu", "--tiny")
-OF_ONE_PROCESS = ("device", "kernels", "tiles", "decode")
+OF_ONE_PROCESS = (*stages.STAGES, "decode")
 
 
 @pytest.fixture(scope="module")
@@ -31,9 +34,9 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files of the stages that need a GPU and four libraries, made where no other can be imported."""
     out = tmp_path_factory.mktemp("stages")
     libraries = "torch,triton,numpy,msgspec"
-    stages = ("benchmarks.gpu.stages", "--out", str(out), *TINY, *OF_ONE_PROCESS)
+    run_stages = ("benchmarks.gpu.stages", "--out", str(out), *TINY, *OF_ONE_PROCESS)
     run = subprocess.run(
-        [sys.executable, "-m", "tests.closed_imports", libraries, *stages],
+        [sys.executable, "-m", "tests.closed_imports", libraries, *run_stages],
         capture_output=True,
         text=True,
         check=False,
@@ -48,6 +51,8 @@ def test_kernels_tiles_and_steps_are_measured_with_four_libraries(measured: Path
     assert kernels["prompt"]["of_matrix_rate"] > 0
     assert [entry["page_size"] for entry in kernels["decode_float8"]] == [16]
     assert [draw["launches"] for draw in kernels["draw"]] == [2, 2, 4, 4, 4, 4]
+    assert {linear["layer"] for linear in kernels["linear"]} == linear_shapes("tiny").keys()
+    assert all(linear["of_copy_rate"] > 0 for linear in kernels["linear"])
     tiles = json.loads((measured / "tiles.json").read_text())
     for each in (*tiles["decode"], *tiles["extend"]):
         assert each["default_over_best"] >= 1.0
@@ -61,9 +66,31 @@ def test_kernels_tiles_and_steps_are_measured_with_four_libraries(measured: Path
         assert json.load(trace)["traceEvents"]
 
 
+def test_attention_launches_graphs_copies_and_a_group_are_measured(measured: Path) -> None:
+    def read(stage: str) -> dict[str, Any]:
+        return json.loads((measured / f"{stage}.json").read_text())
+
+    prompts = read("attention")["prompts"]
+    assert {(each["new"], each["cached"], each["sequences"]) for each in prompts} == {(5, 0, 1), (2, 17, 2)}
+    assert [each["way"] for each in prompts] == [*CPU_WAYS, *CPU_WAYS]
+    assert max(each["difference"] for each in prompts) < 1e-5
+    assert all(each["of_matrix_rate"] > 0 for each in prompts)
+    launches = {each["call"]: each["launches"] for each in read("launch_cost")["calls"]}
+    assert launches["decode attention, two splits"] == ["_attend_split", "_merge_splits"]
+    assert launches["experts"] == ["_sort", "_grouped_product", "_gate", "_grouped_product", "sum"]
+    assert launches["truncation and draw"] == ["_extremes", "_count", "_best_in_block", "_best_of_row"]
+    assert all(launches.values())
+    layers = read("launch_cost")["layers"]
+    assert layers.keys() == LAYERS.keys()
+    assert all(us > 0 for us in layers.values())
+    assert read("graph_gap")["kernels"]["us_of_one_node"] > 0
+    assert [each["batch"] for each in read("block_copy")["copies"]] == [1, 3]
+    assert read("nccl")["all_reduce"][0]["us_all_reduce"] > 0
+
+
 def test_the_runtime_is_measured_and_no_stage_twice(measured: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in measured.iterdir()}
-    assert len(before) == 5
+    assert len(before) == len(OF_ONE_PROCESS) + 1
     assert main(["--out", str(measured), *TINY]) == 0
     assert {path: path.stat().st_mtime_ns for path in before} == before
     serve = json.loads((measured / "serve-tiny.json").read_text())
@@ -98,6 +125,11 @@ def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> N
     assert all("ms" in tried for each in (*tiles["decode"], *tiles["extend"]) for tried in each["tried"])
     decode = json.loads((tmp_path / "decode-tiny.json").read_text())
     assert all(each["step"] > each["floor"] > 0 for each in decode["ms"])
+    assert all(each["step"] > each["busy"] > each["gap"] > 0 for each in decode["ms"])
+    prompts = json.loads((tmp_path / "attention.json").read_text())["prompts"]
+    assert [each["way"] for each in prompts] == [*WAYS, *WAYS]
+    not_there = {each["way"]: each.keys() & {"error", "missing"} for each in prompts if "ms" not in each}
+    assert not_there == {way: {"error" if "torch" in way else "missing"} for way in WAYS if way != "triton"}
 
 
 def test_the_librarys_batching_runs_on_the_pretended_gpu(tmp_path: Path) -> None:
