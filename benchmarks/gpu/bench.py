@@ -14,6 +14,7 @@ from benchmarks.gpu.launch_calls import LLAMA_8B as LLAMA_8B_CALLS
 from benchmarks.gpu.launch_calls import TINY as TINY_CALLS
 from benchmarks.gpu.launch_calls import CallSizes
 from benchmarks.gpu.launch_cost import BATCHES, CALLS
+from benchmarks.gpu.library_batching import LOAD as BASELINE_LOAD
 from benchmarks.gpu.linear_rates import LLAMA_8B as LINEARS
 from benchmarks.gpu.load import Load
 from benchmarks.gpu.prompt_attention import PROMPTS, Prompts
@@ -53,6 +54,7 @@ class Sizes:
     context: int = 1024
     num_steps: int = 100
     load: Load = LOAD
+    baseline_load: Load = BASELINE_LOAD
     overlaps: tuple[bool, ...] = (True, False)  # of `serve`
 
 
@@ -82,6 +84,7 @@ TINY = Sizes(
     context=20,
     num_steps=2,
     load=Load(3, 20, 6),
+    baseline_load=Load(3, 20, 6),
     overlaps=(False,),
 )
 

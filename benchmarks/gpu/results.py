@@ -25,14 +25,14 @@ class Results:
         """release: gives back the device memory that a failed measurement held."""
         self._path, self._release = path, release
         self._began = time.monotonic()
-        self._values: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         self.num_errors = 0
 
     def put(self, **values: Any) -> None:
-        self._values.update(values)
+        self.values.update(values)
         # In one step, because a process can be killed while it writes.
         partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(self._values, indent=1))
+        partial.write_text(json.dumps(self.values, indent=1))
         partial.replace(self._path)
 
     def measure(self, name: str, work: Callable[[], dict[str, Any]]) -> None:
@@ -49,7 +49,7 @@ class Results:
 
     def add_each(self, name: str, entries: Iterable[dict[str, Any]], **what: Any) -> None:
         """Append each of the entries when it comes; in place of the rest an "error" where one raises."""
-        found: list[dict[str, Any]] = self._values.setdefault(name, [])
+        found: list[dict[str, Any]] = self.values.setdefault(name, [])
         try:
             for entry in entries:
                 found.append({**what, **entry})

@@ -15,7 +15,7 @@ nccl         a group of one rank: made, and its all_reduce recorded
 tiles        the same with other launch parameters, the best first
 decode       a decode step at several batch sizes: floor, step, gap; with overlap, graphs, or none; a trace
 serve        the whole runtime over HTTP, with overlap and without
-baseline     the transformers library's continuous batching of the same requests; how much faster `serve` was
+baseline     the transformers library's continuous batching of a small load; how much faster we serve that
 
 A file is written anew with each result. A measurement that fails is an "error" in its place, and the rest
 goes on. All stages before `serve` need torch, triton, numpy and msgspec and nothing else.
@@ -41,7 +41,9 @@ import triton
 from benchmarks.gpu.bench import TINY, Bench, Sizes
 from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
 from benchmarks.gpu.kernel_rates import DRAWS, LOGITS, Setting, decode_rate, draw_rate, extend_rate
+from benchmarks.gpu.library_batching import baseline, baseline_process
 from benchmarks.gpu.linear_rates import linear_rate, product_rate
+from benchmarks.gpu.load import Load
 from benchmarks.gpu.micro_stages import (
     attention_stage,
     block_copy_stage,
@@ -59,6 +61,8 @@ from model_worker.models.transformer import CausalLM
 logger = logging.getLogger("gpu")
 
 MODELS = ("qwen3-0.6b", "llama-3.1-8b")
+TORCH_ATTENTION = "torch_native"
+"""Our backend that attends by torch's operations, as the library does where it has no other."""
 
 
 @torch.inference_mode()
@@ -160,28 +164,57 @@ def _steps_of(bench: Bench, model: CausalLM, batch: int, *, graphs: bool) -> Dec
 
 
 def serve_stage(bench: Bench, results: Results, name: str) -> None:
-    from benchmarks.gpu.serving import serve
+    from benchmarks.gpu.serving import ATTENTION, serve
 
-    results.put(model=name, load=asdict(bench.sizes.load))
+    device, load = bench.device.name, bench.sizes.load
+    results.put(model=name, load=asdict(load))
     for overlap in bench.sizes.overlaps:
-        run = partial(serve, name, bench.sizes.load, bench.device.name, bench.dtype, overlap=overlap)
+        run = partial(serve, name, load, device, bench.dtype, overlap=overlap, attention=ATTENTION[device])
         results.add("runs", run, overlap=overlap)
 
 
 def baseline_stage(bench: Bench, results: Results, name: str) -> None:
-    from benchmarks.gpu.serving import baseline
+    """The ratio is claimed where both attend by torch's operations; the others name what they compare."""
+    from benchmarks.gpu.serving import ATTENTION, serve
 
-    results.put(model=name, load=asdict(bench.sizes.load))
-    result = baseline(name, bench.sizes.load, bench.device.torch_device, bench.dtype)
-    results.put(**result)
-    served = bench.out / f"serve-{name}.json"
-    rates = [
-        run["output_tokens_per_s"]
-        for run in (json.loads(served.read_text()).get("runs", ()) if served.exists() else ())
-        if "error" not in run
+    device, load = bench.device, bench.sizes.baseline_load
+    results.put(model=name, load=asdict(load))
+    if device.name == "cuda":
+        results.measure("library", partial(baseline_process, name, load, device.name, bench.dtype))
+    else:
+        results.measure("library", partial(baseline, name, load, device.torch_device, bench.dtype))
+    for attention in dict.fromkeys((ATTENTION[device.name], TORCH_ATTENTION)):
+        run = _served(bench, name, load, attention) or partial(
+            serve, name, load, device.name, bench.dtype, overlap=True, attention=attention
+        )
+        results.add("ours", run, attention=attention)
+    library, ours = results.values["library"], results.values["ours"]
+    if "error" not in library:
+        results.put(ratios=ratios(library, [run for run in ours if "error" not in run]))
+
+
+def _served(bench: Bench, name: str, load: Load, attention: str) -> Callable[[], dict[str, Any]] | None:
+    """The fastest run of the stage `serve`, if it was of this very load."""
+    path = bench.out / f"serve-{name}.json"
+    found = json.loads(path.read_text()) if path.exists() else {}
+    runs = [run for run in found.get("runs", ()) if run.get("attention") == attention and "error" not in run]
+    if not runs or found["load"] != asdict(load):
+        return None
+    best: dict[str, Any] = max(runs, key=lambda run: run["output_tokens_per_s"])
+    return lambda: best
+
+
+def ratios(library: dict[str, Any], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """How much faster each of our runs was than the library, and with which attention each."""
+    return [
+        {
+            "ours": run["attention"],
+            "library": library["attention"],
+            "equal_attention": run["attention"] == TORCH_ATTENTION and "sdpa" in library["attention"],
+            "ratio": run["output_tokens_per_s"] / library["output_tokens_per_s"],
+        }
+        for run in ours
     ]
-    if rates:
-        results.put(served_over_baseline=max(rates) / result["output_tokens_per_s"])
 
 
 STAGES = {
@@ -195,14 +228,14 @@ STAGES = {
     "tiles": tiles_stage,
 }
 MODEL_STAGES = {"decode": decode_stage, "serve": serve_stage, "baseline": baseline_stage}
-"""Run for each model, in this order: each may look at the files of those before it."""
+"""Run in this order, each for all models: one may look at the files of those before it."""
 
 
 def stages(bench: Bench) -> dict[str, Callable[[Results], None]]:
     """By the name of the file."""
     table: dict[str, Callable[[Results], None]]
     table = {name: partial(run, bench) for name, run in STAGES.items()}
-    for model, (stage, run) in product(bench.models, MODEL_STAGES.items()):
+    for (stage, run), model in product(MODEL_STAGES.items(), bench.models):
         table[f"{stage}-{model}"] = partial(run, bench, name=model)
     return table
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from triton.runtime.errors import OutOfResources
 
-from benchmarks.gpu import bars, stages
+from benchmarks.gpu import bars, library_batching, stages
 from benchmarks.gpu.attention_ways import CPU_WAYS, WAYS
 from benchmarks.gpu.launch_calls import LAYERS
 from benchmarks.gpu.shapes import SHAPES, linear_shapes, write_config
@@ -96,7 +96,12 @@ def test_the_runtime_is_measured_and_no_stage_twice(measured: Path) -> None:
     serve = json.loads((measured / "serve-tiny.json").read_text())
     assert [run["overlap"] for run in serve["runs"]] == [False]
     assert serve["runs"][0]["output_tokens_per_s"] > 0
-    assert json.loads((measured / "baseline-tiny.json").read_text())["served_over_baseline"] > 0
+    baseline = json.loads((measured / "baseline-tiny.json").read_text())
+    assert baseline["ours"] == serve["runs"]  # the load is the same, and is not served again
+    (ratio,) = baseline["ratios"]
+    assert (ratio["ours"], ratio["library"]) == ("torch_native", "sdpa")
+    assert ratio["equal_attention"]
+    assert ratio["ratio"] > 0
 
 
 def test_a_batch_for_which_memory_ends_is_an_error_beside_the_others(
@@ -132,14 +137,26 @@ def test_the_stages_of_one_process_run_on_the_pretended_gpu(tmp_path: Path) -> N
     assert not_there == {way: {"error" if "torch" in way else "missing"} for way in WAYS if way != "triton"}
 
 
-def test_the_librarys_batching_runs_on_the_pretended_gpu(tmp_path: Path) -> None:
+def test_the_librarys_batching_runs_on_the_pretended_gpu(capsys: pytest.CaptureFixture[str]) -> None:
     """As it is sized on a GPU, by its memory."""
+    load = ("--requests", "3", "--input-len", "20", "--output-len", "6")
     with pretended_gpu(600_000_000) as gpu, gpu.seen_by_new_threads():
-        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", "baseline"]) == 0
+        assert library_batching.main(["--model", "tiny", "--dtype", "float32", *load]) == 0
         assert "_safe_softmax" in gpu.launches
-    baseline = json.loads((tmp_path / "baseline-tiny.json").read_text())
+    baseline = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert baseline["output_tokens_per_s"] > 0
     assert baseline["attention"] == "sdpa"
+
+
+def test_a_library_that_is_late_is_killed_and_one_that_fails_says_why() -> None:
+    def python(code: str) -> list[str]:
+        return [sys.executable, "-c", code]
+
+    assert library_batching.last_line(python("print('log'); print('{}')"), 30.0) == "{}"
+    with pytest.raises(TimeoutError, match=r"killed after 0.3 s"):
+        library_batching.last_line(python("import time; time.sleep(60)"), 0.3)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        library_batching.last_line(python("raise SystemExit('out of memory')"), 30.0)
 
 
 def test_a_tile_that_does_not_fit_or_computes_something_else_is_written_down_as_that() -> None:
@@ -179,7 +196,8 @@ def test_bars_are_met_missed_or_not_measured(tmp_path: Path, capsys: pytest.Capt
     write("kernels.json", {"decode": [{"batch": 64, "context": 4096, "page_size": 16, "of_copy_rate": 0.7}]})
     xml = '<testsuites><testsuite tests="5" skipped="1" failures="{}" errors="0"/></testsuites>'
     (tmp_path / "gpu-test.xml").write_text(xml.format(0))
-    write("baseline-qwen3-0.6b.json", {"served_over_baseline": 4.5, "seconds": 481.0})
+    ratios = [{"equal_attention": False, "ratio": 3.0}, {"equal_attention": True, "ratio": 4.5}]
+    write("baseline-qwen3-0.6b.json", {"ratios": ratios, "seconds": 481.0})
     assert bars.main([str(tmp_path)]) == 1
     found = verdicts()
     met = {name for name, verdict in found.items() if verdict == "met"}
@@ -188,7 +206,7 @@ def test_bars_are_met_missed_or_not_measured(tmp_path: Path, capsys: pytest.Capt
         "qwen3-0.6b, batch 64: idle gap, ms",
         "qwen3-0.6b, batch 64: share of the gap that overlap removes",
         "qwen3-0.6b, batch 64: step with overlap over without",
-        "qwen3-0.6b: HTTP over the library's continuous batching",
+        "qwen3-0.6b: HTTP over the library's batching, torch's attention in both",
     }
     missed = [name for name, verdict in found.items() if verdict == "missed"]
     assert missed == ["decode attention, pages of 16: of the copy rate", "seconds of baseline-qwen3-0.6b"]
