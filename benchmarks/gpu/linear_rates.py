@@ -4,7 +4,8 @@ float8 beside the model's dtype, with the products that the library refuses.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import cycle
 from typing import Any
 
@@ -21,17 +22,30 @@ LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 """(outputs, inputs) of q, k and v; o; gate and up; down."""
 
 
-def product_rate(rows: int, shape: tuple[int, int], setting: Setting, copied: float) -> dict[str, Any]:
-    """Time of one layer on `rows` tokens, and the bytes per second that it must read and write; copied: those
-    of a copy.
+def product_rates(
+    rows: Sequence[int], shape: tuple[int, int], setting: Setting, copied: float
+) -> Iterator[dict[str, Any]]:
+    """Time of one layer for each number of tokens, and the bytes per second that it must read and write.
+
+    copied: bytes per second of a copy.
     """
-    x = setting.normal(rows, shape[1])
     layers = cycle([setting.normal(*shape) for _ in range(_num_layers(shape))])
-    ms = recorded_ms(lambda: F.linear(x, next(layers)), setting.device, setting.repeats)
-    num_bytes = x.itemsize * (shape[0] * shape[1] + rows * sum(shape))
-    bytes_per_s = num_bytes / (ms * 1e-3)
-    return {"us": 1e3 * ms, "bytes_per_s": bytes_per_s, "of_copy_rate": bytes_per_s / copied,
-            "operations_per_s": 2 * rows * shape[0] * shape[1] / (ms * 1e-3)}  # fmt: skip
+    for num_tokens in rows:
+        x = setting.normal(num_tokens, shape[1])
+        ms = recorded_ms(partial(_multiply, x, layers), setting.device, setting.repeats)
+        num_bytes = x.itemsize * (shape[0] * shape[1] + num_tokens * sum(shape))
+        bytes_per_s = num_bytes / (ms * 1e-3)
+        yield {
+            "rows": num_tokens,
+            "us": 1e3 * ms,
+            "bytes_per_s": bytes_per_s,
+            "of_copy_rate": bytes_per_s / copied,
+            "operations_per_s": 2 * num_tokens * shape[0] * shape[1] / (ms * 1e-3),
+        }
+
+
+def _multiply(x: Tensor, layers: Iterator[Tensor]) -> Tensor:
+    return F.linear(x, next(layers))
 
 
 def _num_layers(shape: tuple[int, int]) -> int:

@@ -42,7 +42,7 @@ from benchmarks.gpu.bench import TINY, Bench, Sizes
 from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
 from benchmarks.gpu.kernel_rates import DRAWS, LOGITS, Setting, decode_rate, draw_rate, extend_rate
 from benchmarks.gpu.library_batching import baseline, baseline_process
-from benchmarks.gpu.linear_rates import linear_rate, product_rate
+from benchmarks.gpu.linear_rates import linear_rate, product_rates
 from benchmarks.gpu.load import Load
 from benchmarks.gpu.micro_stages import (
     attention_stage,
@@ -100,9 +100,9 @@ def kernels_stage(bench: Bench, results: Results) -> None:
         draw = partial(draw_rate, batch, kind, logits, sizes.vocab_size, bench.device, sizes.repeats)
         results.add("draw", draw, batch=batch, draw=kind, logits=logits)
     for model in sizes.products:
-        for (layer_name, linear), rows in product(linear_shapes(model).items(), sizes.product_rows):
-            rate = partial(product_rate, rows, linear, bench.setting, copied)
-            results.add("linear", rate, model=model, layer=layer_name, rows=rows, shape=linear)
+        for layer_name, linear in linear_shapes(model).items():
+            rates = product_rates(sizes.product_rows, linear, bench.setting, copied)
+            results.add_each("linear", rates, model=model, layer=layer_name, shape=linear)
     if bench.device.name == "cuda" and has_fp8():
         for linear, rows in product(sizes.linears, sizes.linear_rows):
             layer = partial(linear_rate, rows, linear, bench.setting)
