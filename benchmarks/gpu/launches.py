@@ -129,7 +129,7 @@ class Step:
     def __init__(self, name: str, batch: int) -> None:
         with as_if_on_a_gpu(), torch.inference_mode():
             device = CountingDevice()
-            model = _model(name, device)
+            model = model_of(name, device)
             marks = _watch(model.model.layers[len(model.model.layers) // 2])
             _record(model, device, batch)
         self.graphs = dict(zip(GRAPHS, device.graphs, strict=True))
@@ -157,14 +157,15 @@ def _watch(layer: torch.nn.Module) -> list[int]:
     return marks
 
 
-def _model(name: str, device: CountingDevice) -> CausalLM:
+def model_of(name: str, device: CountingDevice, dtype: torch.dtype = torch.bfloat16) -> CausalLM:
+    """The model of that shape, whose weights have no memory."""
     with tempfile.TemporaryDirectory() as folder:
         write_config(name, Path(folder))
         config = ModelConfig.from_path(Path(folder))
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
     quant = select_quant_method("auto", config.quantization, device.name)
-    return CausalLM(config, spec, dtype=torch.bfloat16, device=device.torch_device, quant=quant)
+    return CausalLM(config, spec, dtype=dtype, device=device.torch_device, quant=quant)
 
 
 def _record(model: CausalLM, device: CountingDevice, batch: int) -> None:

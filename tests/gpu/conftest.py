@@ -5,11 +5,21 @@ from __future__ import annotations
 import os
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
+if TYPE_CHECKING:  # it imports Triton, which reads once whether it interprets
+    from tests.pretended_gpu import PretendedGpu
+
 _pretence = ExitStack()
+_pretended: list[PretendedGpu] = []
+
+
+def compiled_so_far() -> list[str]:
+    """The variants of kernels that the pretended GPU was given."""
+    return [variant for gpu in _pretended for variant in gpu.compiled]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -33,6 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.pretended_gpu import pretended_gpu
 
     gpu = _pretence.enter_context(pretended_gpu(8 << 30, num_devices=2))
+    _pretended.append(gpu)
     if (file := config.getoption("--variants")) is not None:
         _pretence.callback(lambda: file.write_text("\n".join(gpu.compiled) + "\n"))
 

@@ -44,7 +44,7 @@ class PretendedGpu:
             "ProcessGroupNCCL", (ProcessGroupNCCL,), {"gpu": self.operations}
         )
         self.compiled: dict[str, None] = {}
-        """What Triton would have compiled so far, in order (see `variants`)."""
+        """What Triton would have compiled so far, in order (see benchmarks.gpu.variants)."""
 
     @property
     def launches(self) -> list[str]:
@@ -207,8 +207,8 @@ def pretended_gpu(num_bytes: int = 1 << 30, num_devices: int = 1) -> Iterator[Pr
     """
     from triton.runtime.interpreter import GridExecutor, InterpretedFunction
 
+    from benchmarks.gpu.variants import variant_of
     from tests.pretended_gpu.interpreter import gpu_arithmetic
-    from tests.pretended_gpu.variants import variant_of
 
     let_torch_guard_cuda()
     gpu = PretendedGpu(num_bytes, num_devices)

@@ -34,6 +34,6 @@ def test_every_launch_compiles_as_it_is_launched(tmp_path: Path) -> None:
     tested = run("pytest", "-q", "-p", "no:cacheprovider", "--pretend", f"--variants={file}", "tests/gpu")
     assert tested.returncode == 0, tested.stdout[-4000:]
     assert len(file.read_text().splitlines()) > 50
-    for capability in ("80", "89", "90"):
-        compiled = run("tests.pretended_gpu.variants", str(file), capability)
+    for capability in ("8.0", "8.9", "9.0"):
+        compiled = run("benchmarks.gpu.prepare", "--variants", str(file), "--capability", capability)
         assert compiled.returncode == 0, compiled.stdout[-4000:] + compiled.stderr[-4000:]

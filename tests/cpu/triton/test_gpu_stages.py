@@ -16,14 +16,16 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu import bars, library_batching, stages
+from benchmarks.gpu.attention_variants import GPUS
 from benchmarks.gpu.attention_ways import CPU_WAYS, WAYS
 from benchmarks.gpu.launch_calls import LAYERS
 from benchmarks.gpu.shapes import SHAPES, linear_shapes, write_config
 from benchmarks.gpu.stages import main
 from benchmarks.gpu.tile_sweep import Candidate, ranked
+from benchmarks.gpu.variants import decode_runner, variants_of
 from model_worker.device import make_device
 from runtime.model_config import ModelConfig
-from tests.pretended_gpu import pretended_gpu
+from tests.pretended_gpu import MULTIPROCESSORS, pretended_gpu
 
 TINY = ("--device", "cpu", "--tiny")
 OF_ONE_PROCESS = (*stages.STAGES, "decode")
@@ -104,17 +106,31 @@ def test_the_runtime_is_measured_and_no_stage_twice(measured: Path) -> None:
     assert ratio["ratio"] > 0
 
 
+@pytest.fixture(scope="module")
+def short_of_memory(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    """`decode` where one batch is too large: its files, and what Triton would have compiled."""
+    out, sizes = tmp_path_factory.mktemp("decode"), replace(stages.TINY, batches=(50_000, 1), graphs=(False,))
+    with pytest.MonkeyPatch.context() as patch, pretended_gpu(20_000_000) as gpu:
+        patch.setattr(stages, "TINY", replace(sizes, num_steps=2))
+        assert main(["--out", str(out), "--device", "cuda", "--tiny", "decode"]) == 1
+    return out, list(gpu.compiled)
+
+
 def test_a_batch_for_which_memory_ends_is_an_error_beside_the_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    short_of_memory: tuple[Path, list[str]],
 ) -> None:
-    sizes = replace(stages.TINY, batches=(50_000, 1), graphs=(False,), num_steps=2)
-    monkeypatch.setattr(stages, "TINY", sizes)
-    with pretended_gpu(20_000_000):
-        assert main(["--out", str(tmp_path), "--device", "cuda", "--tiny", "decode"]) == 1
-    measured = json.loads((tmp_path / "decode-tiny.json").read_text())["ms"]
+    measured = json.loads((short_of_memory[0] / "decode-tiny.json").read_text())["ms"]
     assert [each["batch"] for each in measured] == [50_000, 1, 1]
     assert "OutOfMemoryError" in measured[0]["error"]
     assert all(each["step"] > 0 for each in measured[1:])
+
+
+def test_what_a_runner_launches_is_known_before_there_is_one(short_of_memory: tuple[Path, list[str]]) -> None:
+    """With the same types, constants and alignments, over tensors without memory."""
+    runner = replace(decode_runner("tiny", torch.float32, 1, stages.TINY.context + 1), graph_sizes=())
+    launched = short_of_memory[1]
+    assert len(launched) > 20
+    assert set(launched) <= set(variants_of(runner, GPUS[90], MULTIPROCESSORS))
 
 
 @pytest.mark.full
