@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: setup serve test test-servers test-kernels test-unit test-all soak check format bench gpu gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup serve test test-servers test-kernels test-unit test-all soak check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 
@@ -73,6 +73,19 @@ MODEL ?=
 SETUP ?= setup
 gpu:
 	$(MAKE) --keep-going gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars
+
+# What benchmarks/gpu/image_packages.txt lacks, for its Python 3.12; one version of each.
+PLATFORMS := manylinux_2_28_x86_64 manylinux_2_17_x86_64 manylinux2014_x86_64 manylinux1_x86_64
+gpu-wheels:
+	rm -rf .whl
+	$(PYTHON) -m pip download --quiet --disable-pip-version-check $(PIP_ARGS) --no-deps --only-binary=:all: \
+	  --python-version 3.12 --implementation cp $(PLATFORMS:%=--platform %) \
+	  --dest .whl --requirement benchmarks/gpu/wheels.txt
+	du -sh .whl
+
+# Into Triton's cache; without a GPU say for which: ARGS="--capability 9.0".
+gpu-prepare: $(SETUP)
+	$(BIN)/python -m benchmarks.gpu.prepare $(ARGS)
 
 gpu-test: $(SETUP)
 	mkdir -p $(GPU_OUT)
