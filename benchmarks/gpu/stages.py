@@ -267,6 +267,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--graphs-only", action="store_true", help="of `decode`: no step without graphs")
+    parser.add_argument("--overlap-only", action="store_true", help="of `serve`: not without overlap")
     parser.add_argument("--again", action="store_true", help="also what has a complete file already")
     arguments = parser.parse_args(argv)
     if unknown := set(arguments.stage) - set(names):
@@ -274,10 +275,14 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(message)s")
     arguments.out.mkdir(parents=True, exist_ok=True)
     sizes = TINY if arguments.tiny else Sizes()
+    if arguments.graphs_only:
+        sizes = replace(sizes, graphs=(True,))
+    if arguments.overlap_only:
+        sizes = replace(sizes, overlaps=(True,))
     bench = Bench(
         device=make_device(arguments.device, threaded=False),
         dtype=torch.float32 if arguments.tiny else torch.bfloat16,
-        sizes=replace(sizes, graphs=(True,)) if arguments.graphs_only else sizes,
+        sizes=sizes,
         models=tuple(arguments.model or (["tiny"] if arguments.tiny else MODELS)),
         out=arguments.out,
     )

@@ -19,7 +19,11 @@ RUN_THERE = (
     "tests/gpu",
 )
 PLUGINS = {"pytest-timeout", "pytest-xdist"}  # `timeout` in pyproject.toml; `-n` in steps.py
-OPTIONAL = {"flashinfer": "--attention-backend flashinfer is refused without it, and its test skipped"}
+OPTIONAL = {
+    "flashinfer": "--attention-backend flashinfer is refused without it, and its test skipped",
+    "cudnn": "a way to attend that is measured where it is installed",
+    "flash_attn": "the same",
+}
 PYTHON = {"python_version": "3.12", "python_full_version": "3.12.3"}
 
 
