@@ -113,7 +113,7 @@ def all_variants(target: Target, pool: ProcessPoolExecutor) -> list[str]:
 def processes(num: int) -> ProcessPoolExecutor:
     """Forked from one that has imported what they need, and has never seen a GPU."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.gpu.prepare"])
+    context.set_forkserver_preload(["benchmarks.gpu.stages", "benchmarks.gpu.variants"])
     return ProcessPoolExecutor(num, mp_context=context)
 
 
