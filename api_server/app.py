@@ -13,6 +13,7 @@ from api_server.errors import HANDLERS
 from api_server.openapi import document_route
 from api_server.request_id import RequestIdMiddleware
 from api_server.server_state import ServerState
+from api_server.web_origin import WebOriginMiddleware, machine_names
 from runtime.config import RuntimeConfig
 
 # A page may read them beside what every page may.
@@ -20,10 +21,14 @@ EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 
 def make_app(server: ServerState) -> Starlette:
-    routes = [Route(each.path, each.handler, methods=list(each.methods)) for each in ENDPOINTS]
+    config = server.config
+    routes = [
+        Route(each.path, each.handler, methods=list(each.methods_with(has_key=bool(config.api_key))))
+        for each in ENDPOINTS
+    ]
     app = Starlette(
-        routes=[*routes, document_route(server.config)],
-        middleware=_middleware(server.config),
+        routes=[*routes, document_route(config)],
+        middleware=_middleware(config),
         exception_handlers=HANDLERS,
     )
     # A slash too many is a wrong path; after a redirection some clients send no body.
@@ -35,6 +40,15 @@ def make_app(server: ServerState) -> Starlette:
 def _middleware(config: RuntimeConfig) -> list[Middleware]:
     """The outermost first."""
     middleware = [Middleware(RequestIdMiddleware)]
+    if config.checks_web_origin:
+        middleware.append(
+            Middleware(
+                WebOriginMiddleware,
+                own_hosts=machine_names(config.host),
+                allowed_hosts=config.host_names,
+                origins=config.origins,
+            )
+        )
     if config.origins:
         # Before the key: a browser's first question has none, and its page may read why it was refused.
         middleware.append(

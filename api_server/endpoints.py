@@ -58,6 +58,16 @@ class Endpoint:
     """Of its errors, beside those that every path has. Each has the shape of OpenAI's."""
     answers_503: Any = None
     """Type of the body of a 503 that is no error."""
+    get_needs_key: bool = False
+    """Its GET changes something. Any web page can have a browser send one, so that there is none without a
+    key, which no browser adds by itself.
+    """
+
+    def methods_with(self, *, has_key: bool) -> tuple[str, ...]:
+        """Those that a server with or without an API key takes."""
+        if self.get_needs_key and not has_key:
+            return tuple(method for method in self.methods if method != "GET")
+        return self.methods
 
 
 def _generating(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
@@ -150,6 +160,7 @@ ENDPOINTS = (
         "Forget cached prefixes that nothing uses",
         dict[str, Any],
         ("GET", "POST"),
+        get_needs_key=True,
         statuses=RUNTIME,
     ),
     _command("/pause_generation", control.pause_generation, "Launch no more steps", PauseBody),

@@ -60,7 +60,8 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
     own = Endpoint(PATH, _nobody, "This document", dict[str, Any])
     paths = {
         endpoint.path.replace(":path", ""): {
-            method.lower(): _operation(endpoint, method, config, schema_of) for method in endpoint.methods
+            method.lower(): _operation(endpoint, method, config, schema_of)
+            for method in endpoint.methods_with(has_key=bool(config.api_key))
         }
         for endpoint in (*ENDPOINTS, own)
     }
@@ -88,8 +89,9 @@ def _types() -> list[Any]:
 def _operation(
     endpoint: Endpoint, method: str, config: RuntimeConfig, schema_of: dict[str, Any]
 ) -> dict[str, Any]:
-    # Any answer may be that to a malformed X-Request-Id, and without the key.
+    # Any answer may be that to a malformed X-Request-Id, without the key, and to a page of another site.
     statuses = {400, 500, *endpoint.statuses} | ({401} if config.api_key else set())
+    statuses |= {403} if config.checks_web_origin else set()
     answer = partial(_answer, schema_of=schema_of)
     responses = {str(status): answer(status, ErrorBody) for status in sorted(statuses)}
     responses["200"] = answer(200, endpoint.response, streams=endpoint.streams)

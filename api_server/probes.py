@@ -4,7 +4,8 @@ sends a request of its own through the whole ring.
 
 from __future__ import annotations
 
-from typing import Literal
+import asyncio
+from typing import Literal, TypeAlias
 
 import msgspec
 from starlette.requests import Request
@@ -24,6 +25,8 @@ PROBE_TIMEOUT_S = 20.0
 PROBE_PRIORITY = 1000
 """The highest, so that it does not wait behind what others have asked for."""
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
+Problem: TypeAlias = tuple[str, str]
+"""(process, why it is not ready); empty when all are."""
 
 
 class ProbeAnswer(msgspec.Struct, omit_defaults=True):
@@ -45,19 +48,29 @@ async def ready(request: Request) -> Response:
 
 
 async def health_generate(request: Request) -> Response:
-    """As `ready`, and one token has been generated (of an embedding server: one vector made) to show it."""
+    """As `ready`, and one token has been generated (of an embedding server: one vector made) to show it. Who
+    asks while one is on its way waits for that one: a crowd that asks makes no crowd of requests.
+    """
     server: ServerState = request.app.state.server
     role, problem = _seen(server)
     if not role:
-        try:
-            await _go_round(server)
-        except Overloaded:
-            pass  # a full queue is no illness, and what `ready` looks at is well
-        except TimeoutError:
-            role, problem = "scheduler", f"no answer within {PROBE_TIMEOUT_S:g} s"
-        except CarouselError as error:
-            role, problem = "scheduler", str(error)
+        probe = server.probe
+        if probe is None or probe.done():
+            probe = server.probe = asyncio.create_task(_try_a_request(server))
+        role, problem = await asyncio.shield(probe)
     return _answer(role, problem)
+
+
+async def _try_a_request(server: ServerState) -> Problem:
+    try:
+        await _go_round(server)
+    except Overloaded:
+        pass  # a full queue is no illness, and what `ready` looks at is well
+    except TimeoutError:
+        return "scheduler", f"no answer within {PROBE_TIMEOUT_S:g} s"
+    except CarouselError as error:
+        return "scheduler", str(error)
+    return "", ""
 
 
 async def _go_round(server: ServerState) -> None:
@@ -69,7 +82,7 @@ async def _go_round(server: ServerState) -> None:
         await server.client.generate([0], one_token, timeout=PROBE_TIMEOUT_S, priority=PROBE_PRIORITY)
 
 
-def _seen(server: ServerState) -> tuple[str, str]:
+def _seen(server: ServerState) -> Problem:
     """As `_problem`, with this process's own connection."""
     role, problem = _problem(server.status, server.config)
     if not role and not server.client.is_connected:
@@ -84,8 +97,8 @@ def _answer(role: str, problem: str) -> Response:
     return Response(body, 503, {"Retry-After": "1"}, media_type="application/json")
 
 
-def _problem(page: StatusPage, config: RuntimeConfig) -> tuple[str, str]:
-    """(process, why it is not ready) of the first one that is not; empty when all are."""
+def _problem(page: StatusPage, config: RuntimeConfig) -> Problem:
+    """Of the first process that is not ready."""
     scheduler = page.read("scheduler")
     slots = [(role, index) for role in ROLES for index in range(page.counts[role])]
     for role, index in slots:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -32,6 +33,8 @@ class ServerState:
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
     entrance: Entrance = field(default_factory=Entrance)
+    probe: asyncio.Task[tuple[str, str]] | None = None
+    """The latest request that /health_generate has made up."""
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

@@ -74,6 +74,18 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
 
     @property
+    def host_names(self) -> list[str]:
+        """Those under which the HTTP server is reached beside the ones that every server has."""
+        return [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
+
+    @property
+    def checks_web_origin(self) -> bool:
+        """Whether the HTTP server looks at Host and Origin. No browser sends a key by itself, so that with
+        one it does so only where names were given.
+        """
+        return not self.api_key or bool(self.host_names)
+
+    @property
     def tcp(self) -> TcpEndpoints | None:
         """Where the client library is served over TCP. Raises ValueError that says what is wrong with it."""
         if not self.zmq_bind:

@@ -32,6 +32,7 @@ NAMES = {
     ),
 }
 """What may be chosen by name; beside these the user's own, as package.module:Class."""
+HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 
@@ -184,7 +185,12 @@ def _check_http(config: RuntimeConfig) -> None:
     for origin in config.origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
             raise ConfigError(f"cors_origins: {origin} is neither * nor like https://a.example or with :PORT")
-    for name in ("api_workers", "cors_origins", "metrics_open"):
+    for name in config.host_names:
+        if name != "*" and not HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"allowed_hosts: {name} is neither * nor like a.example or *.example; give no scheme or port"
+            )
+    for name in ("api_workers", "cors_origins", "allowed_hosts", "metrics_open"):
         if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
             raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
 

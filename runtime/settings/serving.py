@@ -29,6 +29,15 @@ class ServingSettings(SchedulingSettings, frozen=True, forbid_unknown_fields=Tru
             "--allowed-origins",
         ),
     ] = ""
+    allowed_hosts: Annotated[
+        str,
+        setting(
+            "names by which the HTTP server may be called, separated by commas, beside IP addresses, names "
+            "without dots, the machine's own and those below .localhost, .local and .internal; "
+            "*.example.com for all below it, * for all; with an API key and no such list: any "
+            "(docs/security.md)"
+        ),
+    ] = ""
     no_http: Annotated[bool, setting("serve the ZMQ client library only, without an HTTP server")] = False
     zmq_bind: Annotated[
         str,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -55,13 +54,6 @@ def test_a_page_of_another_origin_may_not(front: Front) -> None:
     assert front.http.options("/v1/completions", headers=asked).status_code == 400
     response = front.http.post("/v1/completions", json={"prompt": "x"}, headers=asked)
     assert "access-control-allow-origin" not in response.headers
-
-
-def test_without_the_setting_no_origin_is_allowed(tmp_path: Path) -> None:
-    with http_front(tmp_path, answer) as front:
-        response = front.http.post("/v1/completions", json={"prompt": "x"}, headers={"Origin": ORIGIN})
-        assert response.status_code == 200
-        assert "access-control-allow-origin" not in response.headers
 
 
 # -- names of requests in flight -----------------------------------------------------------------------------

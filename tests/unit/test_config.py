@@ -102,7 +102,16 @@ def test_an_origin_that_no_browser_sends_is_refused(origin: str, tmp_path: Path)
     assert resolved(RuntimeConfig(cors_origins="*"), tmp_path).origins == ["*"]
 
 
-@pytest.mark.parametrize("setting", [{"api_workers": 2}, {"cors_origins": "*"}, {"metrics_open": True}])
+@pytest.mark.parametrize("name", ["http://a.example", "a.example:80", "a*.example", "*.", "a b"])
+def test_a_host_that_no_browser_sends_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^allowed_hosts: "):
+        resolved(RuntimeConfig(allowed_hosts=f"b.example, *.c.example, {name}"), tmp_path)
+    assert resolved(RuntimeConfig(allowed_hosts="*, a.example."), tmp_path).host_names == ["*", "a.example."]
+
+
+@pytest.mark.parametrize(
+    "setting", [{"api_workers": 2}, {"cors_origins": "*"}, {"allowed_hosts": "*"}, {"metrics_open": True}]
+)
 def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(setting))}: .*no_http"):
         resolved(RuntimeConfig(no_http=True, **setting), tmp_path)
