@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from typing import TypeVar
 
-import msgspec
 from starlette.requests import ClientDisconnect, Request
 
+from api_server.decode import decode_body
 from api_server.server_state import ServerState
-from runtime.errors import InvalidRequest, RequestAborted, RequestError
-from runtime.transport import DECODE_ERRORS
+from runtime.errors import RequestAborted, RequestError
 
 MAX_BODY_BYTES = 8 << 20
 BODY_TIMEOUT_S = 30.0
 
 T = TypeVar("T")
-
-_AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
-_FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
 
 
 async def read_body(request: Request, kind: type[T]) -> T:
@@ -35,12 +30,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
     await server.entrance.enter(len(data))
     if request.state.has_left():
         raise RequestAborted("the client has left")
-    try:
-        return msgspec.json.decode(data, type=kind)
-    except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from None
-    except DECODE_ERRORS as error:
-        raise InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json") from None
+    return await decode_body(data, kind, server.max_ids)
 
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:
@@ -83,17 +73,3 @@ def _too_large() -> RequestError:
     return RequestError(
         f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", code="request_too_large", status=413
     )
-
-
-def _field_error(message: str) -> InvalidRequest:
-    at = _AT.search(message)
-    # An entry of an object has no name there: logit_bias[...].
-    path = at["path"].partition("[...]")[0] if at else ""
-    field = _FIELD.match(message)
-    if field is None:
-        text = message[: at.start()] if at else message
-        return InvalidRequest(f"{path}: {text}" if path else text, param=path or None)
-    name = f"{path}.{field['name']}" if path else field["name"]
-    if field["what"].startswith("missing"):
-        return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
-    return InvalidRequest(f"{name} is not a parameter of this endpoint", param=name, code="unknown_parameter")

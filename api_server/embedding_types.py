@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
 from api_server.openai_types import CacheSalt, Priority, PromptIds, TimeLimit
+from api_server.unsupported import ABSENT, Unsupported
 from runtime.sampling_params import TokenId
 
 MAX_INPUTS = 2048
@@ -29,7 +30,7 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
     time_limit: TimeLimit | None = None
     """Seconds."""
 
-    user: Any = None
+    user: Unsupported = ABSENT
 
 
 class EmbeddingUsage(Struct):

@@ -28,6 +28,7 @@ from api_server.openai_types import (
     TopK,
     TopP,
 )
+from api_server.unsupported import ABSENT, Unsupported
 from runtime.sampling_params import TokenId
 from runtime.wire import MAX_LABEL_CHARS
 
@@ -83,15 +84,15 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: LogitBias | None = None
 
-    best_of: Any = None
-    json_schema: Any = None
-    regex: Any = None
-    ebnf: Any = None
-    structural_tag: Any = None
-    stop_regex: Any = None
-    spaces_between_special_tokens: Any = None
-    stream_interval: Any = None
-    custom_params: Any = None
+    best_of: Unsupported = ABSENT
+    json_schema: Unsupported = ABSENT
+    regex: Unsupported = ABSENT
+    ebnf: Unsupported = ABSENT
+    structural_tag: Unsupported = ABSENT
+    stop_regex: Unsupported = ABSENT
+    spaces_between_special_tokens: Unsupported = ABSENT
+    stream_interval: Unsupported = ABSENT
+    custom_params: Unsupported = ABSENT
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -111,22 +112,22 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     time_limit: TimeLimit | None = None
     """Seconds."""
 
-    token_ids_logprob: Any = None
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    modalities: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    session_params: Any = None
-    lora_path: Any = None
-    custom_logit_processor: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    background: Any = None
-    log_metrics: Any = None
+    token_ids_logprob: Unsupported = ABSENT
+    input_embeds: Unsupported = ABSENT
+    image_data: Unsupported = ABSENT
+    video_data: Unsupported = ABSENT
+    audio_data: Unsupported = ABSENT
+    modalities: Unsupported = ABSENT
+    return_hidden_states: Unsupported = ABSENT
+    return_routed_experts: Unsupported = ABSENT
+    session_params: Unsupported = ABSENT
+    lora_path: Unsupported = ABSENT
+    custom_logit_processor: Unsupported = ABSENT
+    bootstrap_host: Unsupported = ABSENT
+    bootstrap_port: Unsupported = ABSENT
+    bootstrap_room: Unsupported = ABSENT
+    background: Unsupported = ABSENT
+    log_metrics: Unsupported = ABSENT
 
 
 class Logprob(Struct, array_like=True):

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from api_server.unsupported import ANY_TEXT
+from api_server.unsupported import ABSENT, ANY_TEXT, Unsupported
 from client.request_builder import MAX_PRIORITY
 from runtime.sampling_params import (
     MAX_ALLOWED_IDS,
@@ -120,12 +120,12 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     time_limit: TimeLimit | None = None
     """Seconds."""
 
-    metadata: Any = None
-    prompt_cache_key: Any = None
-    safety_identifier: Any = None
-    service_tier: Any = None
-    store: Any = None
-    user: Any = None
+    metadata: Unsupported = ABSENT
+    prompt_cache_key: Unsupported = ABSENT
+    safety_identifier: Unsupported = ABSENT
+    service_tier: Unsupported = ABSENT
+    store: Unsupported = ABSENT
+    user: Unsupported = ABSENT
 
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
@@ -137,7 +137,7 @@ class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     best_of: NumSequences | None = None
     add_special_tokens: bool | None = None
 
-    suffix: Any = None
+    suffix: Unsupported = ABSENT
 
 
 class TextPart(Struct, forbid_unknown_fields=True):
@@ -150,11 +150,11 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
     content: str | list[TextPart] | None = None
     name: str | None = None
 
-    refusal: Any = None
-    annotations: Any = None
-    audio: Any = None
-    function_call: Any = None
-    tool_calls: Any = None
+    refusal: Unsupported = ABSENT
+    annotations: Unsupported = ABSENT
+    audio: Unsupported = ABSENT
+    function_call: Unsupported = ABSENT
+    tool_calls: Unsupported = ABSENT
 
 
 Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
@@ -170,15 +170,15 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    audio: Any = None
-    function_call: Any = None
-    functions: Any = None
-    modalities: Any = None
-    parallel_tool_calls: Any = None
-    prediction: Any = None
-    reasoning_effort: Any = None
-    response_format: Any = None
-    tool_choice: Any = None
-    tools: Any = None
-    verbosity: Any = None
-    web_search_options: Any = None
+    audio: Unsupported = ABSENT
+    function_call: Unsupported = ABSENT
+    functions: Unsupported = ABSENT
+    modalities: Unsupported = ABSENT
+    parallel_tool_calls: Unsupported = ABSENT
+    prediction: Unsupported = ABSENT
+    reasoning_effort: Unsupported = ABSENT
+    response_format: Unsupported = ABSENT
+    tool_choice: Unsupported = ABSENT
+    tools: Unsupported = ABSENT
+    verbosity: Unsupported = ABSENT
+    web_search_options: Unsupported = ABSENT

@@ -21,6 +21,7 @@ from runtime.status_page import StatusPage
 
 # A scrape gives up after ten seconds by default; it is to get this answer before.
 CONTROL_TIMEOUT_S = 5.0
+MIN_MAX_IDS = 1 << 16
 
 
 @dataclass(slots=True, eq=False)
@@ -39,6 +40,11 @@ class ServerState:
 
     def __post_init__(self) -> None:
         self.tokenizer = ServerTokenizer(self.config.tokenizer, self.config.chat_template)
+
+    @property
+    def max_ids(self) -> int:
+        """Of one list of token ids in a body: what is longer is refused unread."""
+        return max(2 * self.config.context_length, MIN_MAX_IDS)
 
     def check_serving(self) -> None:
         """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""

@@ -14,6 +14,14 @@ from runtime.errors import InvalidRequest
 ANY_TEXT = object()
 """Among neutral values: any string is fine; the field is a label for the operator and asks for nothing."""
 
+Unsupported: TypeAlias = msgspec.Raw
+"""The type of such a field: what it holds is not looked into where it is refused anyway."""
+ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
+"""Its default: no bytes."""
+QUOTE = ord('"')
+MAX_NEUTRAL_BYTES = 1 << 10
+"""Longer than any neutral value but a text."""
+
 NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
 """By the field's name: the values that ask for nothing."""
 
@@ -25,15 +33,22 @@ def refuse_unsupported(body: msgspec.Struct, neutral: NeutralValues, where: str 
         if accepted is None:
             continue
         value = getattr(body, name)
-        if isinstance(value, str) and ANY_TEXT in accepted:
-            continue
-        # True == 1 to Python, but `n: true` is a mistake.
-        if not any(value == each and type(value) is type(each) for each in accepted):
+        if value and not _asks_for_nothing(value, accepted):
             raise InvalidRequest(
                 f"{where}{name} is not supported by this server, except as {_spell(accepted)}",
                 param=f"{where}{name}",
                 code="unsupported_parameter",
             )
+
+
+def _asks_for_nothing(raw: msgspec.Raw, accepted: tuple[Any, ...]) -> bool:
+    if ANY_TEXT in accepted and memoryview(raw)[0] == QUOTE:
+        return True
+    if len(raw) > MAX_NEUTRAL_BYTES:
+        return False
+    value = msgspec.json.decode(raw)
+    # True == 1 to Python, but `n: true` is a mistake.
+    return any(value == each and type(value) is type(each) for each in accepted)
 
 
 def neutral_schema(accepted: tuple[Any, ...]) -> dict[str, Any]:
