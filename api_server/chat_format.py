@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msgspec import UNSET, UnsetType
 
-from api_server.logprobs import TokenSpeller, chat_logprobs, prompt_logprobs_body
+from api_server.logprobs import (
+    TokenSpeller,
+    chat_logprobs,
+    chat_logprobs_json,
+    delta_pieces,
+    prompt_logprobs_json,
+)
 from api_server.openai_responses import (
     ChatChoice,
     ChatChunk,
@@ -56,14 +62,16 @@ class ChatFormat:
             self._usage.expect_prompts([len(view.prompt_ids)])
         self._is_plain = not (view.counts_continuously or view.shows_ids or view.shows_logprobs)
 
-    def events(self, prompt: int, delta: Delta) -> bytes:
+    def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         """As OpenAI: the role comes first and alone, and so does the reason of the end, last."""
         self._usage.add(prompt, delta)
         data = b""
         if delta.index not in self._begun:
             data = self._first_event(delta.index)
         if delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids):
-            data += self._text_event(delta)
+            for part in delta_pieces(delta):
+                yield data + self._text_event(part)
+                data = b""
         if delta.finish_reason is not None:
             choice = ChatChunkChoice(
                 delta.index,
@@ -74,7 +82,8 @@ class ChatFormat:
                 stop_reason_of(delta),
             )
             data += self._event(choice)
-        return data
+        if data:
+            yield data
 
     def last_events(self) -> bytes:
         if not self._view.streams_usage:
@@ -142,8 +151,9 @@ class ChatFormat:
     def _logprobs(self, part: Delta | CompletionOutput) -> ChatLogprobs | None:
         if not self._view.shows_logprobs or self._view.speller is None:
             return None
-        return chat_logprobs(part.logprobs, self._view.speller)
+        spell = chat_logprobs if isinstance(part, Delta) else chat_logprobs_json
+        return spell(part.logprobs, self._view.speller)
 
     def _prompt_logprobs(self, completion: Completion, num_top: int) -> PromptLogprobs:
         assert self._view.speller is not None
-        return prompt_logprobs_body(completion.prompt_logprobs, self._view.speller.text, num_top)
+        return prompt_logprobs_json(completion.prompt_logprobs, self._view.speller.text, num_top)

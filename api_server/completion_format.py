@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
-from api_server.logprobs import TokenSpeller, completion_logprobs, prompt_logprobs_body
+from api_server.logprobs import (
+    TokenSpeller,
+    completion_logprobs,
+    completion_logprobs_json,
+    delta_pieces,
+    in_pieces,
+    prompt_logprobs_json,
+)
 from api_server.openai_responses import (
     CompletionChoice,
     CompletionLogprobs,
@@ -66,20 +74,23 @@ class CompletionFormat:
 
     # -- a stream --------------------------------------------------------------------------------------------
 
-    def events(self, prompt: int, delta: Delta) -> bytes:
+    def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         self._usage.add(prompt, delta)
         held = self._held[prompt]
         if held is None:
-            return self._event(prompt, delta)
+            yield from self._events(prompt, delta)
+            return
         held.append(delta)
         self._prompt_logprobs[prompt] += delta.prompt_logprobs
         # One that has ended before them will not bring them any more.
         has_ended = delta.index == 0 and delta.finish_reason is not None
         if not has_ended and self._awaits_prompt_logprobs(prompt):
-            return b""
+            return
         self._held[prompt] = None
-        echoes = [self._echo_event(prompt, index) for index in range(self._view.num_choices)]
-        return b"".join([*echoes, *(self._event(prompt, each) for each in held)])
+        for index in range(self._view.num_choices):
+            yield from self._echo_events(prompt, index)
+        for each in held:
+            yield from self._events(prompt, each)
 
     def last_events(self) -> bytes:
         return sse_event(self._body([], self._total_usage())) if self._view.streams_usage else b""
@@ -89,6 +100,9 @@ class CompletionFormat:
             return False
         return len(self._prompt_logprobs[prompt]) < len(self._view.prompt_ids[prompt])
 
+    def _events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
+        return (data for part in delta_pieces(delta) if (data := self._event(prompt, part)))
+
     def _event(self, prompt: int, delta: Delta) -> bytes:
         number = prompt * self._view.num_choices + delta.index
         if delta.finish_reason is None:
@@ -97,7 +111,11 @@ class CompletionFormat:
                 return b""
             if self._is_plain:
                 return self._plain_event(number).with_text(delta.text)
-        return sse_event(self._body([self._choice(number, delta)], self._event_usage()))
+        choice = self._choice(number, delta)
+        if self._view.shows_output and self._view.num_logprobs is not None:
+            ids = [entry.token_id for entry in delta.logprobs]
+            choice.logprobs = self._next_columns(number, delta.logprobs, ids)
+        return sse_event(self._body([choice], self._event_usage()))
 
     def _plain_event(self, number: int) -> TextEvent:
         event = self._plain[number]
@@ -106,13 +124,17 @@ class CompletionFormat:
             event = self._plain[number] = TextEvent(self._body([choice], self._event_usage()))
         return event
 
-    def _echo_event(self, prompt: int, index: int) -> bytes:
+    def _echo_events(self, prompt: int, index: int) -> Iterator[bytes]:
+        """The prompt's text, in the first of them, and its logprobs."""
         number = prompt * self._view.num_choices + index
-        logprobs = self._echo_logprobs(prompt, self._prompt_logprobs[prompt])
-        if logprobs is not None:
-            self._offsets[number] = sum(map(len, logprobs.tokens))
-        choice = CompletionChoice(number, self._view.prompt_texts[prompt], logprobs, None, None, None)
-        return sse_event(self._body([choice], self._event_usage()))
+        text = self._view.prompt_texts[prompt]
+        pieces: Iterable[CompletionLogprobs | None] = (None,)
+        if self._view.num_logprobs is not None:
+            pieces = self._echo_logprobs(prompt, number, self._prompt_logprobs[prompt])
+        for logprobs in pieces:
+            choice = CompletionChoice(number, text, logprobs, None, None, None)
+            yield sse_event(self._body([choice], self._event_usage()))
+            text = ""
 
     def _event_usage(self) -> UsageBody | UnsetType | None:
         if self._view.counts_continuously:
@@ -136,12 +158,12 @@ class CompletionFormat:
         self, prompt: int, number: int, completion: Completion, output: CompletionOutput
     ) -> CompletionChoice:
         view = self._view
-        echoed = self._echo_logprobs(prompt, completion.prompt_logprobs)
-        if echoed is not None:
-            self._offsets[number] = sum(map(len, echoed.tokens))
         choice = self._choice(number, output)
-        if echoed is not None:
-            choice.logprobs = echoed if choice.logprobs is None else _joined(echoed, choice.logprobs)
+        if view.num_logprobs is not None:
+            echoed = self._echo_logprobs(prompt, number, completion.prompt_logprobs)
+            shown = output.logprobs if view.shows_output else []
+            columns = self._columns(number, shown, [entry.token_id for entry in shown])
+            choice.logprobs = completion_logprobs_json(chain(echoed, columns))
         if view.prompt_texts:
             choice.text = view.prompt_texts[prompt] + choice.text
         if view.num_prompt_logprobs is not None:
@@ -152,7 +174,7 @@ class CompletionFormat:
         view = self._view
         assert view.speller is not None
         assert view.num_prompt_logprobs is not None
-        return prompt_logprobs_body(logprobs, view.speller.text, view.num_prompt_logprobs)
+        return prompt_logprobs_json(logprobs, view.speller.text, view.num_prompt_logprobs)
 
     # -- both ------------------------------------------------------------------------------------------------
 
@@ -161,9 +183,7 @@ class CompletionFormat:
         reason, stop_reason = finish_reason_of(part), stop_reason_of(part)
         if not view.shows_output:
             return CompletionChoice(number, "", None, "length", None, None)
-        choice = CompletionChoice(
-            number, part.text, self._logprobs(number, part), reason, part.matched_stop, stop_reason
-        )
+        choice = CompletionChoice(number, part.text, None, reason, part.matched_stop, stop_reason)
         if view.shows_ids:
             choice.token_ids = part.token_ids
             if number not in self._told_prompt_ids:
@@ -171,27 +191,37 @@ class CompletionFormat:
                 choice.prompt_token_ids = view.prompt_ids[number // view.num_choices]
         return choice
 
-    def _logprobs(self, number: int, part: Delta | CompletionOutput) -> CompletionLogprobs | None:
-        view = self._view
-        if view.num_logprobs is None or view.speller is None:
-            return None
-        ids = [entry.token_id for entry in part.logprobs]
-        columns = completion_logprobs(
-            part.logprobs, ids, view.speller.text, self._offsets[number], view.num_logprobs
-        )
-        self._offsets[number] += sum(map(len, columns.tokens))
-        return columns
-
     def _echo_logprobs(
-        self, prompt: int, logprobs: Sequence[TokenLogprob | None]
-    ) -> CompletionLogprobs | None:
-        view = self._view
-        if not view.prompt_texts or view.num_logprobs is None or view.speller is None:
-            return None
-        ids = view.prompt_ids[prompt]
+        self, prompt: int, number: int, logprobs: Sequence[TokenLogprob | None]
+    ) -> Iterator[CompletionLogprobs]:
+        """Of the tokens of the prompt, where the answer begins with them."""
+        if not self._view.prompt_texts:
+            return iter(())
+        ids = self._view.prompt_ids[prompt]
         # A request that was ended early has not computed them all.
         padded = [*logprobs, *[None] * (len(ids) - len(logprobs))]
-        return completion_logprobs(padded, ids, view.speller.text, 0, view.num_logprobs)
+        return self._columns(number, padded, ids)
+
+    def _columns(
+        self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
+    ) -> Iterator[CompletionLogprobs]:
+        """Of the next tokens of a choice, a piece at a time."""
+        num_taken = 0
+        for piece in in_pieces(logprobs, self._view.num_logprobs or 0):
+            piece_ids = ids[num_taken : num_taken + len(piece)]
+            num_taken += len(piece)
+            yield self._next_columns(number, piece, piece_ids)
+
+    def _next_columns(
+        self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
+    ) -> CompletionLogprobs:
+        view = self._view
+        assert view.num_logprobs is not None
+        assert view.speller is not None
+        offset = self._offsets[number]
+        columns = completion_logprobs(logprobs, ids, view.speller.text, offset, view.num_logprobs)
+        self._offsets[number] += sum(map(len, columns.tokens))
+        return columns
 
     def _shown_usage(self, usage: UsageBody) -> UsageBody:
         if self._view.shows_output:
@@ -204,12 +234,3 @@ class CompletionFormat:
         return CompletionResponse(
             self._id, "text_completion", self._created, self._view.model, choices, usage
         )
-
-
-def _joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        first.text_offset + second.text_offset,
-        first.token_logprobs + second.token_logprobs,
-        first.tokens + second.tokens,
-        first.top_logprobs + second.top_logprobs,
-    )

@@ -19,6 +19,7 @@ from api_server.embedding_types import (
     EmbeddingUsage,
 )
 from api_server.generation import Generation, Job
+from api_server.json_list import JsonList, encoded_as
 from api_server.labels import request_labels
 from api_server.openai_types import NEUTRAL
 from api_server.prompts import prompts_of
@@ -70,12 +71,12 @@ class EmbeddingFormat:
 
     def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
         """Raises InvalidRequest when the vectors have fewer dimensions than were asked for."""
-        items = [
-            EmbeddingItem(index, self._spelled(embedding_of(completion).vector))
-            for index, completion in enumerate(completions)
-        ]
+        items = JsonList()
+        for index, completion in enumerate(completions):
+            items.extend([EmbeddingItem(index, self._spelled(embedding_of(completion).vector))])
         num_tokens = sum(completion.usage.prompt_tokens for completion in completions)
-        return EmbeddingResponse(items, self._model, EmbeddingUsage(num_tokens, num_tokens))
+        data = encoded_as(list[EmbeddingItem], b"[", items.data, b"]")
+        return EmbeddingResponse(data, self._model, EmbeddingUsage(num_tokens, num_tokens))
 
     def _spelled(self, vector: FloatArray) -> list[float] | str:
         if self._body.dimensions is not None:

@@ -7,7 +7,7 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
@@ -33,6 +33,7 @@ MAX_LOGPROB_ENTRIES = 1 << 18
 """Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
 is complete.
 """
+LARGE_WRITE_BYTES = 64 << 10
 EncodingOption: TypeAlias = Literal[
     "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
 ]
@@ -108,7 +109,7 @@ class Job:
 class Format(Protocol):
     """How one endpoint spells its answers."""
 
-    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | list[msgspec.Struct]:
+    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | msgspec.Raw | list[msgspec.Raw]:
         """The body of an answer that is not streamed."""
 
 
@@ -116,8 +117,10 @@ class Format(Protocol):
 class StreamFormat(Format, Protocol):
     """Of an endpoint that can stream."""
 
-    def events(self, prompt: int, delta: Delta) -> bytes:
-        """The events of a delta of the prompt's sequences; nothing where there is nothing to tell."""
+    def events(self, prompt: int, delta: Delta) -> Iterable[bytes]:
+        """Whole events of a delta of the prompt's sequences, if there is anything to tell. Each item is made
+        when it is asked for, with a few milliseconds' work; one without bytes is work that tells nothing yet.
+        """
 
     def last_events(self) -> bytes:
         """The events after all sequences have ended, but for the one that says so."""
@@ -176,10 +179,9 @@ class Generation(Response):
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         completions = [call.result() for call in calls]
-        # Spelling many log-probabilities takes long: nobody else's tokens wait for it.
-        body = (
-            await asyncio.to_thread(self._body, completions) if job.has_logprobs else self._body(completions)
-        )
+        # Spelling many log-probabilities or vectors takes long: nobody else's tokens wait for it.
+        is_long = job.has_logprobs or job.options.get("task") == "embed"
+        body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
         await Response(body, media_type="application/json")(scope, receive, send)
 
     def _body(self, completions: Sequence[Completion]) -> bytes:
@@ -209,7 +211,9 @@ class Generation(Response):
         await writer.end(last)
 
     async def _write_events(self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str]) -> None:
-        """What one step has brought goes out in one write."""
+        """What one step has brought goes out in one write, unless it is much: then in several, between which
+        other tasks of the event loop run.
+        """
         job, metrics = self._job, self._server.metrics
         with ExitStack() as stack:
             timers = [
@@ -227,9 +231,23 @@ class Generation(Response):
                         timers[prompt].note_delta(delta)
                         if delta.finish_reason == "abort":
                             raise _aborted()
-                        data += answer.events(prompt, delta)
+                        for number, events in enumerate(answer.events(prompt, delta)):
+                            data = data + events if data else events
+                            if number:
+                                await asyncio.sleep(0)
+                            if len(data) >= LARGE_WRITE_BYTES:
+                                await self._write_much(writer, data)
+                                data = b""
                     if data and not writer.try_write(data):
                         await writer.write(data)
+
+    async def _write_much(self, writer: EventWriter, data: bytes) -> None:
+        """As fast as all such writes of this server together may be: the events of a stream that repeat what
+        came before hold the more tokens the longer they get.
+        """
+        if not writer.try_write(data):
+            await writer.write(data)
+        await self._server.pace.spend(len(data))
 
 
 def _aborted() -> RequestError:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
+import msgspec
+
+from api_server.json_list import JsonList, encoded_as
 from api_server.openai_responses import (
     ChatLogprobs,
     ChatTokenLogprob,
@@ -13,8 +17,12 @@ from api_server.openai_responses import (
     TopLogprob,
 )
 from api_server.tokenizer import TokenText, Vocabulary
-from client.result import TokenLogprob
+from client.result import Delta, TokenLogprob
 
+T = TypeVar("T")
+
+PIECE_ENTRIES = 2048
+"""Log-probabilities, spelled in one turn of the event loop."""
 REPLACEMENT = "\ufffd"
 LOWEST = -9999.0
 """Stands for minus infinity, which JSON cannot say."""
@@ -85,10 +93,37 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> Ch
     return ChatLogprobs(content)
 
 
-def prompt_logprobs_body(
+def chat_logprobs_json(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
+    """As `chat_logprobs`, encoded: for as many as a whole answer has."""
+    content = JsonList()
+    for piece in in_pieces(logprobs, _num_top(logprobs)):
+        content.extend(chat_logprobs(piece, speller).content)
+    return encoded_as(ChatLogprobs, b'{"content":[', content.data, b'],"refusal":null}')
+
+
+def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
+    """All parts in one, encoded."""
+    columns = {name: JsonList() for name in CompletionLogprobs.__struct_fields__}
+    for part in parts:
+        for name, column in columns.items():
+            column.extend(getattr(part, name))
+    fields = [b'"%b":[%b]' % (name.encode(), bytes(column.data)) for name, column in columns.items()]
+    return encoded_as(CompletionLogprobs, b"{", b",".join(fields), b"}")
+
+
+def prompt_logprobs_json(
     logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
 ) -> PromptLogprobs:
-    """vLLM's shape: for each token a mapping with itself and the most likely ones, by their ids."""
+    """vLLM's shape, encoded: for each token a mapping with itself and the most likely ones, by their ids."""
+    body = JsonList()
+    for piece in in_pieces(logprobs, num_top):
+        body.extend(_prompt_logprobs(piece, token_text, num_top))
+    return encoded_as(PromptLogprobs, b"[", body.data, b"]")
+
+
+def _prompt_logprobs(
+    logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
+) -> PromptLogprobs:
     body: PromptLogprobs = []
     for entry in logprobs:
         if entry is None:
@@ -103,6 +138,40 @@ def prompt_logprobs_body(
             }
         )
     return body
+
+
+def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
+    """Slices of what is told of many tokens, with `num_top` others of each: a few milliseconds' work each."""
+    size = max(1, PIECE_ENTRIES // (num_top + 1))
+    for start in range(0, len(entries), size):
+        yield entries[start : start + size]
+
+
+def delta_pieces(delta: Delta) -> Iterator[Delta]:
+    """A delta of many tokens with their logprobs as several, of which the first has all its text and the last
+    what ends the sequence. Most are one.
+    """
+    num_top = _num_top(delta.logprobs)
+    if len(delta.logprobs) * (num_top + 1) <= PIECE_ENTRIES:
+        yield delta
+        return
+    text, num_taken = delta.text, 0
+    for piece in in_pieces(delta.logprobs, num_top):
+        part = msgspec.structs.replace(
+            delta,
+            text=text,
+            token_ids=delta.token_ids[num_taken : num_taken + len(piece)],
+            logprobs=list(piece),
+        )
+        num_taken += len(piece)
+        if num_taken < len(delta.logprobs):
+            part = msgspec.structs.replace(part, finish_reason=None, matched_stop=None, usage=None)
+        yield part
+        text = ""
+
+
+def _num_top(logprobs: Sequence[TokenLogprob]) -> int:
+    return len(logprobs[0].top) if logprobs else 0
 
 
 def finite(logprob: float) -> float:

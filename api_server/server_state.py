@@ -13,6 +13,7 @@ from api_server.entrance import Entrance
 from api_server.labels import LabelBook
 from api_server.metrics import Metrics
 from api_server.tokenizer import ServerTokenizer
+from api_server.write_pace import WritePace
 from client.async_client import AsyncClient
 from runtime.checkpoint_config import SamplingDefaults
 from runtime.config import RuntimeConfig
@@ -34,6 +35,7 @@ class ServerState:
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
     entrance: Entrance = field(default_factory=Entrance)
+    pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request that /health_generate has made up."""
     created: int = field(default_factory=lambda: int(time.time()))

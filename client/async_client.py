@@ -20,7 +20,7 @@ from client.discovery import find_target
 from client.embedding import NO_OUTPUT, Embedding, embedding_of
 from client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
 from client.request_builder import EmbedOptions, Prompt, RequestOptions, TokenIds
-from client.request_state import RequestState
+from client.request_state import RequestState, num_logprob_bytes
 from client.result import Completion, Delta
 from client.session import Session, control_result, deadline_after
 from client.stats import AsyncStatsStream, R, StatsOp, StatsPlace
@@ -30,6 +30,8 @@ from runtime.paced_line import PacedLine
 from runtime.sampling_params import SamplingParams
 from runtime.stats import IterationStats, RequestStatsPerIteration
 
+THREAD_LOGPROB_BYTES = 32 << 10
+"""Of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
 Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
 OpenRequest: TypeAlias = Callable[["Session[LoopMailbox]"], "tuple[RequestState, LoopMailbox]"]
 
@@ -100,7 +102,11 @@ class AsyncResultStream:
             self._session = session
             self.state, self._mailbox = self._open_request(session)
         if self.state.error is None:
-            self._deltas.extend(self.state.receive(await self._mailbox.take()))
+            items = await self._mailbox.take()
+            # Unpacking many log-probabilities takes long: nobody else of this event loop waits for it.
+            is_much = num_logprob_bytes(items) > THREAD_LOGPROB_BYTES
+            receive = self.state.receive
+            self._deltas.extend(await asyncio.to_thread(receive, items) if is_much else receive(items))
         if self._closed or not self._deltas:
             self.state.check()
 

@@ -375,3 +375,15 @@ def _unpack_logprobs(
         TokenLogprob(token, value, tuple(zip(ids, tops, strict=True)))
         for token, value, ids, tops in zip(token_ids, values, top_ids_of, top_values_of, strict=True)
     ]
+
+
+def num_logprob_bytes(items: Sequence[Any]) -> int:
+    """Packed log-probabilities in what a mailbox has collected, four bytes each."""
+    return sum(
+        len(item.logprobs)
+        + len(item.top_logprobs)
+        + len(item.prompt_logprobs)
+        + len(item.prompt_top_logprobs)
+        for item in items
+        if isinstance(item, SequenceOutput) and (item.logprobs or item.prompt_logprobs)
+    )

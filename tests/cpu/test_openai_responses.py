@@ -137,12 +137,12 @@ def test_one_refused_prompt_refuses_them_all(front: Front) -> None:
 def test_a_delta_without_text_logprobs_or_end_is_no_event() -> None:
     held = Delta("", [1], [])
     completion = CompletionFormat(CompletionView("m"), 1)
-    assert completion.events(0, held) == b""
-    assert completion.events(0, Delta("a", [1], [])).count(b"data: ") == 1
+    assert b"".join(completion.events(0, held)) == b""
+    assert b"".join(completion.events(0, Delta("a", [1], []))).count(b"data: ") == 1
     chat = ChatFormat(ChatView("m"))
-    assert chat.events(0, held).count(b"data: ") == 1  # the role
-    assert chat.events(0, held) == b""
-    assert chat.events(0, Delta("a", [1], [], "stop")).count(b"data: ") == 2
+    assert b"".join(chat.events(0, held)).count(b"data: ") == 1  # the role
+    assert b"".join(chat.events(0, held)) == b""
+    assert b"".join(chat.events(0, Delta("a", [1], [], "stop"))).count(b"data: ") == 2
 
 
 def test_token_ids_are_prompts_too(front: Front) -> None:

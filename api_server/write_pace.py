@@ -1,0 +1,27 @@
+"""WritePace: spreads large writes over time, those of all streams of a server together.
+
+Events of /generate repeat all that came before, so that a stream of n tokens would write n times the half of
+its answer. A stream that has to wait here gets fewer events with more tokens in each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+BYTES_PER_S = 64 << 20
+"""At about 1 ms of work for a MiB (docs/measurements/request_cost.md), 6 % of a core."""
+
+
+class WritePace:
+    """Of one event loop. Who comes first goes first."""
+
+    def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
+        self._bytes_per_s = bytes_per_s
+        self._free_s = 0.0
+        """When what has been written is paid for, by the clock of the event loop."""
+
+    async def spend(self, num_bytes: int) -> None:
+        """Wait for as long as the bytes that have been written take at this pace, after those of others."""
+        now_s = asyncio.get_running_loop().time()
+        self._free_s = max(self._free_s, now_s) + num_bytes / self._bytes_per_s
+        await asyncio.sleep(self._free_s - now_s)
