@@ -76,19 +76,15 @@ def template_options(
 
 
 async def encode_prompts(
-    tokenizer: ServerTokenizer,
-    prompts: Sequence[Prompt],
-    options: RequestOptions,
-    *,
-    may_be_empty: bool = False,
+    tokenizer: ServerTokenizer, prompts: Sequence[Prompt], options: RequestOptions
 ) -> list[list[int]]:
-    """Raises InvalidRequest by the names of the client library, also for a prompt without tokens unless it
-    `may_be_empty`; Overloaded.
+    """Raises InvalidRequest by the names of the client library, also for a prompt without tokens;
+    Overloaded.
     """
     encoded = []
     for prompt in prompts:
         ids = await tokenizer.encode(prompt, options)
-        if not ids and not may_be_empty:
+        if not ids:
             raise InvalidRequest("prompt is empty", param="prompt")
         encoded.append(ids)
     return encoded

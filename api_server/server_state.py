@@ -41,7 +41,8 @@ class ServerState:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        self.tokenizer = ServerTokenizer(self.config.tokenizer, self.config.chat_template)
+        config = self.config
+        self.tokenizer = ServerTokenizer(config.tokenizer, config.chat_template, config.context_length)
 
     @property
     def max_ids(self) -> int:

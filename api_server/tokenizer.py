@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from client.request_builder import Prompt, RequestOptions
-from runtime.errors import Overloaded
+from runtime.errors import InvalidRequest, Overloaded
 from text.no_tokenizer import needs_tokenizer
 from text.selection import open_decoders, open_tokenizer
 
@@ -39,6 +39,8 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._decoders = open_decoders(tokenizer)
         self._texts: dict[int, str] = {}
+        self._max_token_chars: int | None = 0
+        """0: not asked yet; it takes a walk over the vocabulary."""
 
     @property
     def vocab_size(self) -> int:
@@ -62,17 +64,32 @@ class Vocabulary:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
-    def encode(self, prompt: Any, options: RequestOptions) -> list[int]:
-        """The ids of a prompt in any of its forms. Raises InvalidRequest."""
+    def encode(self, prompt: Any, options: RequestOptions, max_chars: int | None = None) -> list[int]:
+        """The ids of a prompt in any of its forms. `max_chars`: of its text, the template's included.
+
+        Raises: InvalidRequest.
+        """
         if isinstance(prompt, str):
             text, add_special_tokens = prompt, options.get("add_special_tokens", True)
         elif prompt and not isinstance(prompt[0], int):
             text, add_special_tokens = self._render(prompt, options), False
         else:
             return list(prompt)
+        if max_chars is not None and len(text) > max_chars:
+            raise InvalidRequest(
+                f"prompt: {len(text)} characters, at most {max_chars} are taken",
+                param="prompt",
+                code="context_length_exceeded",
+            )
         (ids,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
         encoded: list[int] = ids.tolist()
         return encoded
+
+    def max_chars_of(self, num_tokens: int) -> int | None:
+        """Of a text of so many tokens; None where there is no bound."""
+        if self._max_token_chars == 0:
+            self._max_token_chars = self._tokenizer.max_token_chars()
+        return None if self._max_token_chars is None else num_tokens * self._max_token_chars
 
     def _render(self, messages: Sequence[dict[str, str]], options: RequestOptions) -> str:
         continues = options.get("continue_final_message", False)
@@ -85,17 +102,37 @@ class Vocabulary:
         )
 
 
+class _Line:
+    """Threads, and what waits for them."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._num_waiting_chars = 0
+
+    async def run(self, work: Callable[[], T], num_chars: int) -> T:
+        """Whoever finds nobody waiting is let in, however much it has. Raises Overloaded."""
+        cost = num_chars + CHARS_PER_CALL
+        if self._num_waiting_chars and self._num_waiting_chars + cost > MAX_WAITING_CHARS:
+            raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
+        self._num_waiting_chars += cost
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_waiting_chars -= cost
+
+
 class ServerTokenizer:
     """Belongs to the event loop; what takes time is done in threads of its own."""
 
-    def __init__(self, tokenizer_dir: str, chat_template: str) -> None:
-        """As in a resolved configuration; both may be empty."""
+    def __init__(self, tokenizer_dir: str, chat_template: str, context_length: int) -> None:
+        """As in a resolved configuration; the first two may be empty."""
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
-        self._threads = ThreadPoolExecutor(NUM_THREADS, "tokenizer")
+        self._context_length = context_length
+        self._line = _Line(NUM_THREADS, "tokenizer")
+        self._tool_line = _Line(1, "tokenize")
         self._lock = asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
-        self._num_waiting_chars = 0
 
     @property
     def is_there(self) -> bool:
@@ -112,36 +149,39 @@ class ServerTokenizer:
         if self._vocabulary is None:
             async with self._lock:
                 if self._vocabulary is None:
-                    self._vocabulary = await self._run(self._load, 0)
+                    self._vocabulary = await self._line.run(self._load, 0)
         return self._vocabulary
 
     async def encode(self, prompt: Prompt, options: RequestOptions) -> list[int]:
-        """Raises InvalidRequest by the names of the client library, Overloaded."""
+        """A prompt for the runtime: a text that cannot fit is refused before the work of encoding it.
+
+        Raises: InvalidRequest by the names of the client library, Overloaded.
+        """
         vocabulary = await self.vocabulary()
-        return await self._run(lambda: vocabulary.encode(prompt, options), _num_chars(prompt))
+
+        def encode() -> list[int]:
+            return vocabulary.encode(prompt, options, vocabulary.max_chars_of(self._context_length))
+
+        return await self._line.run(encode, num_chars(prompt))
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         """Raises Overloaded."""
         vocabulary = await self.vocabulary()
         decode = partial(vocabulary.decode, ids, skip_special_tokens=skip_special_tokens)
-        return await self._run(decode, len(ids))
+        return await self._line.run(decode, len(ids))
 
-    async def _run(self, work: Callable[[], T], num_chars: int) -> T:
-        """Whoever finds nobody waiting is let in, however much it has."""
-        cost = num_chars + CHARS_PER_CALL
-        if self._num_waiting_chars and self._num_waiting_chars + cost > MAX_WAITING_CHARS:
-            raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
-        self._num_waiting_chars += cost
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._num_waiting_chars -= cost
+    async def run_tool(self, work: Callable[[Vocabulary], T], num_chars: int) -> T:
+        """Do work for /tokenize or /detokenize, in a thread for which no answer of the model waits. Raises
+        Overloaded.
+        """
+        vocabulary = await self.vocabulary()
+        return await self._tool_line.run(partial(work, vocabulary), num_chars)
 
     def _load(self) -> Vocabulary:
         return Vocabulary(open_tokenizer(self._tokenizer_dir, self._chat_template))
 
 
-def _num_chars(prompt: Any) -> int:
+def num_chars(prompt: Any) -> int:
     """Of a text or a conversation; of ids their number."""
     if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
         return sum(len(message.get("content") or "") for message in prompt)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
+from api_server.json_list import JsonList
+from api_server.tokenizer import ServerTokenizer
 from runtime.config import DEMO_MODEL
 from tests.http_front import Front, http_front
 from text.tokenizer import Tokenizer, load
@@ -125,3 +129,80 @@ def test_what_is_wrong_is_refused_by_name(front: Front, path: str, body: dict[st
 def test_another_model_is_not_found(front: Front) -> None:
     for path, body in (("/tokenize", {"prompt": "x"}), ("/detokenize", {"tokens": [1]})):
         assert front.post(path, model="other", **body).status_code == 404
+
+
+LIMIT = 65_536
+"""Ids in one list."""
+
+
+@pytest.mark.parametrize(
+    ("path", "name", "value"),
+    [
+        ("/tokenize", "prompt", "x" * (4 * LIMIT + 1)),
+        ("/tokenize", "prompt", "\u4e2d" * (2 * LIMIT)),
+        ("/tokenize", "prompt", ["x" * (4 * LIMIT)] * 5),
+        ("/tokenize", "messages", [{"role": "user", "content": "x" * (4 * LIMIT + 1)}]),
+        ("/detokenize", "tokens", [5] * (LIMIT + 1)),
+        ("/detokenize", "tokens", [[5] * LIMIT] * 5),
+    ],
+)
+def test_what_is_too_long_is_refused_before_any_work(
+    front: Front, monkeypatch: pytest.MonkeyPatch, path: str, name: str, value: Any
+) -> None:
+    monkeypatch.setattr(ServerTokenizer, "run_tool", None)
+    response = front.post(path, **{name: value})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (name, "context_length_exceeded")
+
+
+def test_what_is_just_short_enough_is_answered(front: Front) -> None:
+    assert front.post("/tokenize", prompt=["x" * (4 * LIMIT)] * 2).status_code == 200
+    assert front.post("/detokenize", tokens=[[5] * LIMIT] * 4).status_code == 200
+
+
+def test_strings_and_their_json_are_made_beside_the_event_loop(
+    front: Front, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+
+    def noted(self: Any, values: Any) -> None:
+        threads.append(threading.current_thread().name)
+        extend(self, values)
+
+    extend = JsonList.extend
+    monkeypatch.setattr(JsonList, "extend", noted)
+    body = front.post("/tokenize", prompt="a b " * 10_000, return_token_strs=True).json()
+    assert len(body["token_strs"]) == body["count"] > 10_000
+    assert len(threads) > 2
+    assert {name.partition("_")[0] for name in threads} == {"tokenize"}
+
+
+def test_no_answer_of_the_model_waits_for_them() -> None:
+    async def run() -> list[int]:
+        tokenizer = ServerTokenizer(str(DEMO_MODEL), "", 64)
+        release = threading.Event()
+        tools = [asyncio.create_task(tokenizer.run_tool(lambda _: release.wait(10.0), 1)) for _ in range(4)]
+        await asyncio.sleep(0)
+        try:
+            async with asyncio.timeout(5.0):
+                return await tokenizer.encode("a b", {})
+        finally:
+            release.set()
+            await asyncio.gather(*tools)
+
+    assert asyncio.run(run())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_prompt_that_cannot_fit_is_not_encoded_to_be_shown(
+    front: Front, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    monkeypatch.setattr(Tokenizer, "encode_batch", None)
+    text = "x" * 100_000
+    prompt: dict[str, Any] = (
+        {"messages": [{"role": "user", "content": text}]} if "chat" in path else {"prompt": text}
+    )
+    response = front.post(path, **prompt, return_token_ids=True)
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["code"] == "context_length_exceeded"

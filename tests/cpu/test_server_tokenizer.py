@@ -17,7 +17,7 @@ def encode_at_once(prompts: Sequence[Any]) -> list[Any]:
     """The ids of each, or what was raised."""
 
     async def encode_all() -> list[Any]:
-        tokenizer = ServerTokenizer(str(DEMO_MODEL), "")
+        tokenizer = ServerTokenizer(str(DEMO_MODEL), "", 1 << 16)
         await tokenizer.vocabulary()
         return await asyncio.gather(*(tokenizer.encode(each, {}) for each in prompts), return_exceptions=True)
 
