@@ -37,6 +37,7 @@ async def decode_body(data: bytes, kind: type[T], max_ids: int) -> T:
     """
     if len(data) <= SMALL_BODY_BYTES:
         return _decode(data, kind)
+    await asyncio.sleep(0)
     fields: Any = _decode(data, _cut(cast(Hashable, kind)))
     given = {name: value for name in _names(kind) if len(value := getattr(fields, name))}
     large = {name: given[name] for name in LARGE_FIELDS.get(kind, {}) if name in given}
@@ -49,7 +50,7 @@ async def decode_body(data: bytes, kind: type[T], max_ids: int) -> T:
     for name, value in large.items():
         await asyncio.sleep(0)
         try:
-            decoded = await decode_large(name, bytes(value), hints[name], LARGE_FIELDS[kind][name], max_ids)
+            decoded = await decode_large(name, value, hints[name], LARGE_FIELDS[kind][name], max_ids)
         except msgspec.ValidationError as error:
             raise _field_error(str(error), within=name) from None
         except DECODE_ERRORS as error:

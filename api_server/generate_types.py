@@ -130,7 +130,7 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     log_metrics: Unsupported = ABSENT
 
 
-class Logprob(Struct, array_like=True):
+class Logprob(Struct, array_like=True, gc=False):
     logprob: float | None
     """Null for the first token of the prompt that is shown."""
     token_id: int

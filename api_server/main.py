@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import socket
 from collections.abc import Iterator
@@ -48,6 +49,9 @@ def without_query(record: logging.LogRecord) -> bool:
 
 def main(context: ProcessContext) -> None:
     logging.getLogger("uvicorn.access").addFilter(without_query)
+    # What has been imported stays. To look through it takes each full collection 29 ms, without service.
+    gc.collect()
+    gc.freeze()
     uvloop.run(serve(context))
 
 

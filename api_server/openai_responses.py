@@ -18,7 +18,7 @@ class UsageBody(Struct):
     prompt_tokens_details: PromptTokensDetails
 
 
-class PromptLogprob(Struct):
+class PromptLogprob(Struct, gc=False):
     logprob: float
     rank: int | None
     """1 for the most likely; null where it is not among those that were asked for."""
@@ -62,13 +62,13 @@ class CompletionResponse(Struct):
     usage: UsageBody | UnsetType | None = UNSET
 
 
-class TopLogprob(Struct):
+class TopLogprob(Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
 
 
-class ChatTokenLogprob(Struct):
+class ChatTokenLogprob(Struct, gc=False):
     token: str
     logprob: float
     bytes: list[int] | None
