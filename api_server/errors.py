@@ -64,14 +64,19 @@ def error_body(error: RequestError) -> bytes:
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.param, error.code)))
 
 
-def error_response(error: RequestError) -> Response:
+def error_headers(error: RequestError) -> dict[str, str]:
+    """Those that say how to go on after it."""
     headers: dict[str, str] = {}
     if error.status == 503:
         seconds = error.retry_after_s if isinstance(error, Overloaded) else UNAVAILABLE_RETRY_S
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if error.status == 401:
         headers["WWW-Authenticate"] = "Bearer"
-    return Response(error_body(error), error.status, headers, media_type="application/json")
+    return headers
+
+
+def error_response(error: RequestError) -> Response:
+    return Response(error_body(error), error.status, error_headers(error), media_type="application/json")
 
 
 async def handle_error(_: Request, error: Exception) -> Response:

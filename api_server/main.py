@@ -8,7 +8,9 @@ import logging
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import cast
 
 import uvicorn
 import uvloop
@@ -16,6 +18,7 @@ import uvloop
 from api_server.app import make_app
 from api_server.http_protocol import HttpProtocol
 from api_server.metrics import Metrics
+from api_server.parse_turns import ParseTurns
 from api_server.server_state import ServerState
 from client.async_client import AsyncClient
 from runtime.checkpoint_config import CheckpointConfig
@@ -94,7 +97,8 @@ def _http_server(state: ServerState) -> _Server:
     return _Server(
         uvicorn.Config(
             make_app(state),
-            http=HttpProtocol,
+            # Called as the class would be, with one argument less.
+            http=cast(type[HttpProtocol], partial(HttpProtocol, ParseTurns())),
             ws="none",
             lifespan="off",
             timeout_keep_alive=KEEP_ALIVE_S,

@@ -91,7 +91,7 @@ def test_a_body_beyond_the_limit_is_refused_by_its_length_and_while_it_comes(fro
         (b"not http at all\r\n\r\n", 400),
         (b"GET /live HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", 400),
         (b"GET /live HTTP/1.1\r\n" + b"X: y\r\n" * 65 + b"\r\n", 431),
-        (b"POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
+        (b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n", 400),
         (b"GET /live HTTP/1.1\r\nX: " + b"y" * (33 << 10) + b"\r\n\r\n", 431),
         (b"GET /live?" + b"y" * (33 << 10) + b" HTTP/1.1\r\n\r\n", 431),
     ],

@@ -1,0 +1,57 @@
+"""Flow of one connection: when it is read, and what is written past all that stands before an endpoint."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+class Flow(FlowControl):
+    """Reads while both uvicorn and the protocol want to."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._is_paused = False
+        self._is_held = False
+
+    @property
+    def is_held(self) -> bool:
+        """The protocol wants nothing more for now."""
+        return self._is_held
+
+    @is_held.setter
+    def is_held(self, is_held: bool) -> None:
+        self._is_held = is_held
+        self._change()
+
+    def pause_reading(self) -> None:
+        self._is_paused = True
+        self._change()
+
+    def resume_reading(self) -> None:
+        self._is_paused = False
+        self._change()
+
+    def _change(self) -> None:
+        if self._is_paused or self._is_held:
+            super().pause_reading()
+        else:
+            super().resume_reading()
+
+
+def write_chunk(cycle: RequestResponseCycle, chunk: bytes) -> bool:
+    """Write a chunk of a response whose head is out, the same bytes as `send`. False: nothing was written;
+    the client does not read, has gone, or gets no chunks, which `send` knows to handle.
+    """
+    assert chunk, "an empty chunk ends the response"
+    if cycle.flow.write_paused or cycle.disconnected or cycle.response_complete or not cycle.chunked_encoding:
+        return False
+    cycle.transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+    return True
+
+
+def has_left(cycle: RequestResponseCycle) -> bool:
+    """The client has closed the connection, as far as the event loop has seen."""
+    return cycle.disconnected
