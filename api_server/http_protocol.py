@@ -210,6 +210,10 @@ class HttpProtocol(HttpToolsProtocol):
         if size > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             raise self._refusal
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() != "1.0"):
+            self._refusal = _invalid("a request of HTTP/1.1 has one Host header")
+            raise self._refusal
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()

@@ -171,3 +171,17 @@ def test_a_body_behind_a_request_to_change_the_protocol_is_read_as_a_body(front:
         while data.count(b"HTTP/1.1 ") < 2:
             data += connection.recv(1 << 16)
     assert data.count(b"HTTP/1.1 200") == 2
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"GET /live HTTP/1.1\r\n\r\n", 400),
+        (b"GET /live HTTP/1.1\r\nHost: a\r\nHost: a\r\n\r\n", 400),
+        (b"GET /live HTTP/1.0\r\nHost: a\r\nHost: b\r\n\r\n", 400),
+        (b"GET /live HTTP/1.0\r\n\r\n", 200),
+        (b"GET /live HTTP/1.1\r\nConnection: close\r\nhOST: a\r\n\r\n", 200),
+    ],
+)
+def test_a_request_names_one_host(front: Front, head: bytes, status: int) -> None:
+    assert front.exchange(head).status_code == status
