@@ -8,11 +8,11 @@ from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
 
+from api_server.body_pool import MAX_BODY_BYTES, BodyShare
 from api_server.decode import decode_body
 from api_server.server_state import ServerState
 from runtime.errors import RequestAborted, RequestError
 
-MAX_BODY_BYTES = 8 << 20
 BODY_TIMEOUT_S = 30.0
 
 T = TypeVar("T")
@@ -21,10 +21,18 @@ T = TypeVar("T")
 async def read_body(request: Request, kind: type[T]) -> T:
     """When it was there is `request.state.received_s`, by time.perf_counter().
 
-    Raises RequestError with the status of what is wrong: 400, 408, 413 or 415; RequestAborted where nobody
-    waits for an answer any more.
+    Raises RequestError with the status of what is wrong: 400, 408, 413 or 415; Overloaded where there is no
+    room for a large body; RequestAborted where nobody waits for an answer any more.
     """
-    data = await _read_bytes(request)
+    server: ServerState = request.app.state.server
+    share = server.bodies.share()
+    try:
+        return await _decoded(request, await _read_bytes(request, share), kind)
+    finally:
+        share.release()
+
+
+async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
     request.state.received_s = time.perf_counter()
     server: ServerState = request.app.state.server
     await server.entrance.enter(len(data))
@@ -43,7 +51,7 @@ async def read_optional_body(request: Request, kind: type[T]) -> T:
     return await read_body(request, kind)
 
 
-async def _read_bytes(request: Request) -> bytes:
+async def _read_bytes(request: Request, share: BodyShare) -> bytearray:
     headers = request.headers
     # A page in a browser can send any other type to this server without asking first.
     if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -57,16 +65,17 @@ async def _read_bytes(request: Request) -> bytes:
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             async for part in request.stream():
-                body += part
-                if len(body) > MAX_BODY_BYTES:
+                if len(body) + len(part) > MAX_BODY_BYTES:
                     raise _too_large()
+                await share.grow_to(len(body) + len(part))
+                body += part
     except TimeoutError:
         raise RequestError(
             f"the body took longer than {BODY_TIMEOUT_S:.0f} s", code="timeout", status=408
         ) from None
     except ClientDisconnect:
         raise RequestAborted("the client has left") from None
-    return bytes(body)
+    return body
 
 
 def _too_large() -> RequestError:

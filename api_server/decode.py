@@ -31,7 +31,7 @@ _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field 
 _ABSENT = Raw(b"")
 
 
-async def decode_body(data: bytes, kind: type[T], max_ids: int) -> T:
+async def decode_body(data: bytes | bytearray, kind: type[T], max_ids: int) -> T:
     """`max_ids`: the most token ids that any list of them may have. Raises InvalidRequest that names the
     field.
     """
@@ -60,7 +60,7 @@ async def decode_body(data: bytes, kind: type[T], max_ids: int) -> T:
     return body
 
 
-def _decode(data: bytes, kind: type[T]) -> T:
+def _decode(data: bytes | bytearray, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

@@ -13,6 +13,7 @@ from http import HTTPStatus
 from typing import Any
 
 import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from api_server.errors import error_body, error_headers
@@ -63,6 +64,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Bytes of framing that may still come before others of the body."""
         self._plain_head = b""
         """The head of a request that asks for another protocol, without asking."""
+        self._waiting_bytes = 0
+        """Of the bodies of requests that came while another one was in work, and of those alone."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_work: RequestResponseCycle | None = None
@@ -201,6 +204,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stop_head_timer()
         self.access_log = self._logs_access and self.url.partition(b"?")[0] not in UNLOGGED_PATHS
         super().on_headers_complete()
+        self._read_on_behind_pipeline()
         self.scope["state"]["send_body"] = self.cycle.send
         self.scope["state"]["write_chunk"] = partial(write_chunk, self.cycle)
         self.scope["state"]["has_left"] = partial(has_left, self.cycle)
@@ -228,6 +232,17 @@ class HttpProtocol(HttpToolsProtocol):
         self._num_events += 1
         self._chunk_bytes += len(body)
         super().on_body(body)
+        if self.pipeline:
+            self._waiting_bytes += len(body)
+            if self._waiting_bytes > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+
+    def _read_on_behind_pipeline(self) -> None:
+        """Uvicorn reads no more once a request waits, so it would not see the client leave."""
+        if not self.pipeline:
+            self._waiting_bytes = 0
+        elif self._waiting_bytes <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     def on_message_complete(self) -> None:
         self._is_all_body = False

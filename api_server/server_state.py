@@ -9,6 +9,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from api_server.body_pool import BodyPool
 from api_server.entrance import Entrance
 from api_server.labels import LabelBook
 from api_server.metrics import Metrics
@@ -38,6 +39,7 @@ class ServerState:
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request that /health_generate has made up."""
+    bodies: BodyPool = field(default_factory=BodyPool)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:

@@ -5,18 +5,25 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
+from api_server.body_pool import BodyPool
+from api_server.server_state import ServerState
 from runtime.messages import GenerateRequest, SequenceOutput
 from tests.fake_ring import finish, output, spell
 from tests.http_front import Front, http_front
+from tests.launched import wait_until
 
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
 JSON = b"Host: x\r\nContent-Type: application/json\r\n"
 CHUNKED = b"POST %b HTTP/1.1\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+MIB = 1 << 20
 SOME = b"z" * (64 << 10)
 MANY = 24 << 20
 """Bytes beyond what the sockets' buffers take."""
@@ -130,8 +137,8 @@ def test_pipelined_requests_beyond_16_that_wait_are_refused_after_the_answers_to
 
 def test_a_client_that_leaves_with_a_request_behind_another_has_left_both(front: Front) -> None:
     with front.open_raw("/v1/completions", prompt="silence first") as connection:
-        connection.sendall(LIVE)
         request = wait_request(front, "silence first")
+        connection.sendall(LIVE)
     front.ring.wait_for(lambda: request.handle in front.ring.aborted())
 
 
@@ -185,3 +192,57 @@ def test_a_body_behind_a_request_to_change_the_protocol_is_read_as_a_body(front:
 )
 def test_a_request_names_one_host(front: Front, head: bytes, status: int) -> None:
     assert front.exchange(head).status_code == status
+
+
+def large_body(size: int, length: int) -> bytes:
+    """A request whose body has so many bytes, of which `size` are here."""
+    head = b"POST /v1/completions HTTP/1.1\r\n" + JSON + b"Content-Length: %d\r\n\r\n" % length
+    body = b'{"prompt": "another' + b" " * (length - 21) + b'"}'
+    return head + body[:size]
+
+
+def pool_has(pool: BodyPool, num_bytes: int) -> bool:
+    return pool.num_bytes >= num_bytes
+
+
+def test_large_bodies_share_their_room_and_wait_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pool of four of the largest bodies: three half ones, and the oldest, which comes to its end."""
+    pool = BodyPool(MIB, 4 * MIB)
+
+    def with_pool(*about: Any) -> ServerState:
+        state = ServerState(*about)
+        state.bodies = pool
+        return state
+
+    monkeypatch.setattr("api_server.main.ServerState", with_pool)
+    monkeypatch.setattr("api_server.body_pool.WAIT_S", 0.3)
+    with http_front(tmp_path, answer) as front, ExitStack() as held:
+        connections = [held.enter_context(front.connect()) for _ in range(5)]
+        for number, connection in enumerate(connections):
+            connection.sendall(large_body(MIB - 100, MIB))
+            if number < 3:
+                wait_until(partial(pool_has, pool, (number + 1) * (MIB - 100)), 5.0, "a body is read")
+        for connection in connections[3:]:
+            answered = read_answer(connection)
+            assert error_of(answered) == (503, "bodies_overloaded")
+            assert b"retry-after: " in answered.lower()
+        # A small body takes no part.
+        assert front.complete().status_code == 200
+        connections[0].sendall(large_body(MIB, MIB)[-100:])
+        assert b" 200 " in read_answer(connections[0])
+        with front.connect() as another:
+            another.sendall(large_body(MIB, MIB))
+            assert b" 200 " in read_answer(another)
+
+
+def test_a_bad_key_is_answered_before_the_body_which_nobody_reads(tmp_path: Path) -> None:
+    with http_front(tmp_path, answer, api_key="secret") as front:
+        for length in (b"Content-Length: 8000000\r\n", b"Transfer-Encoding: chunked\r\n"):
+            head = b"POST /v1/completions HTTP/1.1\r\n" + JSON + length + b"\r\n"
+            with front.connect() as connection:
+                connection.sendall(head)
+                answered = read_all(connection)
+            assert error_of(answered) == (401, "invalid_api_key")
+            assert b"connection: close" in answered.lower()
