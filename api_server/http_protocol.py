@@ -16,6 +16,7 @@ import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from api_server.connection_count import ConnectionCount
 from api_server.errors import error_body, error_headers
 from api_server.http_flow import Flow, has_left, write_chunk
 from api_server.parse_turns import HEAD_EVENTS, ParseTurns
@@ -43,8 +44,10 @@ class HttpProtocol(HttpToolsProtocol):
 
     flow: Flow
 
-    def __init__(self, turns: ParseTurns, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, count: ConnectionCount, turns: ParseTurns, *args: Any, **kwargs: Any) -> None:
+        """count, turns: those of all connections of this process."""
         super().__init__(*args, **kwargs)
+        self._count = count
         self._logs_access: bool = self.access_log
         self._turns = turns
         self._unparsed = b""
@@ -78,8 +81,17 @@ class HttpProtocol(HttpToolsProtocol):
         super().connection_made(transport)
         self.flow = Flow(transport)
         self._start_head_timer()
+        if not self._count.add(self._address):
+            self._refuse(
+                Overloaded("this address has too many connections; close some", code="too_many_connections")
+            )
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._count.remove(self._address)
         self._stop_head_timer()
         self._stop_unread_timer()
         self._tell_of_the_end()

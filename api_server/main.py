@@ -6,19 +6,13 @@ import asyncio
 import gc
 import logging
 import socket
-from collections.abc import Iterator
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from typing import cast
 
-import uvicorn
 import uvloop
 
 from api_server.app import make_app
-from api_server.http_protocol import HttpProtocol
+from api_server.http_server import HttpServer
 from api_server.metrics import Metrics
-from api_server.parse_turns import ParseTurns
 from api_server.server_state import ServerState
 from client.async_client import AsyncClient
 from runtime.checkpoint_config import CheckpointConfig
@@ -32,14 +26,6 @@ KEEP_ALIVE_S = 20
 """Longer than callers' HTTP libraries keep an idle connection (httpx and openai 5 s, aiohttp 15 s), so
 that they close it: a request that meets the server's own end of it gets no answer but an error.
 """
-
-
-class _Server(uvicorn.Server):
-    """Uvicorn without its signal handlers: SIGTERM is the process context's."""
-
-    @contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
 
 
 def without_query(record: logging.LogRecord) -> bool:
@@ -93,19 +79,18 @@ async def serve(context: ProcessContext) -> None:
         await asyncio.wait((serving,), timeout=SHUTDOWN_S)
 
 
-def _http_server(state: ServerState) -> _Server:
-    return _Server(
-        uvicorn.Config(
-            make_app(state),
-            # Called as the class would be, with one argument less.
-            http=cast(type[HttpProtocol], partial(HttpProtocol, ParseTurns())),
-            ws="none",
-            lifespan="off",
-            timeout_keep_alive=KEEP_ALIVE_S,
-            log_config=None,
-            access_log=state.config.log_level in ("debug", "info"),
-            server_header=False,
-        )
+def _http_server(state: ServerState) -> HttpServer:
+    config = state.config
+    return HttpServer(
+        make_app(state),
+        max_connections=config.max_connections,
+        max_per_address=config.max_connections_per_address,
+        ws="none",
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        log_config=None,
+        access_log=config.log_level in ("debug", "info"),
+        server_header=False,
     )
 
 

@@ -32,6 +32,8 @@ OWN_SETTINGS = frozenset(
         "drain_timeout",
         "cors_origins",
         "host",
+        "max_connections",
+        "max_connections_per_address",
         "metrics_open",
         "no_http",
         "parent_pid",

@@ -181,6 +181,16 @@ def _check_profile_dir(config: RuntimeConfig) -> None:
         raise ConfigError(f"profile_dir: {path} is no directory that this user may write to")
 
 
+HTTP_SETTINGS = (
+    "api_workers",
+    "allowed_hosts",
+    "cors_origins",
+    "max_connections",
+    "max_connections_per_address",
+    "metrics_open",
+)
+
+
 def _check_http(config: RuntimeConfig) -> None:
     for origin in config.origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
@@ -190,7 +200,7 @@ def _check_http(config: RuntimeConfig) -> None:
             raise ConfigError(
                 f"allowed_hosts: {name} is neither * nor like a.example or *.example; give no scheme or port"
             )
-    for name in ("api_workers", "cors_origins", "allowed_hosts", "metrics_open"):
+    for name in HTTP_SETTINGS:
         if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
             raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
 

@@ -38,6 +38,23 @@ class ServingSettings(SchedulingSettings, frozen=True, forbid_unknown_fields=Tru
             "(docs/security.md)"
         ),
     ] = ""
+    max_connections: Annotated[
+        int,
+        setting(
+            "connections that each process of the HTTP server has at a time; more wait until one ends",
+            ge=1,
+            le=1 << 20,
+        ),
+    ] = 8192
+    max_connections_per_address: Annotated[
+        int,
+        setting(
+            "of these, those of one client address; one more is answered with 503 and closed; 0 for any "
+            "number, as behind a proxy, where all have the same",
+            ge=0,
+            le=1 << 20,
+        ),
+    ] = 0
     no_http: Annotated[bool, setting("serve the ZMQ client library only, without an HTTP server")] = False
     zmq_bind: Annotated[
         str,

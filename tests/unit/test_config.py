@@ -69,6 +69,8 @@ def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, 
         (["--page-size", "0"], "page_size"),
         (["--page-size", "many"], "page-size"),
         (["--port", "70000"], "port"),
+        (["--max-connections", "0"], "max_connections"),
+        (["--max-connections-per-address", "-1"], "max_connections_per_address"),
         (["--mem-fraction-static", "0"], "mem_fraction_static"),
         (["--mem-fraction-static", "1.5"], "mem_fraction_static"),
         (["--dtype", "int3"], "dtype"),
@@ -110,7 +112,15 @@ def test_a_host_that_no_browser_sends_is_refused(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "setting", [{"api_workers": 2}, {"cors_origins": "*"}, {"allowed_hosts": "*"}, {"metrics_open": True}]
+    "setting",
+    [
+        {"api_workers": 2},
+        {"cors_origins": "*"},
+        {"allowed_hosts": "*"},
+        {"max_connections": 9},
+        {"max_connections_per_address": 9},
+        {"metrics_open": True},
+    ],
 )
 def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"^{next(iter(setting))}: .*no_http"):
