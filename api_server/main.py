@@ -13,6 +13,7 @@ import uvloop
 from api_server.app import make_app
 from api_server.http_server import HttpServer
 from api_server.metrics import Metrics
+from api_server.rare_warnings import make_warnings_rare
 from api_server.server_state import ServerState
 from client.async_client import AsyncClient
 from runtime.checkpoint_config import CheckpointConfig
@@ -38,6 +39,7 @@ def without_query(record: logging.LogRecord) -> bool:
 
 def main(context: ProcessContext) -> None:
     logging.getLogger("uvicorn.access").addFilter(without_query)
+    make_warnings_rare()
     # What has been imported stays. To look through it takes each full collection 29 ms, without service.
     gc.collect()
     gc.freeze()
@@ -91,6 +93,8 @@ def _http_server(state: ServerState) -> HttpServer:
         log_config=None,
         access_log=config.log_level in ("debug", "info"),
         server_header=False,
+        proxy_headers=bool(config.proxies),
+        forwarded_allow_ips="*" if "*" in config.proxies else config.proxies,
     )
 
 

@@ -31,6 +31,7 @@ OWN_SETTINGS = frozenset(
         "cache_salt_per_api_key",
         "drain_timeout",
         "cors_origins",
+        "forwarded_allow_ips",
         "host",
         "max_connections",
         "max_connections_per_address",

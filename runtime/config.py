@@ -86,6 +86,11 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         return not self.api_key or bool(self.host_names)
 
     @property
+    def proxies(self) -> list[str]:
+        """Those whose word on where a request comes from is believed."""
+        return [proxy.strip() for proxy in self.forwarded_allow_ips.split(",") if proxy.strip()]
+
+    @property
     def tcp(self) -> TcpEndpoints | None:
         """Where the client library is served over TCP. Raises ValueError that says what is wrong with it."""
         if not self.zmq_bind:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import re
 from pathlib import Path
@@ -33,6 +34,15 @@ NAMES = {
 }
 """What may be chosen by name; beside these the user's own, as package.module:Class."""
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+HTTP_SETTINGS = (
+    "allowed_hosts",
+    "api_workers",
+    "cors_origins",
+    "forwarded_allow_ips",
+    "max_connections",
+    "max_connections_per_address",
+    "metrics_open",
+)
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 
@@ -181,16 +191,6 @@ def _check_profile_dir(config: RuntimeConfig) -> None:
         raise ConfigError(f"profile_dir: {path} is no directory that this user may write to")
 
 
-HTTP_SETTINGS = (
-    "api_workers",
-    "allowed_hosts",
-    "cors_origins",
-    "max_connections",
-    "max_connections_per_address",
-    "metrics_open",
-)
-
-
 def _check_http(config: RuntimeConfig) -> None:
     for origin in config.origins:
         if origin != "*" and not ORIGIN.fullmatch(origin):
@@ -200,9 +200,20 @@ def _check_http(config: RuntimeConfig) -> None:
             raise ConfigError(
                 f"allowed_hosts: {name} is neither * nor like a.example or *.example; give no scheme or port"
             )
+    for proxy in config.proxies:
+        if proxy != "*" and not _is_network(proxy):
+            raise ConfigError(f"forwarded_allow_ips: {proxy} is neither * nor like 10.0.0.1 or 10.0.0.0/8")
     for name in HTTP_SETTINGS:
         if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
             raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _check_tcp(config: RuntimeConfig) -> None:

@@ -55,6 +55,13 @@ class ServingSettings(SchedulingSettings, frozen=True, forbid_unknown_fields=Tru
             le=1 << 20,
         ),
     ] = 0
+    forwarded_allow_ips: Annotated[
+        str,
+        setting(
+            "addresses or networks of proxies, separated by commas, whose X-Forwarded-For and "
+            "X-Forwarded-Proto are believed; * for all; default: none"
+        ),
+    ] = ""
     no_http: Annotated[bool, setting("serve the ZMQ client library only, without an HTTP server")] = False
     zmq_bind: Annotated[
         str,

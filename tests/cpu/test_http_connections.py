@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from api_server.connection_count import ConnectionCount
+from api_server.main import main
+from api_server.rare_warnings import LOGGERS
 from tests.fake_ring import spell
 from tests.http_front import Front, http_front
 
@@ -82,6 +86,45 @@ def test_one_address_has_only_so_many_connections(tmp_path: Path) -> None:
         assert answers(another)
         connections[0].close()
         assert front.complete().status_code == 200
+
+
+@pytest.mark.parametrize("proxies", ["", "10.0.0.1", "10.0.0.1, 127.0.0.0/8", "::1, *"])
+def test_only_a_proxy_that_was_named_says_where_a_request_comes_from(
+    tmp_path: Path, proxies: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with http_front(tmp_path, spell("a"), log_level="info", forwarded_allow_ips=proxies) as front:
+        assert front.http.get("/version", headers={"x-forwarded-for": "10.9.8.7"}).status_code == 200
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert line.startswith("10.9.8.7:" if proxies.endswith(("8", "*")) else "127.0.0.1:")
+
+
+def test_warnings_that_strangers_cause_are_a_line_a_minute_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loggers = [logging.getLogger(name) for name in (*LOGGERS, "uvicorn.access")]
+    filters = [list(logger.filters) for logger in loggers]
+    with monkeypatch.context() as patch:
+        patch.setattr("api_server.main.serve", lambda _: None)
+        patch.setattr("api_server.main.uvloop.run", lambda _: None)
+        context: Any = None
+        main(context)
+    try:
+        with http_front(tmp_path, spell("a"), log_level="info") as front:
+
+            def warn(count: int) -> list[str]:
+                caplog.clear()
+                for _ in range(count):
+                    assert front.exchange(b"nonsense\r\n\r\n").status_code == 400
+                return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+            (line,) = warn(5)
+            assert warn(3) == []
+            monkeypatch.setattr("api_server.rare_warnings.PERIOD_S", 0.0)
+            assert warn(1) == [f"{line} (7 more of these were left out)"]
+    finally:
+        for logger, before in zip(loggers, filters, strict=True):
+            logger.filters[:] = before
 
 
 def test_connections_are_no_more_than_there_are_descriptors_for(

@@ -111,12 +111,20 @@ def test_a_host_that_no_browser_sends_is_refused(name: str, tmp_path: Path) -> N
     assert resolved(RuntimeConfig(allowed_hosts="*, a.example."), tmp_path).host_names == ["*", "a.example."]
 
 
+@pytest.mark.parametrize("proxy", ["proxy.example", "10.0.0.1/8", "10.0.0.1:80", "10.0.0"])
+def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^forwarded_allow_ips: "):
+        resolved(RuntimeConfig(forwarded_allow_ips=f"10.0.0.0/8, {proxy}"), tmp_path)
+    assert resolved(RuntimeConfig(forwarded_allow_ips="::1, *"), tmp_path).proxies == ["::1", "*"]
+
+
 @pytest.mark.parametrize(
     "setting",
     [
         {"api_workers": 2},
         {"cors_origins": "*"},
         {"allowed_hosts": "*"},
+        {"forwarded_allow_ips": "*"},
         {"max_connections": 9},
         {"max_connections_per_address": 9},
         {"metrics_open": True},
