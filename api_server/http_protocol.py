@@ -226,9 +226,15 @@ class HttpProtocol(HttpToolsProtocol):
         if size > MAX_HEAD_BYTES:
             self._refusal = _head_too_large()
             raise self._refusal
+        is_old = self.parser.get_http_version() == "1.0"
         num_hosts = sum(name == b"host" for name, _ in self.headers)
-        if num_hosts > 1 or (not num_hosts and self.parser.get_http_version() != "1.0"):
+        if num_hosts > 1 or not (num_hosts or is_old):
             self._refusal = _invalid("a request of HTTP/1.1 has one Host header")
+            raise self._refusal
+        # The parser finds out when the request has been begun.
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (is_old or codings != [b"chunked"]):
+            self._refusal = _invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out")
             raise self._refusal
 
     def _head_without_upgrade(self) -> bytes:
