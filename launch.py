@@ -13,6 +13,7 @@ from pathlib import Path
 from runtime.command_line import parse_args
 from runtime.config import DEMO_MODEL
 from runtime.console import configure_logging, hold_standard_streams, write_line
+from runtime.cpu_isa import hold_back_libraries
 from runtime.errors import EXIT_OK, StartError
 from runtime.hub import localize
 from runtime.model_config import ModelConfig, read_model_config
@@ -27,6 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = parse_args(argv)
         set_title("launcher")
         configure_logging("launcher", config.log_level)
+        hold_back_libraries()
         config = localize(config)
         model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
         model = read_model_config(model_path, config.model_impl)

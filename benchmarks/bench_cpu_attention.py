@@ -4,7 +4,7 @@
                                         [--batches 1,8,16,64] [--contexts 192,1024,4096] [--threads 2]
 
 A build is a folder of C++ sources, such as another checkout's model_worker/kernels/native/src; without
---builds this checkout's alone. --target: see Target of build.py. Every sequence decodes a token at about the
+--builds this checkout's alone. --cpu-isa: see runtime/cpu_isa.py. Every sequence decodes a token at about the
 same length, on scattered pages. All layers of a pool are taken in turn, as in a step, so that what one has
 read of a cache is not there the next time; with --hot all sequences have the same pages of the same layer.
 One layer's ms, median and least; the rate at which keys and values are read; and the first build's median
@@ -18,7 +18,7 @@ import json
 import statistics
 import time
 from pathlib import Path
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
 import torch
 
@@ -26,9 +26,10 @@ from benchmarks.decode_rows import PAGE_SIZE
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.forward_batch import ForwardBatch
-from model_worker.kernels.native.build import SOURCE_DIR, Target, build_library, trusted_cache
+from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted_cache
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kv_pool import MHATokenToKVPool
+from runtime.cpu_isa import cpu_isa, usable_isas
 from runtime.environment import kernel_cache_dir
 
 
@@ -134,14 +135,14 @@ def main() -> None:
     parser.add_argument("--contexts", type=numbers, default=[192, 1024, 4096])
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--page-size", type=int, default=PAGE_SIZE)
-    parser.add_argument("--target", choices=get_args(Target), default="native")
+    parser.add_argument("--cpu-isa", choices=usable_isas(), default=cpu_isa())
     parser.add_argument("--hot", action="store_true")
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     with trusted_cache(kernel_cache_dir()) as cache:
         builds = {
-            source: CpuNativeAttention(NativeKernels(build_library(cache, options.target, Path(source))))
+            source: CpuNativeAttention(NativeKernels(build_library(cache, options.cpu_isa, Path(source))))
             for source in options.builds
         }
     results: dict[str, list[float]] = {}

@@ -129,5 +129,5 @@ def _backend_of(
     if isinstance(backend, CpuNativeAttention):
         model.use_native(backend.kernels)
         if dtype is torch.bfloat16 and not backend.kernels.packs_linear:
-            logger.info("this CPU has no AVX512-BF16: linear layers stay with torch operations")
+            logger.info("linear layers stay with torch operations: without AVX512-BF16 they have no kernel")
     return backend

@@ -11,6 +11,13 @@ def api_key() -> str:
     return os.environ.get("CAROUSEL_API_KEY", "")
 
 
+def wanted_cpu_isa() -> str:
+    """CAROUSEL_CPU_ISA: the most of the CPU's instruction sets that may be used (runtime/cpu_isa.py); empty
+    when unset.
+    """
+    return os.environ.get("CAROUSEL_CPU_ISA", "")
+
+
 def visible_gpus() -> list[str] | None:
     """CUDA_VISIBLE_DEVICES: the GPUs that CUDA programs may use; None, all of them, when unset."""
     named = os.environ.get("CUDA_VISIBLE_DEVICES")

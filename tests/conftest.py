@@ -7,8 +7,12 @@ import gc
 import pytest
 
 from runtime.config import DEMO_MODEL
+from runtime.cpu_isa import hold_back_libraries
 from text import tokenizer
 from text.tokenizer import Tokenizer
+
+# Before anything computes. What a test starts inherits it.
+hold_back_libraries()
 
 
 def pytest_collection_finish() -> None:

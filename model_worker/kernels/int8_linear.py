@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from runtime.cpu_isa import cpu_isa, machine_isa
+
 LARGEST = 127
 
 
@@ -20,9 +22,17 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverse.unsqueeze(-1)).round_().to(torch.int8), most / LARGEST
 
 
+def _sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Exact sums of products: x [T, K], weight [N, K], both int8 -> [T, N]."""
+    if not x.is_cuda and cpu_isa() != machine_isa():
+        # Torch takes oneDNN's product by what the machine has; held back, that one saturates sums of pairs.
+        return x.double() @ weight.t().double()
+    return torch._int_mm(x, weight.t())
+
+
 def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
     """x [T, K] of any float dtype, weight [N, K] int8, scale [N] float32, bias [N] -> [T, N] of x's dtype."""
     quantized, x_scale = quantize_rows(x)
-    sums = torch._int_mm(quantized, weight.t())
+    sums = _sums(quantized, weight)
     y = sums.float() * (x_scale.unsqueeze(1) * scale)
     return (y if bias is None else y + bias.float()).to(x.dtype)

@@ -6,8 +6,9 @@ import shutil
 
 import pytest
 
-from model_worker.kernels.native.build import COMPILERS, Target
+from model_worker.kernels.native.build import COMPILERS
 from model_worker.kernels.native.library import NativeKernels, load_kernels
+from runtime.cpu_isa import CpuIsa, cpu_isa, usable_isas
 from runtime.environment import kernel_cache_dir
 
 needs_compiler = pytest.mark.skipif(
@@ -15,8 +16,16 @@ needs_compiler = pytest.mark.skipif(
 )
 
 
-def native_kernels(target: Target = "native") -> NativeKernels:
-    return load_kernels(kernel_cache_dir(), target)
+LEAST_ISA: CpuIsa = "avx2" if "avx2" in usable_isas() else "portable"
+"""What nearly every CPU has; linear layers of bfloat16 stay with torch there."""
+NATIVE_ISAS: tuple[CpuIsa, ...] = tuple(dict.fromkeys((cpu_isa(), LEAST_ISA)))
+"""For which the kernels are tested: as much as may be used, and that."""
+ISA_WITHOUT_AMX: CpuIsa = "avx512_bf16" if cpu_isa() == "amx" else cpu_isa()
+
+
+def native_kernels(isa: CpuIsa | None = None) -> NativeKernels:
+    """The kernels for as much as may be used here, or for no more than `isa`."""
+    return load_kernels(kernel_cache_dir(), isa)
 
 
 def packing_kernels() -> NativeKernels:
@@ -25,5 +34,5 @@ def packing_kernels() -> NativeKernels:
     """
     kernels = native_kernels()
     if not kernels.packs_linear:
-        pytest.skip("this CPU has no AVX512-BF16, so linear layers stay with torch")
+        pytest.skip("without AVX512-BF16 linear layers of bfloat16 stay with torch")
     return kernels

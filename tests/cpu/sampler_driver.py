@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from model_worker.device.cpu import CpuDevice
-from model_worker.kernels.native.build import Target
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
+from runtime.cpu_isa import CpuIsa
 from runtime.plan import RowSetup
-from tests.cpu.native import native_kernels
+from tests.cpu.native import LEAST_ISA, native_kernels
 
 VOCAB = 1003  # not a multiple of the four lanes of a Philox word
 MAX_ROWS = 64
@@ -31,13 +31,13 @@ class OnePassDevice(CpuDevice):
 class NativeDevice(CpuDevice):
     """A CPU whose sampler has the C++ kernels."""
 
-    target: Target = "native"
+    isa: CpuIsa | None = None
 
 
-class PortableDevice(NativeDevice):
-    """One without this CPU's own instructions."""
+class LeastDevice(NativeDevice):
+    """One without the instructions that only some CPUs have."""
 
-    target = "portable"
+    isa = LEAST_ISA
 
 
 def setup(row: int = 0, **fields: Any) -> RowSetup:
@@ -61,7 +61,7 @@ def sample(
 
 
 def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
-    kernels = native_kernels(device.target) if isinstance(device, NativeDevice) else None
+    kernels = native_kernels(device.isa) if isinstance(device, NativeDevice) else None
     sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab, kernels=kernels)
     reopen(sampler, *setups)
     return sampler

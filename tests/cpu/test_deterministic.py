@@ -16,7 +16,7 @@ from model_worker.model_runner import ModelRunner
 from model_worker.worker import load_worker
 from runtime.config import DEMO_MODEL, RuntimeConfig
 from runtime.errors import ConfigError
-from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
+from tests.cpu.native import LEAST_ISA, native_kernels, needs_compiler, packing_kernels
 from tests.cpu.plans import PlanWriter, save_tiny_llama
 
 pytestmark = needs_compiler
@@ -106,7 +106,7 @@ def test_what_the_worker_cannot_promise_is_refused_by_name(
     save_tiny_llama(tmp_path)  # 97 tokens: the head's rows do not fill the kernel's panels
     with pytest.raises(ConfigError, match=r"deterministic: (lm_head of this model|.*AVX512-BF16)"):
         _load(model=str(tmp_path), context_length=64)
-    portable = native_kernels("portable")
-    monkeypatch.setattr(cpu_native, "load_kernels", lambda _: portable)
+    least = native_kernels(LEAST_ISA)
+    monkeypatch.setattr(cpu_native, "load_kernels", lambda _: least)
     with pytest.raises(ConfigError, match="deterministic: needs a CPU with AVX512-BF16"):
         _load()

@@ -13,7 +13,7 @@ from torch import Tensor
 from model_worker.kernels.int8_linear import int8_linear, quantize_rows
 from model_worker.kernels.native.int8_linear import OFFSET, Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
-from tests.cpu.native import native_kernels, needs_compiler
+from tests.cpu.native import NATIVE_ISAS, native_kernels, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -22,7 +22,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 RTOL = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
 
 
-@pytest.fixture(params=["native", "portable"])
+@pytest.fixture(params=NATIVE_ISAS)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return native_kernels(request.param)
 

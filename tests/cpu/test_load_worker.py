@@ -13,9 +13,9 @@ import torch
 from model_worker import worker
 from model_worker.attention import cpu_native
 from model_worker.device import make_device
-from model_worker.kernels.native.build import Target
 from runtime.config import RuntimeConfig
-from tests.cpu.native import native_kernels, needs_compiler
+from runtime.cpu_isa import CpuIsa, cpu_isa
+from tests.cpu.native import LEAST_ISA, native_kernels, needs_compiler
 from tests.cpu.plans import save_tiny_llama
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
@@ -77,20 +77,20 @@ def test_loading_says_so_once_an_interval_at_most(
 
 @needs_compiler
 @pytest.mark.parametrize(
-    ("target", "dtype"), [("portable", "bfloat16"), ("portable", "float32"), ("native", "bfloat16")]
+    ("isa", "dtype"), [(LEAST_ISA, "bfloat16"), (LEAST_ISA, "float32"), (cpu_isa(), "bfloat16")]
 )
 def test_only_bfloat16_without_instructions_for_it_is_said_to_leave_linear_layers_to_torch(
     checkpoint: Path,
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
-    target: Target,
+    isa: CpuIsa,
     dtype: DType,
 ) -> None:
-    kernels = native_kernels(target)
+    kernels = native_kernels(isa)
     monkeypatch.setattr(cpu_native, "load_kernels", lambda _: kernels)
     with caplog.at_level(logging.INFO):
         load(checkpoint, dtype, "cpu_native")
     said = dtype == "bfloat16" and not kernels.packs_linear
     assert len(lines(caplog, "AVX512-BF16")) == said
-    if target == "portable":
+    if isa == LEAST_ISA:
         assert not kernels.packs_linear

@@ -14,10 +14,10 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.forward_batch import ForwardBatch
-from model_worker.kernels.native.build import Target
 from model_worker.kernels.native.library import NativeKernels, attention_supports
 from model_worker.kv_pool import MHATokenToKVPool
-from tests.cpu.native import native_kernels, needs_compiler
+from runtime.cpu_isa import CpuIsa, cpu_isa
+from tests.cpu.native import ISA_WITHOUT_AMX, LEAST_ISA, native_kernels, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -68,24 +68,26 @@ class Sequence:
 class Variant:
     """A way to compute: which library, whether its bfloat16 instructions are used, what is promised."""
 
-    target: Target
+    isa: CpuIsa
     force_float_math: bool = False
     deterministic: bool = False
 
     def backend(self) -> CpuNativeAttention:
-        kernels: NativeKernels = native_kernels(self.target)
+        kernels: NativeKernels = native_kernels(self.isa)
         return CpuNativeAttention(
             kernels, deterministic=self.deterministic, force_float_math=self.force_float_math
         )
 
 
-NATIVE = Variant("native")
-DETERMINISTIC = [
-    Variant("native", deterministic=True),
-    Variant("native", force_float_math=True, deterministic=True),
-    Variant("no_amx", deterministic=True),
-    Variant("portable", deterministic=True),
+NATIVE = Variant(cpu_isa())
+# On a CPU with few instructions some are the same.
+_DETERMINISTIC = [
+    Variant(cpu_isa(), deterministic=True),
+    Variant(cpu_isa(), force_float_math=True, deterministic=True),
+    Variant(ISA_WITHOUT_AMX, deterministic=True),
+    Variant(LEAST_ISA, deterministic=True),
 ]
+DETERMINISTIC = list(dict.fromkeys(_DETERMINISTIC))
 VARIANTS = [NATIVE, *DETERMINISTIC]
 
 

@@ -14,6 +14,7 @@ import pytest
 from model_worker.kernels.native import build
 from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
 from model_worker.kernels.native.library import NativeKernels, load_kernels
+from runtime.cpu_isa import usable_isas
 from runtime.environment import kernel_cache_dir
 from tests.cpu.native import needs_compiler
 from tests.other_user import give_away
@@ -44,15 +45,16 @@ def test_a_library_is_compiled_once_and_found_again(
 
 
 @needs_compiler
-def test_sources_target_and_cpu_each_have_a_library_of_their_own(
+def test_sources_instruction_set_and_cpu_each_have_a_library_of_their_own(
     small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    paths = [build_library(tmp_path), build_library(tmp_path, "portable")]
+    paths = [build_library(tmp_path, isa) for isa in usable_isas()]
+    assert build_library(tmp_path) == paths[-1]
     monkeypatch.setattr(build, "_cpu", lambda: ["another CPU"])
     paths.append(build_library(tmp_path))
     (small_source / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
     paths.append(build_library(tmp_path))
-    assert len(set(paths)) == 4
+    assert len(set(paths)) == len(usable_isas()) + 2
 
 
 @needs_compiler

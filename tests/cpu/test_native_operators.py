@@ -37,7 +37,14 @@ from model_worker.layers.weight import Weight
 from model_worker.loader import load_model
 from runtime.config import DEMO_MODEL
 from runtime.model_config import Activation, ModelConfig
-from tests.cpu.native import native_kernels, needs_compiler, packing_kernels
+from tests.cpu.native import (
+    ISA_WITHOUT_AMX,
+    LEAST_ISA,
+    NATIVE_ISAS,
+    native_kernels,
+    needs_compiler,
+    packing_kernels,
+)
 from tests.cpu.paged_forward import PagedForward
 
 pytestmark = needs_compiler
@@ -45,11 +52,10 @@ pytestmark = needs_compiler
 # Where float32 before a rounding to bfloat16 lies near the middle of two, the results are one step (2^-7)
 # apart; the norm and the gate round twice. Sums of a few hundred float32 differ by a few steps.
 RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6}
-TARGETS = ["native", "portable"]
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(params=TARGETS)
+@pytest.fixture(params=NATIVE_ISAS)
 def kernels(request: pytest.FixtureRequest) -> NativeKernels:
     return native_kernels(request.param)
 
@@ -58,8 +64,8 @@ def _normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def test_a_target_without_bfloat16_instructions_packs_nothing() -> None:
-    assert not can_pack(native_kernels("portable"), _normal(32, 32, dtype=torch.bfloat16))
+def test_a_cpu_without_bfloat16_instructions_packs_nothing() -> None:
+    assert not can_pack(native_kernels(LEAST_ISA), _normal(32, 32, dtype=torch.bfloat16))
 
 
 def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
@@ -84,7 +90,7 @@ def test_packed_linear_equals_float64(
 
 def test_packed_linear_without_tiles_equals_float64() -> None:
     packing_kernels()
-    _check_packed_linear(native_kernels("no_amx"), 80, 256, torch.bfloat16, True, 3)
+    _check_packed_linear(native_kernels(ISA_WITHOUT_AMX), 80, 256, torch.bfloat16, True, 3)
 
 
 def _check_packed_linear(
@@ -144,7 +150,7 @@ def test_a_gate_is_joined_to_products_of_bfloat16_by_tiles_alone() -> None:
     for n, k, out_dtype in ((48, 32, torch.bfloat16), (64, 34, torch.bfloat16), (64, 32, torch.float32)):
         weight = torch.zeros(n, k, dtype=torch.bfloat16)
         assert PackedLinear(kernels, weight, None, out_dtype=out_dtype).gated("silu") is None
-    without = native_kernels("no_amx")
+    without = native_kernels(ISA_WITHOUT_AMX)
     weight = torch.zeros(64, 32, dtype=torch.bfloat16)
     assert PackedLinear(without, weight, None, out_dtype=torch.bfloat16).gated("silu") is None
 

@@ -13,7 +13,7 @@ from model_worker.sampling.native import NativeLogprobs
 from runtime.plan import RowSetup
 from runtime.wire import pack_ids
 from tests.cpu.native import native_kernels, needs_compiler
-from tests.cpu.sampler_driver import NativeDevice, PortableDevice, random_logits, sample, sampler_with, setup
+from tests.cpu.sampler_driver import LeastDevice, NativeDevice, random_logits, sample, sampler_with, setup
 
 pytestmark = needs_compiler
 
@@ -42,7 +42,7 @@ def _mixed(vocab: int) -> list[RowSetup]:
 
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("scale", [0.0, 1.0, 30.0])
-@pytest.mark.parametrize("device", [NativeDevice, PortableDevice])
+@pytest.mark.parametrize("device", [NativeDevice, LeastDevice])
 def test_native_sampling_takes_the_tokens_of_the_torch_one(
     vocab: int, scale: float, device: type[NativeDevice]
 ) -> None:

@@ -10,7 +10,7 @@ from model_worker.sampling.masks import apply_masks, stage_masks
 from model_worker.sampling.native import NativeSampling
 from tests.cpu.mask_cases import VOCABS, mask_case
 from tests.cpu.native import needs_compiler
-from tests.cpu.sampler_driver import CPU, NativeDevice, PortableDevice, sampler_with, setup
+from tests.cpu.sampler_driver import CPU, LeastDevice, NativeDevice, sampler_with, setup
 
 
 @pytest.mark.parametrize("vocab", VOCABS)
@@ -22,7 +22,7 @@ def test_masks_by_torch(vocab: int) -> None:
 
 @needs_compiler
 @pytest.mark.parametrize("vocab", VOCABS)
-@pytest.mark.parametrize("device", [NativeDevice, PortableDevice])
+@pytest.mark.parametrize("device", [NativeDevice, LeastDevice])
 def test_masks_by_cpp(vocab: int, device: type[NativeDevice]) -> None:
     native = sampler_with(device(threaded=False), setup(0), vocab=vocab).native
     assert isinstance(native, NativeSampling)

@@ -19,15 +19,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
+from runtime.cpu_isa import CpuIsa, cpu_isa, machine_isa, usable_isas
 from runtime.ownership import fault_of
 
 logger = logging.getLogger(__name__)
-
-# "native" uses every instruction of this CPU, "no_amx" all but those of AMX, "portable" only those of any
-# x86-64 of the last ten years (on other architectures: of any): so that they can be tested on a newer CPU.
-Target = Literal["native", "portable", "no_amx"]
 
 SOURCE_DIR = Path(__file__).parent / "src"
 COMPILERS = ("g++", "c++", "clang++")
@@ -43,6 +39,9 @@ FLAGS = (
     # libraries for different CPUs differ in size.
     "-fvisibility=hidden",
 )
+_AMX = ("amx-tile", "amx-bf16", "amx-int8")
+_ABOVE: dict[CpuIsa, tuple[str, ...]] = {"avx512": ("avx512bf16", *_AMX), "avx512_bf16": _AMX}
+"""Instructions beyond a set that -march=native may have and the sources use."""
 COMPILE_TIMEOUT_S = 300.0
 
 
@@ -50,16 +49,16 @@ class BuildError(Exception):
     """The kernels cannot be built here; the text says why, in a line a user understands."""
 
 
-def build_library(cache_dir: Path, target: Target = "native", source_dir: Path | None = None) -> Path:
+def build_library(cache_dir: Path, isa: CpuIsa | None = None, source_dir: Path | None = None) -> Path:
     """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
-    cache_dir: a `trusted_cache`, if the library is to be loaded. source_dir: another version's sources, where
-    not this one's.
+    cache_dir: a `trusted_cache`, if the library is to be loaded. isa: the most of its instruction sets that
+    is used, where not all that may be. source_dir: another version's sources, where not this one's.
 
     Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
     """
     compiler = _find_compiler()
     source_dir = source_dir or SOURCE_DIR
-    flags = (*FLAGS, *_arch_flags(target))
+    flags = (*FLAGS, *_arch_flags(isa))
     library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir)}.so"
     if library.is_file():
         fault = fault_of(library)
@@ -101,12 +100,16 @@ def _find_compiler() -> str:
     raise BuildError(f"there is no C++ compiler (looked for {', '.join(COMPILERS)})")
 
 
-def _arch_flags(target: Target) -> tuple[str, ...]:
-    if target == "native":
+def _arch_flags(isa: CpuIsa | None) -> tuple[str, ...]:
+    assert isa is None or isa in usable_isas(), f"{isa} may not be used here"
+    isa = isa or cpu_isa()
+    if isa == machine_isa():
         return ("-march=native",)
-    if target == "no_amx":
-        return ("-march=native", "-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-    return ("-march=x86-64-v3",) if platform.machine() == "x86_64" else ()
+    if isa == "portable":
+        return ()
+    if isa == "avx2":
+        return ("-march=x86-64-v3",)
+    return ("-march=native", *(f"-mno-{name}" for name in _ABOVE[isa]))
 
 
 def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path) -> str:

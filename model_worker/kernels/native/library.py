@@ -14,8 +14,9 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.build import BuildError, Target, build_library, trusted_cache
+from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
 from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
+from runtime.cpu_isa import CpuIsa
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256
@@ -338,10 +339,12 @@ def heads_pointer(x: Tensor, head_dim: int) -> int:
 
 
 @cache
-def load_kernels(cache_dir: Path, target: Target = "native") -> NativeKernels:
-    """Build the library if need be and load it, once per process. Raises BuildError."""
+def load_kernels(cache_dir: Path, isa: CpuIsa | None = None) -> NativeKernels:
+    """Build the library if need be and load it, once per process. isa: as of build_library, which may raise
+    BuildError.
+    """
     with trusted_cache(cache_dir) as cache:
-        path = build_library(cache, target)
+        path = build_library(cache, isa)
         try:
             return NativeKernels(path)
         except OSError as error:
