@@ -1,4 +1,6 @@
-"""Callers that go away: what they had is given back within a second, nothing is counted twice or lost."""
+"""Callers that go away: what they had is given back within a second of the last step that computes for them;
+nothing is counted twice or lost.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +23,11 @@ from tests.resources import memory_mb
 MAX_LIFE_S = 1.5
 # A second is promised; the machine may be busy with other things.
 REST_S = 5.0
+MAX_LATE_STEPS = 4
+"""Steps that may compute for callers who are gone, and whose time does not count: two are in flight when they
+leave, and the scheduler reads 256 messages between two. A long chunk takes milliseconds, or seconds
+where torch has to emulate bfloat16.
+"""
 MAX_GROWTH_MB = 64
 # A reset instead of an orderly end: on, with no time to linger.
 RESET = struct.pack("ii", 1, 0)
@@ -78,7 +85,12 @@ def is_at_rest(info: dict[str, Any]) -> bool:
 def check_rest(client: Client, page: StatusPage) -> dict[str, Any]:
     """Rows, pages, the queue, the detokenizer's sequences, the HTTP server's callers."""
     began = time.monotonic()
+    num_finished = page.read("scheduler").num_finished
     while not is_at_rest(info := client.server_info()) or page_counts(page):
+        status = page.read("scheduler")
+        is_late = status.num_finished - num_finished >= MAX_LATE_STEPS
+        if status.num_launched > status.num_finished and not is_late:
+            began = time.monotonic()
         assert time.monotonic() - began <= REST_S, (info, page_counts(page))
     return info
 
