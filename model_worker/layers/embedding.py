@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from model_worker.distributed.cut import Cut
 from model_worker.distributed.group import RankGroup
 from model_worker.kernels.combine import CombineLike, combine
 from model_worker.kernels.embedding import embed
+from model_worker.kernels.linear import linear
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import Combine, PackedLinear, TakeRows, can_pack, can_take, pack
 from model_worker.layers.weight import Weight
@@ -105,7 +105,7 @@ class LMHead(nn.Module):
         if hidden.is_cuda and hidden.dtype is not torch.float32:
             # The product's own sums, as the C++ kernel gives them; torch has no such operation on a CPU.
             return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32, out=out)
-        logits = F.linear(hidden, self.weight)
+        logits = linear(hidden, self.weight)
         # The copy is the conversion: a buffer to write to costs nothing more.
         return logits.float() if out is None else out.copy_(logits)
 

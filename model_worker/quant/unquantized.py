@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from model_worker.kernels.linear import linear
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import PackedLinear, can_pack, pack
 from model_worker.quant.base import Multiply, QuantMethod
@@ -23,7 +23,7 @@ class Unquantized(QuantMethod):
         return None
 
     def apply(self, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
     def native(
         self,

@@ -1,0 +1,43 @@
+"""x @ weight.T + bias by torch, for weights that no C++ kernel takes."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+MIN_WIDE_ROWS = 8
+"""From so many rows on it is faster to widen the weight first: 1.5 to 2 times for 8 rows, 3 to 4.7 times from
+64 on (EPYC held back to AVX2, bfloat16, one thread, 2026-11).
+"""
+WIDE_ELEMENTS = 1 << 19
+"""Of a weight that are wide at a time: 2 MiB, which caches hold; 16 MiB took up to twice as long."""
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """x [T, K], weight [N, K], bias [N], all of one dtype -> [T, N] of it.
+
+    Torch multiplies a 16-bit dtype number by number where it has no matrix product of it for this CPU. Many
+    rows are then multiplied in float32, and each result is rounded once.
+    """
+    if x.is_cuda or len(x) < MIN_WIDE_ROWS or _has_product(x.dtype):
+        return F.linear(x, weight, bias)
+    wide = x.float()
+    out = x.new_empty(len(x), len(weight))
+    for start in range(0, len(weight), step := max(1, WIDE_ELEMENTS // weight.shape[1])):
+        part = slice(start, start + step)
+        own = None if bias is None else bias[part].float()
+        out[:, part] = F.linear(wide, weight[part].float(), own)
+    return out
+
+
+@cache
+def _has_product(dtype: torch.dtype) -> bool:
+    """Tell whether torch has a matrix product of this dtype for this CPU."""
+    if dtype is torch.bfloat16:
+        return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    if dtype is torch.float16:
+        return bool(torch.ops.mkldnn._is_mkldnn_fp16_supported())
+    return True
