@@ -28,6 +28,7 @@ from tests.cpu.plans import VOCAB, save_tiny_llama
 from tests.cpu.ring import Generated, Ring, Setting
 from tests.cpu.triton.test_pretended_models import tokens_in_float8
 from tests.launched import SLACK, Launched, is_alive, launched, leftovers
+from tests.no_waits import no_waits
 from tests.pretended_gpu import is_pretended
 
 pytestmark = [
@@ -108,11 +109,8 @@ def first_difference(a: Generated, b: Generated) -> int | None:
 def test_no_step_waits_for_the_device(on_cuda: Ring) -> None:
     """Once all is warm: prompts in chunks, decodes as graphs, edits and logprobs."""
     on_cuda.generate([prompt[::-1] for prompt in prompts()], ALL_KINDS, solo=False)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with no_waits():
         on_cuda.generate(prompts(), ALL_KINDS, solo=False)
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 def test_greedy_tokens_part_only_where_the_reference_is_undecided(on_cuda: Ring, on_cpu: Ring) -> None:

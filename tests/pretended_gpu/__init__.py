@@ -7,6 +7,7 @@ cannot show is speed, the compiled code, and what differs between torch's CPU an
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -26,6 +27,9 @@ from tests.pretended_gpu.timeline import PretendedGpuError, Stream, Timeline, on
 
 CAPABILITY = (9, 0)
 NAME = "a pretended GPU"
+PROTOTYPE_WARNING = (
+    "Synchronization debug mode is a prototype feature and does not yet detect all synchronizing operations"
+)
 MULTIPROCESSORS = 4
 SHARED_MEMORY_BYTES = 227 << 10
 
@@ -133,8 +137,13 @@ def _cuda(gpu: PretendedGpu) -> dict[str, Any]:
         for stream in timeline.streams:
             timeline.wait_for(stream.clock, "torch.cuda.synchronize")
 
+    warnings_left = [PROTOTYPE_WARNING]
+
     def set_sync_debug_mode(mode: str) -> None:
+        # Torch warns at the end of a call, so the mode is set even where the warning is raised.
         timeline.forbids_waits = mode == "error"
+        if warnings_left:
+            warnings.warn(warnings_left.pop(), UserWarning, stacklevel=2)
 
     return {
         # Classes, because annotations of other libraries name them.

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from msgspec import structs
 
 from model_worker.device import make_device
@@ -21,6 +20,7 @@ from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import save_tiny_llama
 from tests.cpu.ring import Ring, Setting
 from tests.cpu.triton.test_pretended_models import save_as_fp8
+from tests.no_waits import no_waits
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 from tests.pretended_gpu.rank_process import RankProcess
 
@@ -48,10 +48,9 @@ def follow(gpu: PretendedGpu, connection: Connection, config: RuntimeConfig, fol
     """The other rank does what it is told and never waits for its GPU. How many recordings it replayed."""
     worker = load_rank(1, config, folder)
     steps: list[WorkerStep] = []
-    torch.cuda.set_sync_debug_mode("error")
-    while (message := connection.recv()) is not None:
-        steps.append(worker.launch(message))
-    torch.cuda.set_sync_debug_mode("default")
+    with no_waits():
+        while (message := connection.recv()) is not None:
+            steps.append(worker.launch(message))
     for step in steps:
         step.result()
     worker.close()
@@ -123,15 +122,14 @@ def test_two_ranks_make_the_tokens_of_one(case: str, other: RankProcess, tmp_pat
     with pretended_gpu(num_devices=2) as gpu:
         ranks = TwoRanks(tmp_path, tmp_path / "ranks", other, **settings)
         try:
-            torch.cuda.set_sync_debug_mode("error")
             for sampling in samplings:
                 before = gpu.num_replays
                 prompts = PROMPTS[-len(sampling) :]
-                got = ranks.generate(prompts, sampling, solo=False)
+                with no_waits():
+                    got = ranks.generate(prompts, sampling, solo=False)
                 assert got == alone.generate(prompts, sampling, solo=False)
                 num_replayed.append(gpu.num_replays - before)
         finally:
-            torch.cuda.set_sync_debug_mode("default")
             ranks.close()
             alone.close()
     assert gpu.launches.count("nccl_gather") > 0

@@ -16,6 +16,7 @@ from runtime.errors import ConfigError
 from runtime.sampling_params import SamplingParams
 from tests.cpu.plans import save_tiny_llama
 from tests.cpu.triton.test_pretended_models import SetRing
+from tests.no_waits import no_waits
 from tests.pretended_gpu import PretendedGpu, pretended_gpu
 
 PROMPTS = [[1, 5, 9, 33, 2, 71, 8], [7, 7, 50, 21], [96, 3, 14, 15, 92]]
@@ -72,9 +73,8 @@ def test_recorded_decodes_make_the_tokens_of_the_cpu(
     waits for the device, those with chunks of prompts and the sampler's own work among them.
     """
     before = gpu.num_replays
-    torch.cuda.set_sync_debug_mode("error")
-    got = recorded.generate(PROMPTS, KINDS[kind], solo=False)
-    torch.cuda.set_sync_debug_mode("default")
+    with no_waits():
+        got = recorded.generate(PROMPTS, KINDS[kind], solo=False)
     assert got == on_cpu.generate(PROMPTS, KINDS[kind], solo=True)
     # Each token but the first is a forward; a draw, too, unless a row needs more.
     decodes = max(len(tokens) for tokens in got) - 1

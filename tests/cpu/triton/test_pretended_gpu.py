@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from tests.no_waits import no_waits
 from tests.pretended_gpu import PretendedGpu, PretendedGpuError, pretended_gpu
 
 AT = torch.device("cuda", 0)
@@ -98,15 +99,32 @@ WAITS: dict[str, Callable[[Tensor], Any]] = {
 def test_a_wait_is_an_error_when_none_may_be_and_in_a_recording(wait: str, gpu: PretendedGpu) -> None:
     x = numbers()
     WAITS[wait](x)
-    torch.cuda.set_sync_debug_mode("error")
-    with pytest.raises(PretendedGpuError):
+    with no_waits(), pytest.raises(PretendedGpuError):
         WAITS[wait](x)
-    torch.cuda.set_sync_debug_mode("default")
+    WAITS[wait](x)
     with (
         pytest.raises(PretendedGpuError, match="in a recording"),
         torch.cuda.graph(torch.cuda.CUDAGraph(), stream=torch.cuda.current_stream()),
     ):
         WAITS[wait](x)
+
+
+def test_what_torch_says_of_forbidden_waits_is_raised_when_they_are_forbidden(gpu: PretendedGpu) -> None:
+    """Once; so a test that forbids them by itself leaves them forbidden to those that follow."""
+    x = numbers()
+    with pytest.raises(UserWarning, match="Synchronization debug mode is a prototype feature"):
+        torch.cuda.set_sync_debug_mode("error")
+    with pytest.raises(PretendedGpuError, match="the host waits"):
+        x.cpu()
+    torch.cuda.set_sync_debug_mode("default")
+    x.cpu()
+
+
+def test_waits_are_allowed_again_after_a_failure(gpu: PretendedGpu) -> None:
+    x = numbers()
+    with pytest.raises(PretendedGpuError, match="the host waits"), no_waits():
+        x.cpu()
+    x.cpu()
 
 
 def test_a_replay_knows_memory_and_nothing_else(gpu: PretendedGpu) -> None:
