@@ -5,7 +5,7 @@
     each layer               run
 
 Decodes and chunks go through one kernel. A plan knows lengths, so a step cannot be recorded as a CUDA graph.
-Written for flashinfer-python 0.6; NOTE: no test has run this on a GPU yet.
+Written for flashinfer-python 0.7; NOTE: no test has run this on a GPU yet.
 """
 
 from __future__ import annotations

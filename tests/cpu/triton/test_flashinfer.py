@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from types import ModuleType
-from typing import Any
 
 import pytest
 import torch
@@ -22,13 +21,16 @@ NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16
 
 
 class Wrapper:
-    """BatchPrefillWithPagedKVCacheWrapper: causal attention by its own lists, in float64."""
+    """BatchPrefillWithPagedKVCacheWrapper: causal attention by its own lists, in float64. Its arguments, and
+    what it refuses, are those of flashinfer-python 0.7.2.
+    """
 
     num_made = 0
     num_plans = 0
 
     def __init__(self, workspace: Tensor, kv_layout: str) -> None:
         assert workspace.dtype == torch.uint8
+        assert workspace.data_ptr() % 16 == 0
         assert kv_layout == "NHD"
         Wrapper.num_made += 1
 
@@ -42,26 +44,36 @@ class Wrapper:
         num_kv_heads: int,
         head_dim_qk: int,
         page_size: int,
-        **options: Any,
+        *,
+        causal: bool = False,
+        sm_scale: float | None = None,
+        window_left: int = -1,
+        logits_soft_cap: float | None = None,
+        q_data_type: torch.dtype = torch.float16,
+        kv_data_type: torch.dtype | None = None,
     ) -> None:
         lists = (qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len)
         assert all(each.dtype == torch.int32 for each in lists)
         assert (num_qo_heads, num_kv_heads, head_dim_qk) == (NUM_HEADS, NUM_KV_HEADS, HEAD_DIM)
-        self._lists, self._page_size, self._options = [each.tolist() for each in lists], page_size, options
+        assert causal
+        assert sm_scale is not None
+        self._lists, self._page_size = [each.tolist() for each in lists], page_size
+        self._scale, self._softcap = sm_scale, logits_soft_cap or 0.0
+        self._window = None if window_left < 0 else window_left + 1
+        self._dtypes = (q_data_type, kv_data_type or q_data_type)
         Wrapper.num_plans += 1
 
     def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
         starts, page_starts, indices, last = self._lists
-        options, out = self._options, torch.empty_like(q)
-        assert options["causal"]
-        window = None if options["window_left"] < 0 else options["window_left"] + 1
+        out = torch.empty_like(q)
+        assert len(q) == starts[-1]
+        assert (q.dtype, paged_kv_cache[0].dtype) == self._dtypes
         for b, last_len in enumerate(last):
             pages = indices[page_starts[b] : page_starts[b + 1]]
             length = (len(pages) - 1) * self._page_size + last_len
             k, v = (pool[pages].flatten(0, 1)[:length] for pool in paged_kv_cache)
             new = slice(starts[b], starts[b + 1])
-            softcap = options["logits_soft_cap"] or 0.0
-            out[new] = dense(q[new], k, v, options["sm_scale"], window, softcap).to(q.dtype)
+            out[new] = dense(q[new], k, v, self._scale, self._window, self._softcap).to(q.dtype)
         return out
 
 
