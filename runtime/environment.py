@@ -1,4 +1,4 @@
-"""What the environment says. Variables are read in this file only."""
+"""What the environment says. Variables are read, and set, in this file only."""
 
 from __future__ import annotations
 
@@ -44,6 +44,15 @@ def kernel_cache_dir() -> Path:
 def environment_run_dir() -> str:
     """CAROUSEL_RUN_DIR: the launch that clients connect to when none is named; empty when unset."""
     return os.environ.get("CAROUSEL_RUN_DIR", "")
+
+
+def allow_fp_fusion() -> None:
+    """Set TRITON_DEFAULT_FP_FUSION to 1 where it is unset: a product and a sum become one operation.
+
+    So kernels keep their speed and their rounding with Triton 3.10, which does not fuse by default, and 3.9
+    does not warn of the change.
+    """
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 def child_environment() -> dict[str, str]:

@@ -15,7 +15,6 @@ REPOSITORY = Path(__file__).parents[3]
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own: in this one kernels are interpreted, and its GPU is none."""
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
     return subprocess.run(
         [sys.executable, "-m", *arguments],
         env=environment,

@@ -30,7 +30,6 @@ from runtime.errors import ConfigError
 def test_what_is_nearest_to_its_limit_fits_as_compiled_and_is_no_more_than_estimated() -> None:
     # A process of its own: in this one the kernels were defined for the interpreter.
     environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment["TRITON_DEFAULT_FP_FUSION"] = "1"
     run = subprocess.run(
         [sys.executable, "-m", "benchmarks.gpu.fits", "--json"],
         env=environment,
