@@ -46,6 +46,11 @@ def environment_run_dir() -> str:
     return os.environ.get("CAROUSEL_RUN_DIR", "")
 
 
+def c_compiler() -> str | None:
+    """CC: the C compiler that Triton takes; None when unset, and it takes gcc or clang."""
+    return os.environ.get("CC")
+
+
 def allow_fp_fusion() -> None:
     """Set TRITON_DEFAULT_FP_FUSION to 1 where it is unset: a product and a sum become one operation.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from importlib.util import find_spec
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from model_worker.device.base import Outcome
 from model_worker.out_of_memory import first_line
+from runtime.environment import c_compiler
 from runtime.errors import ConfigError
 
 T = TypeVar("T")
@@ -21,6 +23,8 @@ T = TypeVar("T")
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
 FP8_NEEDS = "a GPU of compute capability 8.9 (Ada) or later"
+# Those that Triton looks for where CC names none (triton/runtime/build.py).
+COMPILERS = ("gcc", "clang")
 
 
 def has_fp8() -> bool:
@@ -34,6 +38,17 @@ def _launch_errors() -> tuple[type[Exception], ...]:
     from triton.runtime.errors import OutOfResources
 
     return (OutOfResources,)
+
+
+def _check_compiler() -> None:
+    """Raise ConfigError without a C compiler: Triton would fail at its first launch, behind the weights."""
+    named = c_compiler()
+    if not any(shutil.which(name) for name in (COMPILERS if named is None else (named,))):
+        missing = "there is neither gcc nor clang" if named is None else f"CC={named} is no program"
+        raise ConfigError(
+            "device: cuda needs a C compiler, with which Triton builds what launches its kernels, and "
+            f"{missing}; install gcc (apt install gcc), or name one in CC"
+        )
 
 
 class CudaTicket(Outcome[T]):
@@ -90,6 +105,7 @@ class CudaDevice:
                 f"device: {name} has compute capability {'.'.join(map(str, capability))}; the kernels need "
                 f"{'.'.join(map(str, MIN_CAPABILITY))} (Ampere) or later; try --device cpu"
             )
+        _check_compiler()
         self.launch_errors = _launch_errors()
         self.torch_device = torch.device("cuda", index)
         self._graph_pool: Any = None

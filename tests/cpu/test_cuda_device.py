@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -10,6 +12,7 @@ from model_worker.device.cpu import CpuDevice
 from model_worker.device_memory import make_kv_pool
 from model_worker.kv_pool import KVLayout
 from runtime.errors import ConfigError
+from tests.pretended_gpu import pretended_gpu
 
 
 def test_a_card_before_ampere_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -18,6 +21,41 @@ def test_a_card_before_ampere_is_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "Tesla T4")
     with pytest.raises(ConfigError, match=r"device: Tesla T4 has compute capability 7\.5.*8\.0"):
         make_device("cuda", threaded=True)
+
+
+@pytest.mark.parametrize(
+    ("program", "named", "says"),
+    [
+        (
+            None,
+            None,
+            r"C compiler.* neither gcc nor clang; install gcc \(apt install gcc\), or name one in CC",
+        ),
+        ("gcc", "tcc", "C compiler.* CC=tcc is no program"),
+        ("gcc", None, None),
+        ("clang", None, None),
+        ("tcc", "tcc", None),
+    ],
+)
+def test_no_compiler_for_triton_is_refused(
+    program: str | None,
+    named: str | None,
+    says: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if program is not None:
+        (tmp_path / program).touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CC", named or "")
+    if named is None:
+        monkeypatch.delenv("CC")
+    with pretended_gpu():
+        if says is None:
+            make_device("cuda", threaded=False).close()
+        else:
+            with pytest.raises(ConfigError, match=rf"^device: cuda needs a {says}"):
+                make_device("cuda", threaded=False)
 
 
 def test_no_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
