@@ -1,4 +1,4 @@
-"""Triton's interpreter with the arithmetic of a GPU where it has its own.
+"""Triton's interpreter with the arithmetic of a GPU where it has its own, and with no order of programs.
 
 It has integers for bfloat16 and float8: it multiplies them as such, and truncates where a GPU rounds. And a
 calculation without a result, of which a GPU makes a NaN, is a warning.
@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import lru_cache
+from itertools import product
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import patch
@@ -91,6 +94,30 @@ def _indexes_of_one_element() -> Iterator[None]:
         yield
 
 
+SET_GRID_IDX = InterpreterBuilder.set_grid_idx
+
+
+@lru_cache
+def _shuffled(grid: tuple[int, int, int]) -> list[tuple[int, ...]]:
+    """Programs of a launch: always the same order of the same grid, so that a failure comes again."""
+    in_order = list(product(*map(range, grid)))
+    programs = in_order.copy()
+    Random(str(grid)).shuffle(programs)
+    return programs if programs != in_order else programs[::-1]
+
+
+def _set_shuffled_idx(builder: Any, x: int, y: int, z: int) -> None:
+    _, ny, nz = grid = builder.grid_dim
+    SET_GRID_IDX(builder, *_shuffled(grid)[(x * ny + y) * nz + z])
+
+
+@contextmanager
+def shuffled_programs() -> Iterator[None]:
+    """A GPU promises no order of a launch's programs, and the interpreter keeps to none."""
+    with patch.object(InterpreterBuilder, "set_grid_idx", _set_shuffled_idx):
+        yield
+
+
 @contextmanager
 def gpu_arithmetic() -> Iterator[None]:
     plain_dot, plain_binary = InterpreterBuilder.create_dot, InterpreterBuilder.binary_op
@@ -106,6 +133,7 @@ def gpu_arithmetic() -> Iterator[None]:
 
     with ExitStack() as stack, np.errstate(all="ignore"):
         stack.enter_context(patched_once())
+        stack.enter_context(shuffled_programs())
         stack.enter_context(patch.object(interpreter, "_convert_float", _unseen(_convert_float)))
         stack.enter_context(patch.object(InterpreterBuilder, "create_dot", dot))
         stack.enter_context(patch.object(InterpreterBuilder, "binary_op", binary))

@@ -8,7 +8,7 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.pretended_gpu.interpreter import patched_once
+from tests.pretended_gpu.interpreter import patched_once, shuffled_programs
 from tests.pretended_gpu.nccl import ProcessGroupNCCL
 from tests.pretended_gpu.rank_process import RankProcess
 
@@ -26,6 +26,6 @@ def other() -> Iterator[RankProcess]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def quick_interpreter() -> Iterator[None]:
-    with patched_once():
+def interpreter() -> Iterator[None]:
+    with patched_once(), shuffled_programs():
         yield
