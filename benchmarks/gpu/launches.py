@@ -35,6 +35,7 @@ from model_worker.device.cpu import CpuDevice, Rerun
 from model_worker.future_map import FutureMap
 from model_worker.graph_runner import DeviceState, GraphRunner
 from model_worker.kernels.fp8_rows import FP8
+from model_worker.kernels.triton.call_site import launches_by_triton_alone
 from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
@@ -94,7 +95,7 @@ def count_launches() -> Iterator[CountLaunches]:
     def take(kernel: Any, grid: object) -> Callable[..., None]:
         return lambda *args, **kwargs: counts.launch(kernel)
 
-    with mock.patch.object(KernelInterface, "__getitem__", take), counts:
+    with launches_by_triton_alone(), mock.patch.object(KernelInterface, "__getitem__", take), counts:
         yield counts
 
 

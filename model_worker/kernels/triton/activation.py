@@ -5,11 +5,13 @@ grid   token × block of the width
 
 from __future__ import annotations
 
-import torch
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.triton.call_site import CallSite
 from runtime.model_config import Activation
 
 BLOCK = 1024
@@ -17,13 +19,18 @@ BLOCK = 1024
 
 def activate_and_mul(activation: Activation, gate_up: Tensor) -> Tensor:
     """As model_worker.kernels.activation.activate_and_mul, for gate_up [T, 2 * I] of any row stride."""
-    num_tokens, width = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty((num_tokens, width), dtype=gate_up.dtype, device=gate_up.device)
+    num_tokens, twice = gate_up.shape
+    width = twice // 2
+    out = gate_up.new_empty((num_tokens, width))
     if num_tokens:
-        _gate[(num_tokens, triton.cdiv(width, BLOCK))](
-            gate_up, out, gate_up.stride(0), ACTIVATION=activation, WIDTH=width, BLOCK=BLOCK, num_warps=4
-        )
+        grid = (num_tokens, -(-width // BLOCK), 1)
+        _gates(activation, width).launch(grid, gate_up, out, gate_up.stride()[0])
     return out
+
+
+@cache
+def _gates(activation: Activation, width: int) -> CallSite:
+    return CallSite(_gate, ACTIVATION=activation, WIDTH=width, BLOCK=BLOCK, num_warps=4)
 
 
 @triton.jit

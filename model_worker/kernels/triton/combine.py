@@ -5,10 +5,14 @@ grid   block of elements
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 BLOCK = 1024
 
@@ -19,11 +23,14 @@ def combine(x: Tensor, *, scale: float, cap: float | None, add: Tensor | None, o
     assert all(each is None or each.is_contiguous() for each in (x, add, out))
     n = x.numel()
     if n:
-        _combine[(triton.cdiv(n, BLOCK),)](
-            x, out if add is None else add, out, n, scale, cap or 0.0, CAPS=cap is not None,
-            ADDS=add is not None, BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+        site = _combines(cap is not None, add is not None)
+        site.launch((-(-n // BLOCK), 1, 1), x, out if add is None else add, out, n, scale, cap or 0.0)
     return out
+
+
+@cache
+def _combines(caps: bool, adds: bool) -> CallSite:
+    return CallSite(_combine, CAPS=caps, ADDS=adds, BLOCK=BLOCK, num_warps=4)
 
 
 @triton.jit(do_not_specialize=["n", "scale", "cap"])

@@ -13,12 +13,15 @@ keys keeps all multiprocessors busy when there are few sequences (Dao et al., 20
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
+from model_worker.kernels.triton.call_site import CallSite
 from model_worker.kernels.triton.new_tokens import NewTokens, _store_new, _turned_heads
 from model_worker.kernels.triton.tiles import DecodeTile, Heads, decode_tile, gpu_of, group_rows, padded
 
@@ -46,7 +49,8 @@ def decode_attention(
     tile: DecodeTile | None = None,
     out: Tensor,
 ) -> None:
-    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b]. With `new` the last of them is
+    """Attend q[b] to the first kv_lens[b] tokens of row rows[b], into out[b], for each b of kv_lens; what
+    the other tensors have beyond that many is left alone. With `new` the last token of a sequence is
     not in the pools yet: it is stored as `rope_and_store_kv` stores it, and q is normed and rotated, but only
     for this launch.
 
@@ -55,33 +59,61 @@ def decode_attention(
     int32; rows, kv_lens [B] of any integer dtype. softcap 0.0 means none. num_splits: `choose_num_splits`.
     tile: other launch parameters than `decode_tile` gives. Raises ConfigError when it has none.
     """
-    batch, num_heads, head_dim = q.shape
-    num_kv_heads = k_pool.shape[1]
+    batch, (_, num_heads, head_dim), num_kv_heads = kv_lens.shape[0], q.shape, k_pool.shape[1]
     if batch == 0:
         return
-    group = num_heads // num_kv_heads
-    tile = tile or decode_tile(gpu_of(q.device), Heads(group, head_dim, q.dtype, k_pool.dtype))
-    # One split leaves no parts. Pointers to them have their type all the same, or it would be another kernel.
-    parts = num_splits if num_splits > 1 else 0
-    partial = torch.empty((batch, num_heads, parts, head_dim), dtype=torch.float32, device=q.device)
-    lse = torch.empty((batch, num_heads, parts), dtype=torch.float32, device=q.device)
     k, v, slots, cos_sin, norms = new or (q, q, rows, None, None)
     q_weight, k_weight, eps = norms or (q, q, 0.0)
-    _attend_split[(batch, num_kv_heads, num_splits)](
-        q, k, v, slots, q if cos_sin is None else cos_sin, q_weight, k_weight, k_pool, v_pool, page_table,
-        rows, kv_lens, out, partial, lse, q.stride(0), k.stride(0), v.stride(0), out.stride(0),
-        page_table.stride(0), k_pool.stride(0), scale * kv_scale.key, sliding_window or 0, softcap,
-        kv_scale.value, 1.0 / kv_scale.key, 1.0 / kv_scale.value, eps, HAS_NEW=new is not None,
-        NORMS=norms is not None, ROTATES=cos_sin is not None, GROUP=group, BLOCK_G=group_rows(group),
-        HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_N=tile.block_n,
-        HAS_WINDOW=sliding_window is not None, HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps,
-        num_stages=tile.num_stages,
+    if num_splits > 1:
+        partial = torch.empty((batch, num_heads, num_splits, head_dim), dtype=torch.float32, device=q.device)
+        lse = torch.empty((batch, num_heads, num_splits), dtype=torch.float32, device=q.device)
+    else:
+        partial = lse = _no_part(q.device)
+    site = _attending(
+        q.device, q.dtype, k_pool.dtype, (num_heads, num_kv_heads, head_dim, page_size), tile,
+        (new is not None, norms is not None, cos_sin is not None, sliding_window is not None, softcap > 0.0),
+    )  # fmt: skip
+    site.launch(
+        (batch, num_kv_heads, num_splits), q, k, v, slots, q if cos_sin is None else cos_sin, q_weight,
+        k_weight, k_pool, v_pool, page_table, rows, kv_lens, out, partial, lse, q.stride()[0], k.stride()[0],
+        v.stride()[0], out.stride()[0], page_table.stride()[0], k_pool.stride()[0], scale * kv_scale.key,
+        sliding_window or 0, softcap, kv_scale.value, 1.0 / kv_scale.key, 1.0 / kv_scale.value, eps,
     )  # fmt: skip
     if num_splits > 1:
-        _merge_splits[(batch, num_heads)](
-            partial, lse, out, num_splits, out.stride(0), BLOCK_S=MAX_SPLITS, HEAD_DIM=head_dim,
-            BLOCK_D=padded(head_dim), num_warps=4,
-        )  # fmt: skip
+        _merging(head_dim).launch((batch, num_heads, 1), partial, lse, out, num_splits, out.stride()[0])
+
+
+@cache
+def _no_part(device: torch.device) -> Tensor:
+    """Stands for the parts where one split leaves none: of their type, or it would be another kernel."""
+    return torch.empty(0, dtype=torch.float32, device=device)
+
+
+@cache
+def _attending(
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    tile: DecodeTile | None,
+    does: tuple[bool, bool, bool, bool, bool],
+) -> CallSite:
+    num_heads, num_kv_heads, head_dim, page_size = shape
+    has_new, norms, rotates, has_window, has_softcap = does
+    group = num_heads // num_kv_heads
+    tile = tile or decode_tile(gpu_of(device), Heads(group, head_dim, dtype, kv_dtype))
+    return CallSite(
+        _attend_split, HAS_NEW=has_new, NORMS=norms, ROTATES=rotates, GROUP=group, BLOCK_G=group_rows(group),
+        HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size, BLOCK_N=tile.block_n,
+        HAS_WINDOW=has_window, HAS_SOFTCAP=has_softcap, num_warps=tile.num_warps, num_stages=tile.num_stages,
+    )  # fmt: skip
+
+
+@cache
+def _merging(head_dim: int) -> CallSite:
+    return CallSite(
+        _merge_splits, BLOCK_S=MAX_SPLITS, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), num_warps=4
+    )
 
 
 def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multiprocessors: int) -> int:

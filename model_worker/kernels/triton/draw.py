@@ -11,12 +11,16 @@ lies between the logits and the next step.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.triton import truncation
+from model_worker.kernels.triton.call_site import CallSite
 from model_worker.kernels.triton.truncation import (
     NUM_BUCKETS,
     Scratch,
@@ -69,28 +73,46 @@ def draw(
     top_p = c.top_p if top_p is None else top_p
     limits = (rows, c.temperature, c.top_k, top_p, c.min_logit_gap, c.is_greedy)
     strides = (c.temperature.stride(0), c.top_k.stride(0), top_p.stride(0))
-    grid, blocks = (num_rows, num_blocks), triton.next_power_of_2(num_blocks)
+    grid = (num_rows, num_blocks, 1)
+    sites = _sites(vocab_size, truncates, last_token is not None, truncation.CAPACITY)
     if truncates:
-        _extremes[grid](
-            logits, *limits, s.highest, s.lowest, s.histogram, s.num_listed, vocab_size, *strides,
-            BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
-        _count[grid](
-            logits, *limits, s.highest, s.lowest, s.histogram, vocab_size, *strides,
-            BLOCKS=blocks, BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
-    capacity = truncation.CAPACITY
-    _best_in_block[grid](
-        logits, *limits, c.seed, positions, *s, scores, ids, vocab_size, *strides,
-        TRUNCATES=truncates, CAPACITY=capacity, BLOCKS=blocks, BLOCK=BLOCK, num_warps=8,
-    )  # fmt: skip
-    _best_of_row[(num_rows,)](
-        logits, *limits, c.seed, positions, *s, scores, ids, tokens,
+        sites.extremes.launch(
+            grid, logits, *limits, s.highest, s.lowest, s.histogram, s.num_listed, vocab_size, *strides
+        )
+        sites.count_buckets.launch(
+            grid, logits, *limits, s.highest, s.lowest, s.histogram, vocab_size, *strides
+        )
+    sites.best_in_block.launch(
+        grid, logits, *limits, c.seed, positions, *s, scores, ids, vocab_size, *strides
+    )
+    sites.best_of_row.launch(
+        (num_rows, 1, 1), logits, *limits, c.seed, positions, *s, scores, ids, tokens,
         tokens if last_token is None else last_token, vocab_size, num_blocks, *strides,
-        TRUNCATES=truncates, REMEMBERS=last_token is not None, CAPACITY=capacity, BLOCKS=blocks, TILE=TILE,
-        ID_BITS=(vocab_size - 1).bit_length(), num_warps=16 if truncates else 1,
     )  # fmt: skip
     return tokens
+
+
+class _Sites(NamedTuple):
+    extremes: CallSite
+    count_buckets: CallSite
+    best_in_block: CallSite
+    best_of_row: CallSite
+
+
+@cache
+def _sites(vocab_size: int, truncates: bool, remembers: bool, capacity: int) -> _Sites:
+    blocks = triton.next_power_of_2(triton.cdiv(vocab_size, BLOCK))
+    return _Sites(
+        CallSite(_extremes, BLOCK=BLOCK, num_warps=4),
+        CallSite(_count, BLOCKS=blocks, BLOCK=BLOCK, num_warps=4),
+        CallSite(
+            _best_in_block, TRUNCATES=truncates, CAPACITY=capacity, BLOCKS=blocks, BLOCK=BLOCK, num_warps=8
+        ),
+        CallSite(
+            _best_of_row, TRUNCATES=truncates, REMEMBERS=remembers, CAPACITY=capacity, BLOCKS=blocks,
+            TILE=TILE, ID_BITS=(vocab_size - 1).bit_length(), num_warps=16 if truncates else 1,
+        ),
+    )  # fmt: skip
 
 
 @triton.jit

@@ -5,10 +5,14 @@ grid   token × block of the width
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 BLOCK = 1024
 
@@ -18,10 +22,14 @@ def embed(ids: Tensor, weight: Tensor, *, first: int, scale: float) -> Tensor:
     num_rows, width = weight.shape
     out = torch.empty((len(ids), width), dtype=weight.dtype, device=weight.device)
     if len(ids):
-        _embed[(len(ids), triton.cdiv(width, BLOCK))](
-            ids, weight, out, first, num_rows, scale, WIDTH=width, BLOCK=BLOCK, num_warps=4
-        )
+        grid = (len(ids), -(-width // BLOCK), 1)
+        _embeds(width).launch(grid, ids, weight, out, first, num_rows, scale)
     return out
+
+
+@cache
+def _embeds(width: int) -> CallSite:
+    return CallSite(_embed, WIDTH=width, BLOCK=BLOCK, num_warps=4)
 
 
 # Ids are a part of what a step uploads, at any alignment: nothing is compiled while serving.

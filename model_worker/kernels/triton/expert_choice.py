@@ -8,10 +8,14 @@ few, and a sort would be as many steps as a search, for each of the scores.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 
 def choose_experts(scores: Tensor, per_token: int, *, renormalizes: bool) -> tuple[Tensor, Tensor]:
@@ -22,12 +26,17 @@ def choose_experts(scores: Tensor, per_token: int, *, renormalizes: bool) -> tup
     weights = torch.empty(shape, dtype=scores.dtype, device=scores.device)
     ids = torch.empty(shape, dtype=torch.int32, device=scores.device)
     if num_tokens:
-        _choose[(num_tokens,)](
-            scores, weights, ids, scores.stride(0), NUM_EXPERTS=num_experts, PER_TOKEN=per_token,
-            RENORMALIZES=renormalizes, BLOCK_E=triton.next_power_of_2(num_experts),
-            BLOCK_K=triton.next_power_of_2(per_token), num_warps=1,
-        )  # fmt: skip
+        site = _choice(num_experts, per_token, renormalizes)
+        site.launch((num_tokens, 1, 1), scores, weights, ids, scores.stride()[0])
     return weights, ids
+
+
+@cache
+def _choice(num_experts: int, per_token: int, renormalizes: bool) -> CallSite:
+    return CallSite(
+        _choose, NUM_EXPERTS=num_experts, PER_TOKEN=per_token, RENORMALIZES=renormalizes,
+        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_K=triton.next_power_of_2(per_token), num_warps=1,
+    )  # fmt: skip
 
 
 @triton.jit

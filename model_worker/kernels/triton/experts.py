@@ -15,12 +15,15 @@ become hidden's dtype as they are read; their scales, one for each output, are a
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 BLOCK_N = 64
 BLOCK_K = 64
@@ -73,12 +76,16 @@ def _sorted_by_expert(ids: Tensor, num_experts: int, block_m: int) -> _Tiles:
     order = torch.empty(num_pairs, dtype=torch.int32, device=device)
     ends, tile_ends = torch.empty((2, num_experts), dtype=torch.int32, device=device).unbind(0)
     is_small = block_m == SMALL_TILE and num_pairs <= 128
-    _sort[(num_experts,)](
-        ids.contiguous(), order, ends, tile_ends, num_pairs, BLOCK_M=block_m,
-        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_P=128 if is_small else 1024, num_warps=4,
-    )  # fmt: skip
+    site = _sorting(num_experts, block_m, 128 if is_small else 1024)
+    site.launch((num_experts, 1, 1), ids.contiguous(), order, ends, tile_ends, num_pairs)
     num_tiles = min(num_experts, num_pairs) + num_pairs // block_m
     return _Tiles(order, ends, tile_ends, num_tiles, block_m, ids.shape[1])
+
+
+@cache
+def _sorting(num_experts: int, block_m: int, block_p: int) -> CallSite:
+    block_e = triton.next_power_of_2(num_experts)
+    return CallSite(_sort, BLOCK_M=block_m, BLOCK_E=block_e, BLOCK_P=block_p, num_warps=4)
 
 
 def _grouped(
@@ -89,14 +96,26 @@ def _grouped(
     """
     num_experts, width, depth = matrices.shape
     out = torch.empty((len(tiles.order), width), dtype=a.dtype, device=a.device)
-    _grouped_product[(tiles.num_tiles, triton.cdiv(width, BLOCK_N))](
-        a, matrices, out, tiles.order, tiles.ends, tiles.tile_ends, out if weights is None else weights,
-        out if scales is None else scales, num_experts, a.stride(0), WIDTH=width, DEPTH=depth,
-        PER_TOKEN=tiles.per_token, WEIGHTED=weights is not None, SCALED=scales is not None,
-        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_M=tiles.block_m, BLOCK_N=BLOCK_N,
-        BLOCK_K=BLOCK_K, num_warps=4, num_stages=3,
+    shape = (num_experts, width, depth)
+    site = _product(shape, tiles.per_token, tiles.block_m, weights is not None, scales is not None)
+    site.launch(
+        (tiles.num_tiles, -(-width // BLOCK_N), 1), a, matrices, out, tiles.order, tiles.ends,
+        tiles.tile_ends, out if weights is None else weights, out if scales is None else scales, num_experts,
+        a.stride()[0],
     )  # fmt: skip
     return out
+
+
+@cache
+def _product(
+    shape: tuple[int, int, int], per_token: int, block_m: int, weighted: bool, scaled: bool
+) -> CallSite:
+    num_experts, width, depth = shape
+    return CallSite(
+        _grouped_product, WIDTH=width, DEPTH=depth, PER_TOKEN=per_token, WEIGHTED=weighted, SCALED=scaled,
+        BLOCK_E=triton.next_power_of_2(num_experts), BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_K=BLOCK_K,
+        num_warps=4, num_stages=3,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

@@ -12,11 +12,15 @@ that a whole tile sees go without a mask; those at the diagonal and at the edge 
 
 from __future__ import annotations
 
+from functools import cache
+
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
+from model_worker.kernels.triton.call_site import CallSite
 from model_worker.kernels.triton.decode_attention import LOG2_E, _tanh
 from model_worker.kernels.triton.tiles import ExtendTile, Heads, extend_tile, gpu_of, padded
 
@@ -46,18 +50,38 @@ def extend_attention(
     int64; pools, table and scales as in decode_attention, and positive. tile: other launch parameters than
     `extend_tile` gives. Raises ConfigError when it has none.
     """
-    num_seqs, (num_tokens, num_heads, head_dim) = len(kv_lens), q.shape
+    num_seqs, (num_tokens, num_heads, head_dim) = kv_lens.shape[0], q.shape
     if num_seqs == 0:
         return
-    group = num_heads // k_pool.shape[1]
-    tile = tile or extend_tile(gpu_of(q.device), Heads(group, head_dim, q.dtype, k_pool.dtype))
-    num_tiles = num_tokens // tile.block_m + num_seqs
-    _attend_tile[(num_tiles, num_heads)](
-        q, k_pool, v_pool, page_table, rows, kv_lens, query_start, out, num_seqs, q.stride(0), out.stride(0),
-        page_table.stride(0), k_pool.stride(0), scale * kv_scale.key, sliding_window or 0, softcap,
-        kv_scale.value, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size,
-        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HAS_WINDOW=sliding_window is not None,
-        HAS_SOFTCAP=softcap > 0.0, num_warps=tile.num_warps, num_stages=tile.num_stages,
+    block_m, site = _attending(
+        q.device, q.dtype, k_pool.dtype, (num_heads, k_pool.shape[1], head_dim, page_size), tile,
+        sliding_window is not None, softcap > 0.0,
+    )  # fmt: skip
+    site.launch(
+        (num_tokens // block_m + num_seqs, num_heads, 1), q, k_pool, v_pool, page_table, rows, kv_lens,
+        query_start, out, num_seqs, q.stride()[0], out.stride()[0], page_table.stride()[0],
+        k_pool.stride()[0], scale * kv_scale.key, sliding_window or 0, softcap, kv_scale.value,
+    )  # fmt: skip
+
+
+@cache
+def _attending(
+    device: torch.device,
+    dtype: torch.dtype,
+    kv_dtype: torch.dtype,
+    shape: tuple[int, int, int, int],
+    tile: ExtendTile | None,
+    has_window: bool,
+    has_softcap: bool,
+) -> tuple[int, CallSite]:
+    """Return the tile's queries, too."""
+    num_heads, num_kv_heads, head_dim, page_size = shape
+    group = num_heads // num_kv_heads
+    tile = tile or extend_tile(gpu_of(device), Heads(group, head_dim, dtype, kv_dtype))
+    return tile.block_m, CallSite(
+        _attend_tile, GROUP=group, HEAD_DIM=head_dim, BLOCK_D=padded(head_dim), PAGE_SIZE=page_size,
+        BLOCK_M=tile.block_m, BLOCK_N=tile.block_n, HAS_WINDOW=has_window, HAS_SOFTCAP=has_softcap,
+        num_warps=tile.num_warps, num_stages=tile.num_stages,
     )  # fmt: skip
 
 

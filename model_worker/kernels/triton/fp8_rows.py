@@ -8,10 +8,14 @@ A row is read once: it stays in registers between the largest magnitude and the 
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 LARGEST: tl.constexpr = tl.constexpr(448.0)
 BLOCK = 1024
@@ -24,11 +28,14 @@ def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     out = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
     if num_rows:
-        block = triton.next_power_of_2(width)
-        _quantize_row[(num_rows,)](
-            x, out, scales, x.stride(0), WIDTH=width, BLOCK=block, num_warps=4 if block <= 4096 else 8
-        )
+        _quantizes(width).launch((num_rows, 1, 1), x, out, scales, x.stride()[0])
     return out, scales
+
+
+@cache
+def _quantizes(width: int) -> CallSite:
+    block = triton.next_power_of_2(width)
+    return CallSite(_quantize_row, WIDTH=width, BLOCK=block, num_warps=4 if block <= 4096 else 8)
 
 
 @triton.jit
@@ -49,11 +56,15 @@ def scale_product(
     num_rows, width = sums.shape
     out = torch.empty((num_rows, width), dtype=dtype, device=sums.device)
     if num_rows:
-        _scale_row[(num_rows, triton.cdiv(width, BLOCK))](
-            sums, row_scale, column_scale, out if bias is None else bias, out, WIDTH=width,
-            HAS_BIAS=bias is not None, BLOCK=BLOCK, num_warps=4,
-        )  # fmt: skip
+        grid = (num_rows, -(-width // BLOCK), 1)
+        site = _scales(width, bias is not None)
+        site.launch(grid, sums, row_scale, column_scale, out if bias is None else bias, out)
     return out
+
+
+@cache
+def _scales(width: int, has_bias: bool) -> CallSite:
+    return CallSite(_scale_row, WIDTH=width, HAS_BIAS=has_bias, BLOCK=BLOCK, num_warps=4)
 
 
 @triton.jit

@@ -10,10 +10,14 @@ none: a launch serves any batch, and the host sends no list of whom it is about.
 
 from __future__ import annotations
 
+from functools import cache
+from typing import NamedTuple
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.triton.call_site import CallSite
 from model_worker.sampling.columns import SamplingColumns
 from model_worker.sampling.penalties import IN_PROMPT as IN_PROMPT_COUNT
 
@@ -29,9 +33,9 @@ def penalize(logits: Tensor, rows: Tensor, counts: Tensor, columns: SamplingColu
     num_rows, vocab_size = logits.shape
     if num_rows:
         repetition, presence, frequency = columns.repetition, columns.presence, columns.frequency
-        _penalize[(num_rows, triton.cdiv(vocab_size, BLOCK))](
-            logits, rows, counts, repetition, presence, frequency, vocab_size, repetition.stride(0),
-            BLOCK=BLOCK, num_warps=4,
+        _sites().penalize.launch(
+            (num_rows, triton.cdiv(vocab_size, BLOCK), 1), logits, rows, counts, repetition, presence,
+            frequency, vocab_size, repetition.stride(0),
         )  # fmt: skip
 
 
@@ -39,9 +43,9 @@ def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, columns: Sampling
     """As PenaltyCounts.add, for those of rows [S] that have a penalty; tokens [S] int64."""
     if len(rows):
         repetition, presence, frequency = columns.repetition, columns.presence, columns.frequency
-        _count[(len(rows),)](
-            counts, rows, tokens, repetition, presence, frequency, counts.shape[1], repetition.stride(0),
-            num_warps=1,
+        _sites().count_tokens.launch(
+            (len(rows), 1, 1), counts, rows, tokens, repetition, presence, frequency, counts.shape[1],
+            repetition.stride(0),
         )  # fmt: skip
 
 
@@ -50,9 +54,9 @@ def add_bias(logits: Tensor, rows: Tensor, table: Tensor) -> None:
     where there is none, and the bits of float32 values. No id comes twice in a row.
     """
     if len(rows):
-        _add_listed[(len(rows),)](
-            logits, rows, table, rows, table, logits.shape[1], table.stride(0), 0, table.shape[2],
-            FORBIDS=False, BLOCK=LIST_BLOCK, num_warps=1,
+        _sites().add_bias.launch(
+            (len(rows), 1, 1), logits, rows, table, rows, table, logits.shape[1], table.stride(0), 0,
+            table.shape[2],
         )  # fmt: skip
 
 
@@ -62,9 +66,8 @@ def forbid_masked(logits: Tensor, at: Tensor, words: Tensor) -> None:
     """
     num_rows, num_words = words.shape
     vocab_size = logits.shape[1]
-    _forbid_masked[(num_rows, triton.cdiv(vocab_size, BLOCK))](
-        logits, at, words, vocab_size, num_words, BLOCK=BLOCK, num_warps=4
-    )
+    grid = (num_rows, triton.cdiv(vocab_size, BLOCK), 1)
+    _sites().forbid_masked.launch(grid, logits, at, words, vocab_size, num_words)
 
 
 def forbid_below(logits: Tensor, rows: Tensor, positions: Tensor, table: Tensor, min_len: Tensor) -> None:
@@ -72,10 +75,29 @@ def forbid_below(logits: Tensor, rows: Tensor, positions: Tensor, table: Tensor,
     none), where positions [S] < min_len [max_rows] of the row; all int64, min_len of any stride.
     """
     if len(rows):
-        _add_listed[(len(rows),)](
-            logits, rows, table, positions, min_len, logits.shape[1], table.stride(0), min_len.stride(0),
-            table.shape[2], FORBIDS=True, BLOCK=LIST_BLOCK, num_warps=1,
+        _sites().forbid_below.launch(
+            (len(rows), 1, 1), logits, rows, table, positions, min_len, logits.shape[1], table.stride(0),
+            min_len.stride(0), table.shape[2],
         )  # fmt: skip
+
+
+class _Sites(NamedTuple):
+    penalize: CallSite
+    count_tokens: CallSite
+    add_bias: CallSite
+    forbid_masked: CallSite
+    forbid_below: CallSite
+
+
+@cache
+def _sites() -> _Sites:
+    return _Sites(
+        penalize=CallSite(_penalize, BLOCK=BLOCK, num_warps=4),
+        count_tokens=CallSite(_count, num_warps=1),
+        add_bias=CallSite(_add_listed, FORBIDS=False, BLOCK=LIST_BLOCK, num_warps=1),
+        forbid_masked=CallSite(_forbid_masked, BLOCK=BLOCK, num_warps=4),
+        forbid_below=CallSite(_add_listed, FORBIDS=True, BLOCK=LIST_BLOCK, num_warps=1),
+    )
 
 
 @triton.jit

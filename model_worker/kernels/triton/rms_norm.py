@@ -5,10 +5,14 @@ grid   row
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -17,7 +21,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """
     heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    _launch(heads, None, weight, None, out, eps)
+    num_tokens, num_heads, size = heads.shape
+    if num_tokens:
+        x_stride, head_stride, _ = heads.stride()
+        grid = (num_tokens * num_heads, 1, 1)
+        site = _norm(num_heads, size, False, False)
+        site.launch(grid, heads, heads, weight, weight, out, x_stride, head_stride, 0, eps)
     return out
 
 
@@ -26,21 +35,21 @@ def fused_add_rms_norm(
 ) -> Tensor:
     """As model_worker.kernels.rms_norm.fused_add_rms_norm, for residual and update [T, N]."""
     out = torch.empty_like(residual)
-    _launch(residual.unsqueeze(1), update, weight, update_weight, out, eps)
+    num_tokens, size = residual.shape
+    if num_tokens:
+        norms_update = update_weight is not None
+        _norm(1, size, True, norms_update).launch(
+            (num_tokens, 1, 1), residual, update, weight, update_weight if norms_update else weight, out,
+            residual.stride()[0], size, update.stride()[0], eps,
+        )  # fmt: skip
     return out
 
 
-def _launch(
-    x: Tensor, update: Tensor | None, weight: Tensor, update_weight: Tensor | None, out: Tensor, eps: float
-) -> None:
-    num_tokens, num_heads, size = x.shape
-    if num_tokens == 0:
-        return
+@cache
+def _norm(num_heads: int, size: int, adds: bool, norms_update: bool) -> CallSite:
     block = triton.next_power_of_2(size)
-    _norm_row[(num_tokens * num_heads,)](
-        x, x if update is None else update, weight, weight if update_weight is None else update_weight, out,
-        x.stride(0), x.stride(1), 0 if update is None else update.stride(0), eps, NUM_HEADS=num_heads,
-        SIZE=size, BLOCK=block, ADDS=update is not None, NORMS_UPDATE=update_weight is not None,
+    return CallSite(
+        _norm_row, NUM_HEADS=num_heads, SIZE=size, BLOCK=block, ADDS=adds, NORMS_UPDATE=norms_update,
         num_warps=min(16, max(1, block // 512)),
     )  # fmt: skip
 

@@ -10,11 +10,14 @@ library's own sine keeps a table on the stack for large angles, and a rougher on
 from __future__ import annotations
 
 import math
+from functools import cache
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+from model_worker.kernels.triton.call_site import CallSite
 
 QUARTERS_PER_RADIAN: tl.constexpr = tl.constexpr(2.0 / math.pi)
 # A quarter turn as a sum: a product of the first part, which has 33 bits, and of a whole number is exact.
@@ -30,12 +33,16 @@ def rope_cos_sin(positions: Tensor, inv_freq: Tensor, amplitude: Tensor | None =
     num_tokens, half = len(positions), inv_freq.shape[-1]
     out = torch.empty((num_tokens, 2 * half), dtype=torch.float32, device=positions.device)
     if num_tokens:
-        _cos_sin[(num_tokens,)](
-            positions, inv_freq, out if amplitude is None else amplitude, out,
-            half if inv_freq.dim() == 2 else 0, HALF=half, BLOCK=triton.next_power_of_2(half),
-            SCALES=amplitude is not None, num_warps=2,
+        _turns(half, amplitude is not None).launch(
+            (num_tokens, 1, 1), positions, inv_freq, out if amplitude is None else amplitude, out,
+            half if inv_freq.dim() == 2 else 0,
         )  # fmt: skip
     return out
+
+
+@cache
+def _turns(half: int, scales: bool) -> CallSite:
+    return CallSite(_cos_sin, HALF=half, BLOCK=triton.next_power_of_2(half), SCALES=scales, num_warps=2)
 
 
 # Positions are a part of what a step uploads, at any alignment: nothing is compiled while serving.

@@ -5,12 +5,15 @@ grid   token
 
 from __future__ import annotations
 
+from functools import cache
+
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import HeadNorms
+from model_worker.kernels.triton.call_site import CallSite
 
 
 def rope_and_store_kv(
@@ -23,9 +26,11 @@ def rope_and_store_kv(
     slots: Tensor,
     norms: HeadNorms | None = None,
     kv_scale: KVScale = UNSCALED,
+    *,
+    first: int = 0,
 ) -> None:
     """Norm the heads of q and k as `rms_norm` does, rotate them as `apply_rope` does, q in place; store k,
-    and v as it is, at slots. Without norms, or cos_sin, that step is left out.
+    and v as it is, at slots: of tokens `first` to T. Without norms, or cos_sin, that step is left out.
 
     q [T, num_heads, D], k and v [T, num_kv_heads, D], of any row stride, the last two dimensions contiguous;
     cos_sin [T, D] float32 as `rope_cos_sin` makes it; slots [T] int64; pools [num_slots, num_kv_heads, D] of
@@ -33,42 +38,30 @@ def rope_and_store_kv(
     the norms' weights [D].
     """
     num_tokens, num_heads, head_dim = q.shape
-    num_kv_heads = k.shape[1]
-    if num_tokens == 0:
+    if num_tokens <= first:
         return
-    q_weight, k_weight, eps = (q, q, 0.0) if norms is None else norms
+    q_weight, k_weight, eps = norms or (q, q, 0.0)
+    site = _turning(num_heads, k.shape[1], head_dim, norms is not None, cos_sin is not None)
+    site.launch(
+        (num_tokens - first, 1, 1), q, k, v, q if cos_sin is None else cos_sin, q_weight, k_weight, k_pool,
+        v_pool, slots, q.stride()[0], k.stride()[0], v.stride()[0], k_pool.stride()[0], eps,
+        1.0 / kv_scale.key, 1.0 / kv_scale.value, first,
+    )  # fmt: skip
+
+
+@cache
+def _turning(num_heads: int, num_kv_heads: int, head_dim: int, norms: bool, rotates: bool) -> CallSite:
     half = head_dim // 2
-    _turn_and_store[(num_tokens,)](
-        q,
-        k,
-        v,
-        cos_sin if cos_sin is not None else q,
-        q_weight,
-        k_weight,
-        k_pool,
-        v_pool,
-        slots,
-        q.stride(0),
-        k.stride(0),
-        v.stride(0),
-        k_pool.stride(0),
-        eps,
-        1.0 / kv_scale.key,
-        1.0 / kv_scale.value,
-        NUM_HEADS=num_heads,
-        NUM_KV_HEADS=num_kv_heads,
-        BLOCK_H=triton.next_power_of_2(num_heads),
-        BLOCK_KV=triton.next_power_of_2(num_kv_heads),
-        HALF=half,
-        BLOCK_HALF=triton.next_power_of_2(half),
-        NORMS=norms is not None,
-        ROTATES=cos_sin is not None,
-        num_warps=4,
-    )
+    return CallSite(
+        _turn_and_store, NUM_HEADS=num_heads, NUM_KV_HEADS=num_kv_heads,
+        BLOCK_H=triton.next_power_of_2(num_heads), BLOCK_KV=triton.next_power_of_2(num_kv_heads), HALF=half,
+        BLOCK_HALF=triton.next_power_of_2(half), NORMS=norms, ROTATES=rotates, num_warps=4,
+    )  # fmt: skip
 
 
-# Chunks come behind decodes, however many these are, at any alignment: nothing is compiled while serving.
-@triton.jit(do_not_specialize_on_alignment=["slots"])
+# Chunks come behind decodes, however many these are, and slots at any alignment: nothing is compiled while
+# serving.
+@triton.jit(do_not_specialize=["first"], do_not_specialize_on_alignment=["slots"])
 def _turn_and_store(
     q,
     k,
@@ -86,6 +79,7 @@ def _turn_and_store(
     eps,
     k_inverse,
     v_inverse,
+    first,
     NUM_HEADS: tl.constexpr,
     NUM_KV_HEADS: tl.constexpr,
     BLOCK_H: tl.constexpr,
@@ -95,7 +89,7 @@ def _turn_and_store(
     NORMS: tl.constexpr,
     ROTATES: tl.constexpr,
 ):
-    t = tl.program_id(0).to(tl.int64)
+    t = tl.program_id(0).to(tl.int64) + first
     at_slot = tl.load(slots + t) * slot_stride
     angles = cos_sin + t * (2 * HALF)
     d = tl.arange(0, BLOCK_HALF)[None, :]

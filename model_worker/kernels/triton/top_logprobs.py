@@ -9,11 +9,14 @@ model_worker.sampling.truncation. Logits are read once.
 
 from __future__ import annotations
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from model_worker.kernels.triton.call_site import CallSite
 from model_worker.kernels.triton.truncation import _key
 from runtime.sampling_params import MAX_LOGPROBS
 
@@ -37,15 +40,25 @@ def top_logprobs(logits: Tensor, tokens: Tensor, num_top: int) -> tuple[Tensor, 
     ids = torch.empty((num_rows, num_top), dtype=torch.int32, device=device)
     top = torch.empty((num_rows, num_top), dtype=torch.float32, device=device)
     if num_rows:
-        _best_of_block[(num_rows, num_blocks)](
-            logits, keys, highest, sums, vocab_size, num_top, BLOCK=BLOCK, num_warps=8
-        )
-        _merge[(num_rows,)](
-            logits, tokens, keys, highest, sums, chosen, ids, top, vocab_size, num_blocks, num_top,
-            BLOCKS=triton.next_power_of_2(num_blocks),
-            KEYS=triton.next_power_of_2(num_blocks * max(num_top, MAX_LOGPROBS)), num_warps=4,
+        of_block, merge = _sites(num_blocks, num_top)
+        of_block.launch((num_rows, num_blocks, 1), logits, keys, highest, sums, vocab_size, num_top)
+        merge.launch(
+            (num_rows, 1, 1), logits, tokens, keys, highest, sums, chosen, ids, top, vocab_size, num_blocks,
+            num_top,
         )  # fmt: skip
     return chosen, ids, top
+
+
+@cache
+def _sites(num_blocks: int, num_top: int) -> tuple[CallSite, CallSite]:
+    num_keys = num_blocks * max(num_top, MAX_LOGPROBS)
+    return (
+        CallSite(_best_of_block, BLOCK=BLOCK, num_warps=8),
+        CallSite(
+            _merge, BLOCKS=triton.next_power_of_2(num_blocks), KEYS=triton.next_power_of_2(num_keys),
+            num_warps=4,
+        ),
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["num_top"])
