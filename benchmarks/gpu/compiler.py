@@ -18,7 +18,7 @@ FP8_POOLS = dict.fromkeys(("k_pool", "v_pool"), "*fp8e4nv")
 FLOAT32 = {"partial", "lse", "cos_sin"}
 SCALARS = {
     **dict.fromkeys(("scale", "softcap", "v_scale", "k_inverse", "v_inverse", "eps"), "fp32"),
-    **dict.fromkeys(("num_seqs", "num_splits"), "i32"),
+    **dict.fromkeys(("num_seqs", "num_splits", "first"), "i32"),
 }
 
 

@@ -30,8 +30,14 @@ class _Step:
 
     decode_lens: Tensor  # [num_decodes] int64
     max_decode_len: int
-    query_start: Tensor | None = None  # [num_chunks + 1] int32, when there is more than decodes
-    kv_lens: Tensor | None = None  # [num_chunks] int32
+    chunks: _Chunks | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Chunks:
+    rows: Tensor  # [num_chunks] int64
+    query_start: Tensor  # [num_chunks + 1] int32
+    kv_lens: Tensor  # [num_chunks] int32
 
 
 class TritonAttention:
@@ -62,7 +68,8 @@ class TritonAttention:
         query_start, kv_lens = _upload(np.array([*starts, *lens], np.int32), batch.positions.device).split(
             [len(starts), len(lens)]
         )
-        batch.attn_metadata = _Step(decode_lens, max_decode_len, query_start, kv_lens)
+        chunks = _Chunks(batch.rows[num_decodes:], query_start, kv_lens)
+        batch.attn_metadata = _Step(decode_lens, max_decode_len, chunks)
 
     def forward(
         self,
@@ -80,39 +87,41 @@ class TritonAttention:
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        num_decodes = batch.num_decodes
-        decodes, chunks = slice(num_decodes), slice(num_decodes, None)
-        angles = (None, None) if cos_sin is None else (cos_sin[decodes], cos_sin[chunks])
-        decode_attention(
-            q[decodes],
-            k_pool,
-            v_pool,
-            batch.page_table,
-            batch.rows[decodes],
-            step.decode_lens,
-            page_size=batch.page_size,
-            scale=layer.scale,
-            num_splits=choose_num_splits(
-                num_decodes, layer.num_kv_heads, step.max_decode_len, self._num_multiprocessors
-            ),
-            sliding_window=layer.sliding_window,
-            softcap=layer.softcap or 0.0,
-            kv_scale=layer.kv_scale,
-            new=NewTokens(k[decodes], v[decodes], batch.out_slots[decodes], angles[0], head_norms),
-            out=out[decodes],
-        )
-        if step.query_start is not None:
-            assert step.kv_lens is not None
-            new, slots = (q[chunks], k[chunks], v[chunks]), batch.out_slots[chunks]
-            rope_and_store_kv(*new, angles[1], k_pool, v_pool, slots, head_norms, layer.kv_scale)
+        num_decodes, chunks = batch.num_decodes, step.chunks
+        # Decodes come first. Kernels are given all tokens, and where theirs begin or end: views of them would
+        # take the host as long as the launches.
+        if num_decodes:
+            decode_attention(
+                q,
+                k_pool,
+                v_pool,
+                batch.page_table,
+                batch.rows,
+                step.decode_lens,
+                page_size=batch.page_size,
+                scale=layer.scale,
+                num_splits=choose_num_splits(
+                    num_decodes, layer.num_kv_heads, step.max_decode_len, self._num_multiprocessors
+                ),
+                sliding_window=layer.sliding_window,
+                softcap=layer.softcap or 0.0,
+                kv_scale=layer.kv_scale,
+                new=NewTokens(k, v, batch.out_slots, cos_sin, head_norms),
+                out=out,
+            )
+        if chunks is not None:
+            slots = batch.out_slots
+            rope_and_store_kv(
+                q, k, v, cos_sin, k_pool, v_pool, slots, head_norms, layer.kv_scale, first=num_decodes
+            )
             extend_attention(
                 q,
                 k_pool,
                 v_pool,
                 batch.page_table,
-                batch.rows[chunks],
-                step.kv_lens,
-                step.query_start,
+                chunks.rows,
+                chunks.kv_lens,
+                chunks.query_start,
                 page_size=batch.page_size,
                 scale=layer.scale,
                 sliding_window=layer.sliding_window,

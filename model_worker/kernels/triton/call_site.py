@@ -136,10 +136,12 @@ def _facts(arguments: Sequence[Any], unspecialised: Sequence[bool]) -> Iterator[
     # One value when all are aligned, as they nearly always are.
     yield f"({' or '.join(past)}) and ({', '.join(f'{each} == 0' for each in past)},)"
     for i, each in enumerate(arguments):
-        if not isinstance(each, Tensor):
-            yield f"a{i}.__class__"
-            if not isinstance(each, float):
-                yield f"a{i} >> 31" if unspecialised[i] else f"a{i}"
+        if isinstance(each, float):
+            yield f"a{i}.__class__ is not float and (a{i}.__class__, a{i})"
+        elif not isinstance(each, Tensor):
+            # Python's 1 equals its True and its 1.0, of which Triton makes other code.
+            value = f"a{i} >> 31" if unspecialised[i] else f"a{i}"
+            yield f"{value} if a{i}.__class__ is int else (a{i}.__class__, a{i})"
 
 
 @cache
