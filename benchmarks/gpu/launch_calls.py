@@ -95,7 +95,8 @@ def _attention(tensors: _Tensors, sizes: CallSizes) -> Iterator[tuple[str, Calla
     batch, chunk, head_dim = sizes.batch, sizes.chunk, sizes.head_dim
     num_heads, num_kv_heads = sizes.num_heads, sizes.num_kv_heads
     num_pages = -(-chunk // PAGE_SIZE)
-    pool = tensors.normal(2, (1 + max(batch, num_pages)) * PAGE_SIZE, num_kv_heads, head_dim)
+    pools = tensors.normal(2, (1 + max(batch, num_pages)) * PAGE_SIZE, num_kv_heads, head_dim)
+    k_pool, v_pool = pools.unbind()
     table = tensors.ints(batch + 1, num_pages)
     norms = HeadNorms(tensors.weight(head_dim), tensors.weight(head_dim), EPS)
     rows, most = tensors.numbers(batch), max(batch, chunk)
@@ -106,21 +107,21 @@ def _attention(tensors: _Tensors, sizes: CallSizes) -> Iterator[tuple[str, Calla
     lens, scale = tensors.numbers(batch) + 1, head_dim**-0.5
 
     def decode(head_norms: HeadNorms | None, num_splits: int) -> None:
-        new = NewTokens(k[:batch], v[:batch], slots[:batch], cos_sin[:batch], head_norms)
+        new = NewTokens(k, v, slots, cos_sin, head_norms)
         decode_attention(
-            q[:batch], pool[0], pool[1], table, rows, lens, num_splits=num_splits, new=new, out=out[:batch],
+            q, k_pool, v_pool, table, rows, lens, num_splits=num_splits, new=new, out=out,
             page_size=PAGE_SIZE, scale=scale,
         )  # fmt: skip
 
     yield "decode attention", partial(decode, None, 1)
     yield "decode attention, normed heads", partial(decode, norms, 1)
     yield "decode attention, two splits", partial(decode, None, 2)
-    new = (q[:chunk], k[:chunk], v[:chunk], cos_sin[:chunk], pool[0], pool[1], slots[:chunk])
+    new = (q[:chunk], k[:chunk], v[:chunk], cos_sin[:chunk], k_pool, v_pool, slots[:chunk])
     yield "rope and store", partial(rope_and_store_kv, *new)
     yield "norm, rope and store", partial(rope_and_store_kv, *new, norms)
     starts = torch.tensor([0, chunk], dtype=torch.int32, device=tensors.at)
     yield "extend attention", partial(
-        extend_attention, q[:chunk], pool[0], pool[1], table, rows[:1], starts[1:], starts, out=out[:chunk],
+        extend_attention, q[:chunk], k_pool, v_pool, table, rows[:1], starts[1:], starts, out=out[:chunk],
         page_size=PAGE_SIZE, scale=scale,
     )  # fmt: skip
 

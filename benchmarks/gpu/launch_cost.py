@@ -1,4 +1,4 @@
-"""Host time of one launch of each kernel, as a server launches it: binder, cache key and all.
+"""Host time of one launch of each kernel: as a server launches it, and by Triton alone.
 
     python -m benchmarks.gpu.launch_cost                        every call; on a GPU if there is one
     python -m benchmarks.gpu.launch_cost --call "add and norm"  one
@@ -16,7 +16,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ from benchmarks.gpu.launch_calls import LAYERS, LLAMA_8B, Calls, launch_calls
 from benchmarks.gpu.launches import count_launches
 from benchmarks.gpu.timing import wait
 from model_worker.device import Device, make_device
+from model_worker.kernels.triton.call_site import launches_by_triton_alone
 
 CALLS = 10
 """In one batch: so few that another process seldom comes between, and a device's queue is never full."""
@@ -33,19 +34,21 @@ BATCHES = 150
 
 
 def launch_costs(device: Device, calls: Calls, *, num_calls: int, num_batches: int) -> list[dict[str, Any]]:
-    """The launches of each call in order, and its host time in microseconds: the best batch's mean."""
+    """The launches of each call in order, and its host time in microseconds, as a server launches (`us`) and
+    with Triton's binder and cache key (`us_by_triton`): the best batch's mean.
+    """
     results = []
     for name, run in calls.items():
         with count_launches() as launches:
             run()
-        us = _best_us(run, device, num_calls, num_batches)
-        results.append({"call": name, "launches": launches.names, "us": us})
+        us, us_by_triton = _best_us(run, device, num_calls, num_batches)
+        results.append({"call": name, "launches": launches.names, "us": us, "us_by_triton": us_by_triton})
     return results
 
 
-def of_layers(costs: list[dict[str, Any]]) -> dict[str, float]:
+def of_layers(costs: list[dict[str, Any]], which: str = "us") -> dict[str, float]:
     """Microseconds of a layer's launches together, the matrix products not among them."""
-    us = {each["call"]: each["us"] for each in costs}
+    us = {each["call"]: each[which] for each in costs}
     return {
         layer: sum(times * us[call] for call, times in calls.items())
         for layer, calls in LAYERS.items()
@@ -53,17 +56,23 @@ def of_layers(costs: list[dict[str, Any]]) -> dict[str, float]:
     }
 
 
-def _best_us(run: Callable[[], object], device: Device, num_calls: int, num_batches: int) -> float:
+def _best_us(
+    run: Callable[[], object], device: Device, num_calls: int, num_batches: int
+) -> tuple[float, float]:
+    """As a server launches, and by Triton alone; batches take turns, so that both meet the same machine."""
+    best_s = [float("inf"), float("inf")]
     run()  # compiles
-    best_s = float("inf")
+    run()  # is kept from here on
     for _ in range(num_batches):
-        wait(device.torch_device)
-        began_s = time.perf_counter()
-        for _ in range(num_calls):
-            run()
-        best_s = min(best_s, (time.perf_counter() - began_s) / num_calls)
+        for i, by_triton in enumerate((False, True)):
+            wait(device.torch_device)
+            with launches_by_triton_alone() if by_triton else nullcontext():
+                began_s = time.perf_counter()
+                for _ in range(num_calls):
+                    run()
+                best_s[i] = min(best_s[i], (time.perf_counter() - began_s) / num_calls)
     wait(device.torch_device)
-    return 1e6 * best_s
+    return 1e6 * best_s[0], 1e6 * best_s[1]
 
 
 @contextmanager
@@ -88,15 +97,21 @@ def main(argv: list[str] | None = None) -> int:
             parser.error(f"--call: no {', '.join(sorted(unknown))}; there are {', '.join(calls)}")
         chosen = {call: run for call, run in calls.items() if not arguments.call or call in arguments.call}
         costs = launch_costs(device, chosen, num_calls=CALLS, num_batches=BATCHES)
+    layers, layers_by_triton = of_layers(costs), of_layers(costs, "us_by_triton")
     if arguments.json:
-        print(json.dumps({"device": name, "calls": costs, "layers": of_layers(costs)}))
+        table = {"device": name, "calls": costs, "layers": layers, "layers_by_triton": layers_by_triton}
+        print(json.dumps(table))
         return 0
-    print(f"device: {name}")
+    print(f"device: {name}\n{'us':<32}{'by Triton':>10}{'now':>8}{'ratio':>8}")
     for each in costs:
-        print(f"{each['call']:<32}{each['us']:>8.1f} us   {', '.join(each['launches'])}")
-    for layer, us in of_layers(costs).items():
-        print(f"{layer:<32}{us:>8.1f} us")
+        _print(each["call"], each["us_by_triton"], each["us"], ", ".join(each["launches"]))
+    for layer, us in layers.items():
+        _print(layer, layers_by_triton[layer], us, "")
     return 0
+
+
+def _print(name: str, before: float, after: float, launches: str) -> None:
+    print(f"{name:<32}{before:>10.1f}{after:>8.1f}{after / before:>8.2f}   {launches}".rstrip())
 
 
 if __name__ == "__main__":

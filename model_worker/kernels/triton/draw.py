@@ -66,7 +66,7 @@ def draw(
     if num_rows == 0:
         return tokens
     num_blocks = triton.cdiv(vocab_size, BLOCK)
-    s = Scratch.empty(num_rows if truncates else 0, num_blocks, device)
+    s = Scratch.empty(num_rows, num_blocks, device) if truncates else _no_scratch(num_blocks, device)
     scores = torch.empty((num_rows, num_blocks), dtype=torch.float32, device=device)
     ids = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=device)
     c = columns
@@ -90,6 +90,12 @@ def draw(
         tokens if last_token is None else last_token, vocab_size, num_blocks, *strides,
     )  # fmt: skip
     return tokens
+
+
+@cache
+def _no_scratch(num_blocks: int, device: torch.device) -> Scratch:
+    """Stands for the scratch of a draw that cuts nothing: of its types, or it would be another kernel."""
+    return Scratch.empty(0, num_blocks, device)
 
 
 class _Sites(NamedTuple):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from functools import cache
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -20,9 +19,10 @@ BLOCK = 1024
 def embed(ids: Tensor, weight: Tensor, *, first: int, scale: float) -> Tensor:
     """As model_worker.kernels.embedding.embed; whatever an id is, nothing beside the table is read."""
     num_rows, width = weight.shape
-    out = torch.empty((len(ids), width), dtype=weight.dtype, device=weight.device)
-    if len(ids):
-        grid = (len(ids), -(-width // BLOCK), 1)
+    num_tokens = ids.shape[0]
+    out = weight.new_empty((num_tokens, width))
+    if num_tokens:
+        grid = (num_tokens, -(-width // BLOCK), 1)
         _embeds(width).launch(grid, ids, weight, out, first, num_rows, scale)
     return out
 

@@ -95,7 +95,7 @@ def _grouped(
     sorted order; with them the other way round: a has sorted pairs, the result is at the pairs' own places.
     """
     num_experts, width, depth = matrices.shape
-    out = torch.empty((len(tiles.order), width), dtype=a.dtype, device=a.device)
+    out = a.new_empty((tiles.order.shape[0], width))
     shape = (num_experts, width, depth)
     site = _product(shape, tiles.per_token, tiles.block_m, weights is not None, scales is not None)
     site.launch(

@@ -20,7 +20,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     heads is read where it is.
     """
     heads = x if x.dim() == 3 else x.reshape(-1, 1, x.shape[-1])
-    out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
+    out = x.new_empty(x.shape)
     num_tokens, num_heads, size = heads.shape
     if num_tokens:
         x_stride, head_stride, _ = heads.stride()

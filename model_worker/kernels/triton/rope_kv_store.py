@@ -89,7 +89,7 @@ def _turn_and_store(
     NORMS: tl.constexpr,
     ROTATES: tl.constexpr,
 ):
-    t = (tl.program_id(0) + first).to(tl.int64)
+    t = tl.program_id(0).to(tl.int64) + first
     at_slot = tl.load(slots + t) * slot_stride
     angles = cos_sin + t * (2 * HALF)
     d = tl.arange(0, BLOCK_HALF)[None, :]
