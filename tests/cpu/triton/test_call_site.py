@@ -47,7 +47,8 @@ class Driver(FakeDriver):
 
 
 @pytest.fixture
-def fake() -> Iterator[Driver]:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[Driver]:
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # without it Triton 3.9 warns
     fake = Driver()
     with mock.patch.object(driver, "_active", fake):
         yield fake
