@@ -14,7 +14,7 @@ import pytest
 from model_worker.kernels.native import build
 from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
 from model_worker.kernels.native.library import NativeKernels, load_kernels
-from runtime.cpu_isa import usable_isas
+from runtime.cpu_isa import CpuIsa, usable_isas
 from runtime.environment import kernel_cache_dir
 from tests.cpu.native import needs_compiler
 from tests.other_user import give_away
@@ -168,7 +168,7 @@ def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path)
     cache.chmod(0o777)
     used: list[Path] = []
 
-    def build_fast(folder: Path, target: build.Target) -> Path:
+    def build_fast(folder: Path, isa: CpuIsa | None) -> Path:
         used.append(folder)
         return Path(shutil.copy(good, folder))
 

@@ -70,11 +70,17 @@ def test_another_architecture_has_one_set(
     ("wanted", "reason"), [("avx3", "'avx3' is unknown"), ("avx512", "this CPU has not all of avx512")]
 )
 def test_what_cannot_be_is_refused_with_what_can(
-    pretend: Callable[[str, str], None], capfd: pytest.CaptureFixture[str], wanted: str, reason: str
+    pretend: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    wanted: str,
+    reason: str,
 ) -> None:
     pretend(AVX2, wanted)
     expected = f"CAROUSEL_CPU_ISA: {reason}; here it may be portable, avx2, or unset for all"
     with pytest.raises(ConfigError, match=expected):
         cpu_isa.cpu_isa()
+    for name in ("hold_standard_streams", "set_title", "configure_logging"):  # of this process, all of them
+        monkeypatch.setattr(launch, name, lambda *_: None)
     assert launch.main([]) == EXIT_CONFIG
     assert expected in capfd.readouterr().err
