@@ -223,6 +223,10 @@ def _check_tcp(config: RuntimeConfig) -> None:
         raise ConfigError(f"zmq_bind: {error}") from None
     if tcp is None and config.curve_dir:
         raise ConfigError("curve_dir: its keys are for clients over TCP; name the address with --zmq-bind")
+    if config.curve_dir and config.run_dir:
+        keys, run_dir = Path(config.curve_dir).resolve(), Path(config.run_dir).resolve()
+        if keys.is_relative_to(run_dir):
+            raise ConfigError(f"curve_dir: {keys} lies in run_dir, which goes with its launch; move the keys")
     if tcp is not None and not tcp.is_loopback and not config.curve_dir:
         raise ConfigError(
             f"zmq_bind: {config.zmq_bind} can be reached from other machines; that needs keys: name their "

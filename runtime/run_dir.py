@@ -64,11 +64,14 @@ class RunDir:
     def _take(self, path: Path) -> None:
         self.path = path
         self.endpoints = Endpoints(path)
-        for entry in _own_directory(path).iterdir():
-            if not OURS.fullmatch(entry.name):
-                raise ConfigError(
-                    f"run_dir: {path} holds files that are not ours ({entry.name}); name an empty directory"
-                )
+        names = {entry.name for entry in _own_directory(path).iterdir()}
+        # A launch's own keys lie beside its lock; others are somebody's who wants to keep them.
+        ours = {name for name in names if OURS.fullmatch(name) and (name != "keys" or "lock" in names)}
+        if names - ours:
+            raise ConfigError(
+                f"run_dir: {path} holds files that are not ours ({min(names - ours)}); name an empty "
+                "directory"
+            )
         fd = _try_lock(self.endpoints.lock_file, NUM_TRIES)
         if fd is None:
             raise AddressInUse(f"run_dir: {path} belongs to a launch that is alive")
@@ -145,7 +148,7 @@ def _spare_roots(default: Path) -> list[Path]:
 
 
 def _is_own(path: Path) -> bool:
-    """Whether it is a directory, not a link, that this user has made and others cannot change."""
+    """Tell whether it is a directory, not a link, that this user has made and others cannot change."""
     try:
         info = path.lstat()
     except OSError:

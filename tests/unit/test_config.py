@@ -222,6 +222,17 @@ def test_other_machines_are_let_in_with_keys_only(tmp_path: Path, address: str) 
     assert resolved(RuntimeConfig(zmq_bind=address, curve_dir="keys"), tmp_path).zmq_bind == address
 
 
+@pytest.mark.parametrize("curve_dir", ["run", "run/keys", "run/../run/keys"])
+def test_keys_do_not_lie_where_a_launch_removes_all(tmp_path: Path, curve_dir: str) -> None:
+    config = RuntimeConfig(
+        run_dir=str(tmp_path / "run"), zmq_bind="tcp://*:5000", curve_dir=str(tmp_path / curve_dir)
+    )
+    with pytest.raises(ConfigError, match=r"curve_dir: .* in run_dir"):
+        resolved(config, tmp_path)
+    kept = msgspec.structs.replace(config, curve_dir=str(tmp_path / "run-keys"))
+    assert resolved(kept, tmp_path).curve_dir == kept.curve_dir
+
+
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5000", "tcp://localhost:5000", "tcp://[::1]:5000"])
 def test_this_machine_needs_no_keys(tmp_path: Path, address: str) -> None:
     assert resolved(RuntimeConfig(zmq_bind=address), tmp_path).tcp is not None

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from runtime.errors import AddressInUse, ConfigError
+from runtime.keys import make_keys
 from runtime.run_dir import NUM_TRIES, RunDir, live_run_dirs
 from tests.other_user import give_away
 
@@ -115,6 +116,19 @@ def test_a_directory_with_other_files_is_refused_and_kept(tmp_path: Path, name: 
     with pytest.raises(ConfigError, match=re.escape(name)):
         RunDir(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_keys_that_somebody_has_made_there_are_kept(tmp_path: Path) -> None:
+    """A launch's own lie beside its lock."""
+    tmp_path.chmod(0o700)
+    make_keys(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="not ours \\(keys\\)"):
+        RunDir(str(tmp_path))
+    assert (tmp_path / "keys" / "server.key_secret").exists()
+    (tmp_path / "lock").touch()
+    run_dir = RunDir(str(tmp_path))
+    assert not (tmp_path / "keys").exists()
+    run_dir.remove()
 
 
 def test_a_named_directory_of_a_killed_launch_is_taken_over(tmp_path: Path) -> None:
