@@ -112,11 +112,11 @@ def _create(folder: Path, name: str) -> None:
 
 
 def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
-    """(public, secret) of who `name` is, from a file that this user alone can read, in a directory that this
-    user alone can change. Raises ConfigError.
+    """Return (public, secret) of who `name` is, from a file that this user alone can read, in a directory
+    whose files this user alone can change. Raises ConfigError.
     """
     path = directory / f"{name}.key_secret"
-    _check(directory)
+    _check(directory, others_may_add=True)  # secrets may be mounted so
     public, secret = _read(path)
     if secret is None:
         raise ConfigError(f"curve_dir: {path} has no secret key")
@@ -124,10 +124,12 @@ def _read_secret(directory: Path, name: str) -> tuple[bytes, bytes]:
     return public, secret
 
 
-def _check(path: Path, *, is_secret: bool = False) -> None:
-    """Raise ConfigError when another user may have put or changed what is at `path`, or read a secret."""
+def _check(path: Path, *, is_secret: bool = False, others_may_add: bool = False) -> None:
+    """Raise ConfigError when another user may have put or changed what is at `path`, or read a secret. The
+    arguments are those of `fault_of`.
+    """
     try:
-        fault = fault_of(path, is_secret=is_secret)
+        fault = fault_of(path, is_secret=is_secret, others_may_add=others_may_add)
     except FileNotFoundError:
         return  # who reads it says so
     except OSError as error:

@@ -139,6 +139,17 @@ def test_what_another_user_may_have_put_there_or_changed_is_not_taken(
         read(keys, name)
 
 
+def test_a_sticky_directory_as_secrets_are_mounted_in_is_taken(tmp_path: Path) -> None:
+    """Others can only add files there, and each is looked at. But in clients/ what is added is let in."""
+    make_keys(tmp_path)
+    for name in (".", "client"):
+        (tmp_path / name).chmod(0o1777)
+    assert ClientKeys.read(tmp_path / "client").server == ServerKeys.read(tmp_path).public
+    (tmp_path / "clients").chmod(0o1777)
+    with pytest.raises(ConfigError, match="clients can be changed by other users"):
+        ServerKeys.read(tmp_path)
+
+
 @pytest.mark.parametrize("name", [".", "clients"])
 def test_no_keys_are_made_where_another_user_may_change_them(tmp_path: Path, name: str) -> None:
     (tmp_path / "clients").mkdir()
