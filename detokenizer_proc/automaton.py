@@ -35,9 +35,9 @@ class Automaton(Generic[Pattern]):
         assert all(patterns), "an empty pattern would match everywhere"
         self.max_len = max(map(len, patterns))
         self._labels: Pattern = patterns[0][:0]
-        """Of each state but 0, in order, the symbol that leads to it."""
+        """The symbols that lead to the states, in order from state 1 on."""
         self._forks: dict[int, dict[str | int, int]] = {0: {}}
-        """Where symbols lead, of the states that are not simply followed by the next one."""
+        """For states that are not simply followed by the next one: the states to which symbols lead."""
         self._depths = array("i", [0])
         """Symbols of the beginning that a state stands for."""
         self._match_lens = array("i", [0])
@@ -102,7 +102,7 @@ class Automaton(Generic[Pattern]):
         return self._depths[state]
 
     def _child(self, state: int, symbol: str | int) -> int:
-        """Where a symbol leads without a link; 0: nowhere."""
+        """Return the state to which a symbol leads without a link; 0: there is none."""
         fork = self._forks.get(state)
         if fork is not None:
             return fork.get(symbol, 0)

@@ -99,7 +99,7 @@ class Clients:
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")
         self.returned_at = 0.0
-        """When a client came back under the id that it had, last; 0.0: never."""
+        """Time at which a client last came back under the id that it had; 0.0: never."""
         self.on_return: Callable[[], object] | None = None
         """Called when one does, before it knows that it may send."""
 

@@ -37,7 +37,7 @@ class PeerChannel(Protocol):
         """Send without blocking, with the raw frames that follow a message."""
 
     def is_local(self, peer: bytes) -> bool:
-        """Whether the peer came through the run directory, which only the launch's user can open."""
+        """Tell whether the peer came through the run directory, which only the launch's user can open."""
 
 
 class RouterChannel:

@@ -34,7 +34,7 @@ class DeathCauses:
         return not any(code in ASKED_TO_END or code == -signal.SIGKILL for code in codes)
 
     def _read_oom_kills(self) -> int:
-        """How often it was, of the first file that tells; 0 where the kernel does not say."""
+        """Return the count of the first file that tells; 0 where the kernel does not say."""
         return next((count for path in self._counters if (count := _oom_kills(path)) is not None), 0)
 
 

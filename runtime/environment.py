@@ -1,4 +1,4 @@
-"""What the environment says. Variables are read, and set, in this file only."""
+"""Environment variables. They are read, and set, in this file only."""
 
 from __future__ import annotations
 

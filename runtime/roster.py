@@ -17,7 +17,7 @@ from runtime.handle import KEY_BYTES, sequence_key
 from runtime.launch_state import write_atomically
 
 DEATHS_TO_RUN_ALONE = 2
-"""Of the engine, with the sequence there."""
+"""Deaths of the engine with a sequence there, until that sequence is to run alone."""
 MAX_COUNTED = 65536
 _EMPTY = bytes(KEY_BYTES)
 
@@ -69,9 +69,9 @@ class Suspects:
     """Sequences under which the engine has died, by key."""
 
     alone: frozenset[bytes] = frozenset()
-    """They were there so often that they are to run alone."""
+    """Those that were there so often that they are to run alone."""
     guilty: frozenset[bytes] = frozenset()
-    """They ran alone and it died: they are not to run again."""
+    """Those under which it died while they ran alone: they are not to run again."""
 
     def encode(self) -> bytes:
         return b"".join(
@@ -89,7 +89,7 @@ class Suspects:
 
     @staticmethod
     def read(path: Path) -> Suspects:
-        """What the launcher has written; nobody where it has written nothing."""
+        """Return the suspects that the launcher has written; nobody where it has written nothing."""
         try:
             return Suspects.decode(path.read_bytes())
         except FileNotFoundError:

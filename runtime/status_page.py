@@ -68,13 +68,11 @@ class Status(NamedTuple):
     num_clients: int = 0
     """Of a detokenizer: clients that are connected, processes of the HTTP server among them."""
     recovery_ns: int = 0
-    """CLOCK_MONOTONIC. Of the launcher: when a process that is being replaced was not ready yet, last. Of a
-    detokenizer: when a client came back under the id that it had. After either, requests are made again.
+    """The time, by CLOCK_MONOTONIC, after which requests are made again: the launcher's, when a process that
+    is being replaced was not ready yet, last; a detokenizer's, when a client came back under the id it had.
     """
     solitary: bytes = NO_HANDLE
-    """Of the scheduler: the sequence that runs alone because the engine has died under it before. NO_HANDLE:
-    none.
-    """
+    """The sequence that the scheduler runs alone because the engine died under it before, or NO_HANDLE."""
 
     is_paused: bool = False
     """Of the scheduler: it launches no step until generation is to go on."""

@@ -1,4 +1,4 @@
-"""What belongs to another user, for tests that any user can run."""
+"""Files of another user, for tests that any user can run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When requests are made again: after a process was replaced, and after a client lost its connection."""
+"""The time in which requests are made again: after a process was replaced, or a client came back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ RECOVERY_S = 120.0
 
 
 def is_recovering(page: StatusPage, now_ns: int) -> bool:
-    """Whether one or the other was less than RECOVERY_S ago. `now_ns`: CLOCK_MONOTONIC."""
+    """Tell whether one or the other was less than RECOVERY_S ago. `now_ns`: CLOCK_MONOTONIC."""
     times = [page.read("detokenizer", index).recovery_ns for index in range(page.counts["detokenizer"])]
     latest_ns = max(page.read("launcher").recovery_ns, *times)
     return bool(latest_ns) and now_ns - latest_ns < RECOVERY_S * 1e9

@@ -13,7 +13,7 @@ MIN_WIDE_ROWS = 8
 64 on (EPYC held back to AVX2, bfloat16, one thread, 2026-11).
 """
 WIDE_ELEMENTS = 1 << 19
-"""Of a weight that are wide at a time: 2 MiB, which caches hold; 16 MiB took up to twice as long."""
+"""Elements of a weight widened at a time: 2 MiB, which caches hold; 16 MiB took up to twice as long."""
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:

@@ -17,7 +17,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 LEAST_ISA: CpuIsa = "avx2" if "avx2" in usable_isas() else "portable"
-"""What nearly every CPU has; linear layers of bfloat16 stay with torch there."""
+"""The set that nearly every CPU has; linear layers of bfloat16 stay with torch there."""
 NATIVE_ISAS: tuple[CpuIsa, ...] = tuple(dict.fromkeys((cpu_isa(), LEAST_ISA)))
 """For which the kernels are tested: as much as may be used, and that."""
 ISA_WITHOUT_AMX: CpuIsa = "avx512_bf16" if cpu_isa() == "amx" else cpu_isa()

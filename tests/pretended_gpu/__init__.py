@@ -48,7 +48,7 @@ class PretendedGpu:
             "ProcessGroupNCCL", (ProcessGroupNCCL,), {"gpu": self.operations}
         )
         self.compiled: dict[str, None] = {}
-        """What Triton would have compiled so far, in order (see benchmarks.gpu.variants)."""
+        """Variants that Triton would have compiled so far, in order (see benchmarks.gpu.variants)."""
 
     @property
     def launches(self) -> list[str]:

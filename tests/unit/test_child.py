@@ -1,4 +1,4 @@
-"""What a process of the ring ends by when it faults, and when somebody sends it a fault."""
+"""Faults of the ring's processes, their own and those that somebody sends: by which signal they end."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from runtime.death_causes import DeathCauses
 
 @pytest.fixture
 def proc(tmp_path: Path) -> Path:
-    """Of a machine without cgroups."""
+    """A /proc of a machine without cgroups."""
     (tmp_path / "vmstat").write_text("nr_free_pages 7\noom_kill 3\noom_kill_disable 9\n")
     return tmp_path
 

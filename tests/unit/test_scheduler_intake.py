@@ -190,7 +190,7 @@ def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects()
 
 
 def test_who_is_suspected_runs_alone_and_who_is_guilty_not_at_all() -> None:
-    """As the launcher says, whichever attempt it is; clients say nothing of it."""
+    """The launcher says so, whichever attempt it is; clients say nothing of it."""
     keys = [sequence_key(message(number, [1]).handle) for number in range(3)]
     with running() as system:
         system.scheduler.intake._suspects = Suspects(frozenset(keys[:1]), frozenset(keys[1:2]))

@@ -32,7 +32,7 @@ TRITON_LAUNCHES = """
     kernel.run(grid_0, grid_1, grid_2, stream, kernel.function, kernel.packed_metadata, launch_metadata,
                knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook, *bound_args.values())
 """
-"""How Triton 3.6 launches, and 3.9."""
+"""Source of a launch in Triton 3.6, and in 3.9."""
 
 _by_triton_alone = False
 
@@ -115,7 +115,7 @@ def launches_by_triton_alone() -> Iterator[None]:
 
 
 def _is_watched(kernel: JITFunction[Any]) -> bool:
-    """Whether anybody has hooks that Triton would call for a launch of this kernel."""
+    """Tell whether anybody has hooks that Triton would call for a launch of this kernel."""
     enter, leave = knobs.runtime.launch_enter_hook, knobs.runtime.launch_exit_hook
     return bool(
         getattr(enter, "calls", enter)
@@ -146,7 +146,7 @@ def _facts(arguments: Sequence[Any], unspecialised: Sequence[bool]) -> Iterator[
 
 @cache
 def _is_as_expected(target: Any) -> bool:
-    """Whether this Triton launches on the target, and compiles anew, as is assumed here; if not, logs it."""
+    """Tell whether this Triton launches on the target, and compiles anew, as is assumed here; log if not."""
     try:
         source = "".join(inspect.getsource(JITFunction.run).split())
         is_known = (
@@ -165,7 +165,7 @@ def _is_as_expected(target: Any) -> bool:
 
 
 def _looks_at_addresses_as_here(target: Any) -> bool:
-    """Whether it matters for no more than ALIGNMENT which address a tensor has, or how long it is."""
+    """Tell whether a tensor's address, or its length, matters for no more than ALIGNMENT."""
     backend = make_backend(target)
     memory = torch.empty(512, dtype=torch.uint8)
     kinds: dict[bool, set[str]] = {True: set(), False: set()}
