@@ -172,8 +172,12 @@ class Intake:
         share = limits.client_share
         if share is None:
             return
-        num_own = lifecycle.num_live_of[client_of(handle)]
-        if share.is_used_up(num_own, num_live) if is_new else num_own >= share.most:
+        client = client_of(handle)
+        if is_new:
+            is_used_up = share.is_used_up(lifecycle.num_live_of[client], num_live)
+        else:
+            is_used_up = lifecycle.num_again_of[client] >= share.most
+        if is_used_up:
             raise Overloaded(
                 "this client has its share of the waiting queue; let some of its requests end first",
                 code="client_overloaded",

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from msgspec import Raw
 
-from runtime.handle import client_of
+from runtime.handle import attempt_of, client_of
 from runtime.messages import Closed, CloseReason, ErrorInfo
 from runtime.roster import Roster
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
@@ -49,6 +49,8 @@ class Lifecycle:
         """By sequence key: at most one attempt of a sequence is alive."""
         self.num_live_of: Counter[int] = Counter()
         """By client, of those that have any."""
+        self.num_again_of: Counter[int] = Counter()
+        """Those of num_live_of that were made again."""
         self.waiting = WaitingQueue(sort_key)
         self.deadlines = Deadlines(self.requests)
         self.solitary = SolitaryRuns()
@@ -69,7 +71,10 @@ class Lifecycle:
         self.open(req.handle, stream_open)
         self.requests[req.key] = req
         self.roster.add(req.key)
-        self.num_live_of[client_of(req.handle)] += 1
+        client = client_of(req.handle)
+        self.num_live_of[client] += 1
+        if attempt_of(req.handle):
+            self.num_again_of[client] += 1
         self.waiting.add(req)
         if req.deadline_s:
             self.deadlines.add(req)
@@ -149,6 +154,10 @@ class Lifecycle:
         self.num_live_of[client] -= 1
         if not self.num_live_of[client]:
             del self.num_live_of[client]
+        if attempt_of(req.handle):
+            self.num_again_of[client] -= 1
+            if not self.num_again_of[client]:
+                del self.num_again_of[client]
         if self.solitary:
             self.solitary.discard(req)
         if req.features:
@@ -168,4 +177,6 @@ class Lifecycle:
         """Assert that every accepted sequence is accounted for, once."""
         assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
         assert len(self.requests) == len(self.waiting) + self.kv.rows.num_running
-        assert self.num_live_of == Counter(client_of(req.handle) for req in self.requests.values())
+        handles = [req.handle for req in self.requests.values()]
+        assert self.num_live_of == Counter(map(client_of, handles))
+        assert self.num_again_of == Counter(map(client_of, filter(attempt_of, handles)))

@@ -29,7 +29,7 @@ class ClientShare:
     max_of_client: int
     max_live: int
     most: int
-    """That a client can ever have had: what is made again after a restart is bounded by it."""
+    """Sequences that a client can have had at a time. It has no more made again after a restart."""
     is_lifted: Callable[[], bool] = lambda: False
     """Whether a client that has used it up may have more all the same. Asked of no other: it takes time."""
 

@@ -162,6 +162,19 @@ def test_who_makes_requests_again_gets_no_more_than_a_client_can_have_had() -> N
         assert errors == 40 * ["client_overloaded"]
 
 
+def test_new_requests_that_come_first_take_no_place_of_what_is_made_again() -> None:
+    """After a restart they may: they were on their way when the engine died."""
+    with running(max_live=100) as system:
+        intake = system.scheduler.intake
+        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(40, 100, 40))
+        assert num_taken_in(system, 1, range(100, 140)) == 40
+        assert num_taken_in(system, 1, range(60), attempt=1) == 40
+        system.lifecycle.check()
+        run_until_idle(system)
+        assert not system.lifecycle.num_again_of
+        assert num_taken_in(system, 1, range(200, 260), attempt=1) == 40
+
+
 def test_a_client_may_be_allowed_the_whole_queue() -> None:
     assert not any(ClientShare(18, 18, 18).is_used_up(number, number) for number in range(18))
 
