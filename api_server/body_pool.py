@@ -17,7 +17,7 @@ MAX_WAITING = 128
 
 
 class BodyPool:
-    """Of one event loop.
+    """The pool of one event loop.
 
     A body takes its share as its bytes come, not when its length is announced: a head alone holds nothing.
     The oldest one always gets what it asks for, up to `largest`, since so much is kept from all others; so it
@@ -80,7 +80,7 @@ class BodyPool:
 
 
 class BodyShare:
-    """What one body has of the pool."""
+    """The share of one body in the pool."""
 
     def __init__(self, pool: BodyPool) -> None:
         self._pool = pool

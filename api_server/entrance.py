@@ -12,8 +12,8 @@ import asyncio
 from runtime.paced_line import PacedLine
 
 TURN_BYTES = 256 << 10
-"""Of bodies in a turn, and one body of any size: a few milliseconds' work. What a larger one holds is decoded
-in several turns (`decode_body`).
+"""Bytes of bodies in a turn, and one body of any size: a few milliseconds' work. What a larger one holds is
+decoded in several turns (`decode_body`).
 """
 LEAST_BYTES = 32 << 10
 """As many as a small body counts for: the work for a request that does not grow with it."""

@@ -28,7 +28,7 @@ HEAD_TIMEOUT_S = 10.0
 MAX_PIPELINED = 16
 """Requests that wait on a connection while another one is in work."""
 MAX_FRAMING_BYTES = 16 << 10
-"""Of a body, beyond as many bytes as its chunks hold: their sizes, extensions and trailers."""
+"""Framing of a body, beyond as many bytes as its chunks hold: their sizes, extensions and trailers."""
 UNREAD_TIMEOUT_S = 5.0
 """From an answer to the end of its request: what still comes of that nobody reads."""
 PIECE_BYTES = 16 << 10
@@ -62,20 +62,20 @@ class HttpProtocol(HttpToolsProtocol):
         self._is_all_body = False
         """The piece being parsed is of one body, but for that body's framing."""
         self._chunk_bytes = 0
-        """Of a body, in the piece being parsed."""
+        """Bytes of a body in the piece being parsed."""
         self._framing_room = 0
         """Bytes of framing that may still come before others of the body."""
         self._plain_head = b""
         """The head of a request that asks for another protocol, without asking."""
         self._waiting_bytes = 0
-        """Of the bodies of requests that came while another one was in work, and of those alone."""
+        """Bytes of the bodies of requests that came while another one was in work, and of those alone."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_work: RequestResponseCycle | None = None
         """The latest request that was begun; `cycle` is the latest that was read."""
         self._refusal: RequestError | None = None
         self._last_words: RequestError | None = None
-        """What is answered once those requests are that came before; nothing more is parsed."""
+        """The answer once those requests are that came before; nothing more is parsed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)

@@ -17,7 +17,7 @@ from runtime.sampling_params import TokenId
 from runtime.wire import MAX_TURNS
 
 PIECE_BYTES = 256 << 10
-"""Of token ids, decoded in one turn of the event loop: 3 ms."""
+"""Bytes of token ids that are decoded in one turn of the event loop: 3 ms."""
 LIST = ord("[")
 MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
 """Names and values. A message has four, of its role and its text, and each further text part four."""
@@ -38,7 +38,7 @@ class LargeField:
 
     @property
     def stand_in(self) -> msgspec.Raw:
-        """What the field may hold while the others are decoded."""
+        """Content of the field while the others are decoded."""
         return msgspec.Raw(b"[]" if self.is_conversation or not self.has_texts else b'""')
 
 
@@ -90,7 +90,7 @@ def count_strings(data: bytes) -> int:
 
 
 async def _id_lists(name: str, data: bytes, field: LargeField, max_ids: int) -> list[int] | list[list[int]]:
-    """Of JSON without strings and objects: every bracket and comma in it is a list's."""
+    """Decode JSON without strings and objects: every bracket and comma in it is a list's."""
     if not data.endswith(b"]"):
         raise msgspec.DecodeError("the list does not end")
     num_lists = data.count(b"[") - 1

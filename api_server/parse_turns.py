@@ -9,11 +9,11 @@ from collections.abc import Callable
 TURN_EVENTS = 4096
 """Calls of the parser in a turn, each a microsecond or two (2026-11). All that a read gives can be 40,000."""
 HEAD_EVENTS = 32
-"""As many as a request counts for: a scope, a task and what they need are made for it."""
+"""Calls that a request counts for: a scope, a task and what they need are made for it."""
 
 
 class ParseTurns:
-    """Of one event loop. Who comes first goes first."""
+    """The turns of one event loop. Who comes first goes first."""
 
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
@@ -21,7 +21,7 @@ class ParseTurns:
         """In this turn."""
 
     def has_room(self) -> bool:
-        """Whether a connection may parse in this turn: with nobody before it, at least a piece."""
+        """Tell whether a connection may parse in this turn: with nobody before it, at least a piece."""
         return not self._line and self._num_events < TURN_EVENTS
 
     def count(self, num_events: int) -> None:

@@ -48,7 +48,7 @@ class ServerState:
 
     @property
     def max_ids(self) -> int:
-        """Of one list of token ids in a body: what is longer is refused unread."""
+        """Most ids of one list in a body: what is longer is refused unread."""
         return max(2 * self.config.context_length, MIN_MAX_IDS)
 
     def check_serving(self) -> None:

@@ -27,7 +27,7 @@ from client.request_builder import Prompt, RequestOptions
 from runtime.errors import InvalidRequest
 
 BYTES_PER_TOKEN = 4
-"""Of text, where there is a limit before it is encoded."""
+"""Bytes of text for a token, where there is a limit before it is encoded."""
 CALL_IDS = 4
 PIECE_IDS = 1 << 13
 """Encoded as JSON in one piece, in which no other thread runs."""
@@ -82,10 +82,10 @@ async def detokenize(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """What one call may ask for: its work is that of a few prompts, and so is its memory."""
+    """Limits of one call: its work is that of a few prompts, and so is its memory."""
 
     max_ids: int
-    """Of one text or list; of a call four times as many."""
+    """Most ids of one text or list; of a call four times as many."""
     field: str
 
     def check_ids(self, lists: Sequence[Sequence[int]]) -> None:

@@ -86,7 +86,7 @@ class Vocabulary:
         return encoded
 
     def max_chars_of(self, num_tokens: int) -> int | None:
-        """Of a text of so many tokens; None where there is no bound."""
+        """Return the most characters of a text of so many tokens; None where there is no bound."""
         if self._max_token_chars == 0:
             self._max_token_chars = self._tokenizer.max_token_chars()
         return None if self._max_token_chars is None else num_tokens * self._max_token_chars
@@ -125,7 +125,7 @@ class ServerTokenizer:
     """Belongs to the event loop; what takes time is done in threads of its own."""
 
     def __init__(self, tokenizer_dir: str, chat_template: str, context_length: int) -> None:
-        """As in a resolved configuration; the first two may be empty."""
+        """The arguments are as in a resolved configuration; the first two may be empty."""
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
         self._context_length = context_length

@@ -13,7 +13,7 @@ BYTES_PER_S = 64 << 20
 
 
 class WritePace:
-    """Of one event loop. Who comes first goes first."""
+    """The pace of one event loop. Who comes first goes first."""
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
         self._bytes_per_s = bytes_per_s
