@@ -26,6 +26,7 @@ MAX_QUEUED = 1 << 20
 """Nobody else shares this runtime, so it queues whatever its one caller has."""
 OWN_SETTINGS = frozenset(
     {
+        "allowed_hosts",
         "api_key",
         "api_workers",
         "cache_salt_per_api_key",

@@ -16,6 +16,7 @@ from client.discovery import find_run_dir, find_target
 from client.own_runtime import _flags
 from runtime.command_line import parse_args
 from runtime.environment import default_run_root
+from runtime.resolve import HTTP_SETTINGS
 from tests.other_user import give_away
 
 
@@ -114,9 +115,9 @@ def test_llm_understands_the_spellings_of_other_engines() -> None:
         _flags({"context_length": 100, "max_model_len": 100})
 
 
-@pytest.mark.parametrize("name", ["no_such_setting", "port", "run_dir", "api_key"])
+@pytest.mark.parametrize("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
+    with pytest.raises(ConfigError, match=f"{name} is not a setting of LLM"):
         LLM(**dict[str, Any]({name: "x"}))
 
 
