@@ -32,11 +32,7 @@ class ApiKeyMiddleware:
             # The time this takes must not tell how much of a guess was right, nor which key it is.
             if not sum(hmac.compare_digest(digest, each) for each in self._digests):
                 error = Unauthorized("a valid API key is required: Authorization: Bearer KEY")
-                response = error_response(error)
-                if _has_body(scope):
-                    # Nobody reads it: the connection is closed behind the answer.
-                    response.headers["connection"] = "close"
-                await response(scope, receive, send)
+                await error_response(error)(scope, receive, send)
                 return
             if self._has_tenants:
                 scope.setdefault("state", {})["tenant"] = digest
@@ -56,14 +52,6 @@ def _given_key(scope: Scope) -> bytes:
         return b""
     scheme, _, key = given[0].partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
-
-
-def _has_body(scope: Scope) -> bool:
-    headers: list[tuple[bytes, bytes]] = scope["headers"]
-    return any(
-        name == b"transfer-encoding" or (name == b"content-length" and value != b"0")
-        for name, value in headers
-    )
 
 
 def _digest(key: bytes) -> bytes:
