@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from api_server.errors import respelled
 from api_server.openai_types import MAX_PROMPTS, MessageBody
 from api_server.tokenizer import ServerTokenizer
 from api_server.unsupported import refuse_unsupported
@@ -76,15 +77,19 @@ def template_options(
 
 
 async def encode_prompts(
-    tokenizer: ServerTokenizer, prompts: Sequence[Prompt], options: RequestOptions
+    tokenizer: ServerTokenizer, prompts: Sequence[Prompt], options: RequestOptions, field: str = "prompt"
 ) -> list[list[int]]:
-    """Raises InvalidRequest by the names of the client library, also for a prompt without tokens;
-    Overloaded.
+    """Return the ids of each prompt. `field`: where the body has them.
+
+    Raises: RequestError that names the field, also for a prompt without tokens; Overloaded.
     """
     encoded = []
     for prompt in prompts:
-        ids = await tokenizer.encode(prompt, options)
+        try:
+            ids = await tokenizer.encode(prompt, options)
+        except InvalidRequest as error:
+            raise respelled(error, {"prompt": field}) from None
         if not ids:
-            raise InvalidRequest("prompt is empty", param="prompt")
+            raise InvalidRequest(f"{field} is empty", param=field)
         encoded.append(ids)
     return encoded

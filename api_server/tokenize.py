@@ -12,6 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from api_server.body import read_body
+from api_server.errors import respelled
 from api_server.json_list import JsonList, encoded_as
 from api_server.openai_types import MAX_PROMPTS, NEUTRAL
 from api_server.prompts import conversation, template_options
@@ -124,8 +125,11 @@ def _tokenize_one(
     *,
     with_strings: bool,
 ) -> _Tokenized:
-    """Raises InvalidRequest."""
-    ids = vocabulary.encode(prompt, options, BYTES_PER_TOKEN * limits.max_ids)
+    """Encode a prompt and spell what was found. Raises RequestError that names the field."""
+    try:
+        ids = vocabulary.encode(prompt, options, BYTES_PER_TOKEN * limits.max_ids)
+    except InvalidRequest as error:
+        raise respelled(error, {"prompt": limits.field}) from None
     spelled, strings = JsonList(), JsonList()
     for start in range(0, len(ids), PIECE_IDS):
         piece = ids[start : start + PIECE_IDS]

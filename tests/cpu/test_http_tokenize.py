@@ -205,4 +205,13 @@ def test_a_prompt_that_cannot_fit_is_not_encoded_to_be_shown(
     )
     response = front.post(path, **prompt, return_token_ids=True)
     assert response.status_code == 400, response.text
-    assert response.json()["error"]["code"] == "context_length_exceeded"
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == (*prompt, "context_length_exceeded")
+    assert error["message"].startswith(error["param"])
+
+
+def test_messages_that_are_too_long_by_their_template_alone_are_refused_by_name(front: Front) -> None:
+    response = front.post("/tokenize", messages=[{"role": "user", "content": "x" * (4 * LIMIT)}])
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("messages", "context_length_exceeded")
+    assert error["message"].startswith("messages")
