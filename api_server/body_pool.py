@@ -9,15 +9,15 @@ from runtime.errors import Overloaded
 MAX_BODY_BYTES = 8 << 20
 POOL_BYTES = 64 << 20
 SMALL_BYTES = 64 << 10
-"""A body of so many is not counted."""
+"""Size up to which a body is not counted."""
 WAIT_S = 10.0
-"""That a body waits in all."""
+"""Longest time in all that one body waits for room."""
 MAX_WAITING = 128
 """Bodies that wait, each with what has been read of it: up to 320 KB."""
 
 
 class BodyPool:
-    """The pool of one event loop.
+    """The room for large bodies in one event loop.
 
     A body takes its share as its bytes come, not when its length is announced: a head alone holds nothing.
     The oldest one always gets what it asks for, up to `largest`, since so much is kept from all others; so it
@@ -29,9 +29,9 @@ class BodyPool:
         self._largest = largest
         self._size = size
         self.num_bytes = 0
-        """That large bodies have now."""
+        """Bytes that large bodies have now."""
         self._shares: dict[BodyShare, None] = {}
-        """Those of large bodies, the oldest first."""
+        """Shares of large bodies, the oldest first."""
 
     def share(self) -> BodyShare:
         """The share of a new body, which its owner releases."""
@@ -80,13 +80,13 @@ class BodyPool:
 
 
 class BodyShare:
-    """The share of one body in the pool."""
+    """Bytes of the pool that one body has."""
 
     def __init__(self, pool: BodyPool) -> None:
         self._pool = pool
         self.held = 0
         self.wanted = 0
-        """More, while it waits."""
+        """Bytes that it waits for, beyond those held."""
         self.waiter: asyncio.Future[None] | None = None
         self.waited_s = 0.0
 

@@ -194,7 +194,7 @@ class CompletionFormat:
     def _echo_logprobs(
         self, prompt: int, number: int, logprobs: Sequence[TokenLogprob | None]
     ) -> Iterator[CompletionLogprobs]:
-        """Yield those of the prompt's tokens, where the answer begins with them."""
+        """Logprobs of the prompt's tokens, where the answer begins with them."""
         if not self._view.prompt_texts:
             return iter(())
         ids = self._view.prompt_ids[prompt]
@@ -205,7 +205,7 @@ class CompletionFormat:
     def _columns(
         self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
     ) -> Iterator[CompletionLogprobs]:
-        """Yield those of the next tokens of a choice, a piece at a time."""
+        """Logprobs of the next tokens of a choice, a piece at a time."""
         num_taken = 0
         for piece in in_pieces(logprobs, self._view.num_logprobs or 0):
             piece_ids = ids[num_taken : num_taken + len(piece)]

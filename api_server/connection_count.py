@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Callable
 
 RESERVED_DESCRIPTORS = 256
-"""Descriptors of the process that are kept for all that is no connection."""
+"""File descriptors of the process that are kept for all that is no connection."""
 
 
 class ConnectionCount:
@@ -45,6 +45,6 @@ class ConnectionCount:
 
 
 def openable(most: int) -> int:
-    """Return for how many of `most` connections this process has descriptors, at least one."""
+    """Return how many of `most` connections this process has descriptors for, at least one."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most if limit == resource.RLIM_INFINITY else max(1, min(most, limit - RESERVED_DESCRIPTORS))

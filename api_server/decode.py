@@ -22,7 +22,9 @@ from runtime.errors import InvalidRequest
 from runtime.transport import DECODE_ERRORS
 
 SMALL_BODY_BYTES = 128 << 10
-"""Decoded in one piece: 11 ms for the worst that it can hold (docs/measurements/request_cost.md)."""
+"""Size up to which a body is decoded in one piece: 11 ms for the worst that it can hold
+(docs/measurements/request_cost.md).
+"""
 
 T = TypeVar("T")
 
@@ -71,7 +73,7 @@ def _decode(data: bytes | bytearray, kind: type[T]) -> T:
 
 @cache
 def _cut(kind: Hashable) -> Any:
-    """A body with the same fields, none of which is looked into."""
+    """Return a type with the same fields, none of which is looked into."""
     fields = [(name, Raw, _ABSENT) for name in _names(kind)]
     return msgspec.defstruct("Cut", fields, forbid_unknown_fields=True)
 

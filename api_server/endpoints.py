@@ -59,12 +59,12 @@ class Endpoint:
     answers_503: Any = None
     """Type of the body of a 503 that is no error."""
     get_needs_key: bool = False
-    """Its GET changes something. Any web page can have a browser send one, so that there is none without a
-    key, which no browser adds by itself.
+    """The GET of this endpoint changes something. Any web page can have a browser send one, so that there is
+    none without a key, which no browser adds by itself.
     """
 
     def methods_with(self, *, has_key: bool) -> tuple[str, ...]:
-        """Those that a server with or without an API key takes."""
+        """The methods that a server with or without an API key takes."""
         if self.get_needs_key and not has_key:
             return tuple(method for method in self.methods if method != "GET")
         return self.methods

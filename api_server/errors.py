@@ -65,7 +65,7 @@ def error_body(error: RequestError) -> bytes:
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
-    """Those that say how to go on after it."""
+    """Headers of the error's answer that say how to go on after it."""
     headers: dict[str, str] = {}
     if error.status == 503:
         seconds = error.retry_after_s if isinstance(error, Overloaded) else UNAVAILABLE_RETRY_S

@@ -59,7 +59,7 @@ class _Input:
 
     def __init__(self) -> None:
         self.num_tokens = 0
-        """Tokens of the prompt so far, from its first on, whether they are shown or not."""
+        """Tokens of the prompt that have come, from its first on, whether they are shown or not."""
         self.logprobs, self.top = JsonList(), JsonList()
 
 
@@ -118,7 +118,9 @@ class GenerateFormat:
             yield
 
     def _take_input(self, prompt: int, entries: Sequence[TokenLogprob | None]) -> Iterator[None]:
-        """Take the prompt's as SGLang does: the first token shown has no value, whatever is before it."""
+        """Encode logprobs of a prompt. As in SGLang, the first token that is shown has no value, whatever
+        stands before it.
+        """
         ids, start, taken = self._view.input_ids[prompt], self._view.input_start, self._inputs[prompt]
         for piece in in_pieces(entries, self._view.num_top):
             tokens: list[Logprob] = []

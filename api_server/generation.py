@@ -211,7 +211,7 @@ class Generation(Response):
         await writer.end(last)
 
     async def _write_events(self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str]) -> None:
-        """Write what one step has brought at once, unless it is much: then in several writes, between which
+        """Write what one step has brought in one piece, unless it is much: then in several, between which
         other tasks of the event loop run.
         """
         job, metrics = self._job, self._server.metrics
@@ -242,8 +242,8 @@ class Generation(Response):
                         await writer.write(data)
 
     async def _write_much(self, writer: EventWriter, data: bytes) -> None:
-        """Write as fast as all such writes of this server together may be: the events of a stream that repeat
-        what came before hold the more tokens the longer they get.
+        """Write a large piece, and wait for as long as all such writes of this server together have to.
+        Events that repeat what came before hold the more tokens the longer they get.
         """
         if not writer.try_write(data):
             await writer.write(data)

@@ -9,7 +9,7 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 
 class Flow(FlowControl):
-    """Reads while both uvicorn and the protocol want to."""
+    """Flow control that reads while both uvicorn and the protocol want to."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -18,7 +18,7 @@ class Flow(FlowControl):
 
     @property
     def is_held(self) -> bool:
-        """The protocol wants nothing more for now."""
+        """True while the protocol wants nothing more for now."""
         return self._is_held
 
     @is_held.setter

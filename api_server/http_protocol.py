@@ -28,11 +28,11 @@ HEAD_TIMEOUT_S = 10.0
 MAX_PIPELINED = 16
 """Requests that wait on a connection while another one is in work."""
 MAX_FRAMING_BYTES = 16 << 10
-"""Framing of a body, beyond as many bytes as its chunks hold: their sizes, extensions and trailers."""
+"""Sizes, extensions and trailers of a body's chunks, beyond as many bytes as the chunks hold."""
 UNREAD_TIMEOUT_S = 5.0
-"""From an answer to the end of its request: what still comes of that nobody reads."""
+"""Longest time from an answer to the end of its request, which nobody reads."""
 PIECE_BYTES = 16 << 10
-"""Parsed at a time; a read gives up to 256,000 bytes."""
+"""Bytes parsed at a time; a read gives up to 256,000."""
 # Asked every few seconds by machines; a line for each would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
@@ -51,7 +51,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._logs_access: bool = self.access_log
         self._turns = turns
         self._unparsed = b""
-        """Received, and waiting for a turn."""
+        """Bytes received that wait for a turn."""
         self._num_events = 0
         """Calls of the parser for the piece being parsed."""
         self._awaits_head = True
@@ -68,14 +68,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._plain_head = b""
         """The head of a request that asks for another protocol, without asking."""
         self._waiting_bytes = 0
-        """Bytes of the bodies of requests that came while another one was in work, and of those alone."""
+        """Bytes of the bodies of requests that came while another one was in work."""
         self._head_timer: asyncio.TimerHandle | None = None
         self._unread_timer: asyncio.TimerHandle | None = None
         self._in_work: RequestResponseCycle | None = None
         """The latest request that was begun; `cycle` is the latest that was read."""
         self._refusal: RequestError | None = None
         self._last_words: RequestError | None = None
-        """The answer once those requests are that came before; nothing more is parsed."""
+        """The refusal that follows the answers to the requests before it; nothing more is parsed."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -338,7 +338,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._tell_of_the_end()
 
     def _tell_of_the_end(self) -> None:
-        """Whoever works on a request of this connection has nobody to answer to."""
+        """Tell whoever works on a request of this connection that nobody waits for the answer."""
         for cycle in (self._in_work, self.cycle):
             if cycle is not None and not cycle.response_complete:
                 cycle.disconnected = True

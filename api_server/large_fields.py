@@ -17,10 +17,10 @@ from runtime.sampling_params import TokenId
 from runtime.wire import MAX_TURNS
 
 PIECE_BYTES = 256 << 10
-"""Bytes of token ids that are decoded in one turn of the event loop: 3 ms."""
+"""Bytes of token ids, decoded in one turn of the event loop: 3 ms."""
 LIST = ord("[")
 MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
-"""Names and values. A message has four, of its role and its text, and each further text part four."""
+"""Names and values in all messages. A message has four, of its role and its text, and each text part four."""
 
 _IDS = msgspec.json.Decoder(list[TokenId])
 _TEXTS = msgspec.json.Decoder(list[str])
@@ -38,7 +38,7 @@ class LargeField:
 
     @property
     def stand_in(self) -> msgspec.Raw:
-        """Content of the field while the others are decoded."""
+        """A value that the field may hold while the others are decoded."""
         return msgspec.Raw(b"[]" if self.is_conversation or not self.has_texts else b'""')
 
 
@@ -90,7 +90,9 @@ def count_strings(data: bytes) -> int:
 
 
 async def _id_lists(name: str, data: bytes, field: LargeField, max_ids: int) -> list[int] | list[list[int]]:
-    """Decode JSON without strings and objects: every bracket and comma in it is a list's."""
+    """Decode token ids, or lists of them, from JSON without strings and objects, in which every bracket and
+    comma is a list's. Raises msgspec's errors, InvalidRequest.
+    """
     if not data.endswith(b"]"):
         raise msgspec.DecodeError("the list does not end")
     num_lists = data.count(b"[") - 1

@@ -94,7 +94,7 @@ def chat_logprobs(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> Ch
 
 
 def chat_logprobs_json(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
-    """Return `chat_logprobs`, encoded: for as many as a whole answer has."""
+    """Return what `chat_logprobs` does, encoded: for as many as a whole answer has."""
     content = JsonList()
     for piece in in_pieces(logprobs, _num_top(logprobs)):
         content.extend(chat_logprobs(piece, speller).content)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 TURN_EVENTS = 4096
 """Calls of the parser in a turn, each a microsecond or two (2026-11). All that a read gives can be 40,000."""
 HEAD_EVENTS = 32
-"""Calls that a request counts for: a scope, a task and what they need are made for it."""
+"""Events that a request counts for: a scope, a task and what they need are made for it."""
 
 
 class ParseTurns:
@@ -18,10 +18,10 @@ class ParseTurns:
     def __init__(self) -> None:
         self._line: deque[Callable[[], None]] = deque()
         self._num_events = 0
-        """In this turn."""
+        """Events parsed in this turn."""
 
     def has_room(self) -> bool:
-        """Tell whether a connection may parse in this turn: with nobody before it, at least a piece."""
+        """Return True if a connection may parse in this turn: with nobody before it, at least a piece."""
         return not self._line and self._num_events < TURN_EVENTS
 
     def count(self, num_events: int) -> None:

@@ -48,8 +48,8 @@ async def ready(request: Request) -> Response:
 
 
 async def health_generate(request: Request) -> Response:
-    """Answer as `ready`, after one token was generated (of an embedding server: one vector made). Who asks
-    while one is on its way waits for that one: a crowd that asks makes no crowd of requests.
+    """Answer as `ready`, after one token has been generated (by an embedding server: one vector made) to show
+    it. Who asks while one is on its way waits for that one: a crowd that asks makes no crowd of requests.
     """
     server: ServerState = request.app.state.server
     role, problem = _seen(server)
@@ -98,7 +98,7 @@ def _answer(role: str, problem: str) -> Response:
 
 
 def _problem(page: StatusPage, config: RuntimeConfig) -> Problem:
-    """Return the problem of the first process that is not ready."""
+    """Return the first process that is not ready, and why."""
     scheduler = page.read("scheduler")
     slots = [(role, index) for role in ROLES for index in range(page.counts[role])]
     for role, index in slots:

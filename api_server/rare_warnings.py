@@ -1,4 +1,4 @@
-"""RareWarnings: of what strangers can have written into the log, a line a minute."""
+"""RareWarnings: at most a line a minute of each warning that strangers can have written into the log."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 
 PERIOD_S = 60.0
 LOGGERS = ("uvicorn.error", "asyncio", "api_server.http_protocol", "api_server.http_server")
-"""Those that warn about connections."""
+"""Loggers that warn about connections."""
 
 
 class RareWarnings(logging.Filter):
@@ -19,7 +19,7 @@ class RareWarnings(logging.Filter):
     def __init__(self) -> None:
         super().__init__()
         self._last_s: dict[str, float] = {}
-        """When the last one of a kind has passed."""
+        """Time at which the last one of a kind has passed."""
         self._num_held: dict[str, int] = {}
 
     def filter(self, record: logging.LogRecord) -> bool:

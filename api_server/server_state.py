@@ -48,7 +48,7 @@ class ServerState:
 
     @property
     def max_ids(self) -> int:
-        """Most ids of one list in a body: what is longer is refused unread."""
+        """Longest list of token ids that a body may have; a longer one is refused unread."""
         return max(2 * self.config.context_length, MIN_MAX_IDS)
 
     def check_serving(self) -> None:

@@ -28,10 +28,10 @@ from client.request_builder import Prompt, RequestOptions
 from runtime.errors import InvalidRequest
 
 BYTES_PER_TOKEN = 4
-"""Bytes of text for a token, where there is a limit before it is encoded."""
+"""Bytes of text that stand for a token, where there is a limit before it is encoded."""
 CALL_IDS = 4
 PIECE_IDS = 1 << 13
-"""Encoded as JSON in one piece, in which no other thread runs."""
+"""Token ids encoded as JSON in one piece, in which no other thread runs."""
 TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs")
 
 
@@ -83,10 +83,10 @@ async def detokenize(request: Request) -> Response:
 
 @dataclass(frozen=True, slots=True)
 class TokenLimits:
-    """Limits of one call: its work is that of a few prompts, and so is its memory."""
+    """Bounds of one call: its work and its memory are those of a few prompts."""
 
     max_ids: int
-    """Most ids of one text or list; of a call four times as many."""
+    """Most ids of one text or list; a call may have four times as many."""
     field: str
 
     def check_ids(self, lists: Sequence[Sequence[int]]) -> None:
@@ -114,7 +114,7 @@ class _Tokenized(NamedTuple):
     num_ids: int
     ids: bytes
     strings: bytes
-    """Both as JSON, without the brackets."""
+    """JSON, as the ids are, without the brackets."""
 
 
 def _tokenize_one(

@@ -86,7 +86,7 @@ class Vocabulary:
         return encoded
 
     def max_chars_of(self, num_tokens: int) -> int | None:
-        """Return the most characters of a text of so many tokens; None where there is no bound."""
+        """Most characters of a text of so many tokens; None where there is no bound."""
         if self._max_token_chars == 0:
             self._max_token_chars = self._tokenizer.max_token_chars()
         return None if self._max_token_chars is None else num_tokens * self._max_token_chars
@@ -110,7 +110,9 @@ class _Line:
         self._num_waiting_chars = 0
 
     async def run(self, work: Callable[[], T], num_chars: int) -> T:
-        """Whoever finds nobody waiting is let in, however much it has. Raises Overloaded."""
+        """Do the work in one of the threads. Who finds nobody waiting is let in, however much it has. Raises
+        Overloaded.
+        """
         cost = num_chars + CHARS_PER_CALL
         if self._num_waiting_chars and self._num_waiting_chars + cost > MAX_WAITING_CHARS:
             raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
@@ -125,7 +127,7 @@ class ServerTokenizer:
     """Belongs to the event loop; what takes time is done in threads of its own."""
 
     def __init__(self, tokenizer_dir: str, chat_template: str, context_length: int) -> None:
-        """The arguments are as in a resolved configuration; the first two may be empty."""
+        """Take settings as a resolved configuration has them; the first two may be empty."""
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
         self._context_length = context_length

@@ -15,9 +15,9 @@ ANY_TEXT = object()
 """Among neutral values: any string is fine; the field is a label for the operator and asks for nothing."""
 
 Unsupported: TypeAlias = msgspec.Raw
-"""The type of such a field: what it holds is not looked into where it is refused anyway."""
+"""Type of a field that is known and not built: its value is not looked into where it is refused anyway."""
 ABSENT: Any = msgspec.field(default_factory=msgspec.Raw)
-"""Its default: no bytes."""
+"""Default of an Unsupported field: no bytes."""
 QUOTE = ord('"')
 MAX_NEUTRAL_BYTES = 1 << 10
 """Longer than any neutral value but a text."""

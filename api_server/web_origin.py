@@ -18,7 +18,7 @@ from api_server.errors import error_response
 from runtime.errors import RequestError
 
 LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
-"""Ends of names that nobody can register in the public DNS."""
+"""Endings of names that nobody can register in the public DNS."""
 SHOWN_CHARS = 100
 
 _HOST = re.compile(r"(?P<name>\[[0-9a-f:.%]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)

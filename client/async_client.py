@@ -31,7 +31,7 @@ from runtime.sampling_params import SamplingParams
 from runtime.stats import IterationStats, RequestStatsPerIteration
 
 THREAD_LOGPROB_BYTES = 32 << 10
-"""The size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
+"""Size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
 Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
 OpenRequest: TypeAlias = Callable[["Session[LoopMailbox]"], "tuple[RequestState, LoopMailbox]"]
 

@@ -75,19 +75,19 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
 
     @property
     def host_names(self) -> list[str]:
-        """Names under which the HTTP server is reached beside those that every server has."""
+        """Names under which the HTTP server is reached beside the ones that every server has."""
         return [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
 
     @property
     def checks_web_origin(self) -> bool:
-        """Tell whether the HTTP server looks at Host and Origin. No browser sends a key by itself: with one
-        it does so only where names were given.
+        """True if the HTTP server looks at Host and Origin. No browser sends a key by itself, so that with
+        one it does so only where names were given.
         """
         return not self.api_key or bool(self.host_names)
 
     @property
     def proxies(self) -> list[str]:
-        """Addresses and networks whose word on where a request comes from is believed."""
+        """Proxies whose word on where a request comes from is believed."""
         return [proxy.strip() for proxy in self.forwarded_allow_ips.split(",") if proxy.strip()]
 
     @property

@@ -18,9 +18,9 @@ MAX_READ = 256_000
 PIECE_EVENTS = 4096
 """More than any 16 KiB give."""
 MAX_TURNS = 3000
-"""Of the event loop, until a connection has done all it can do with what has come."""
+"""Turns of the event loop until a connection has done all it can do with what has come."""
 HELD_BYTES = 2 * MAX_READ
-"""By one connection: what is not parsed, and bodies that nobody has read."""
+"""Bytes that one connection may hold: what is not parsed, and bodies that nobody has read."""
 
 
 class Turns(ParseTurns):
@@ -212,14 +212,14 @@ def _answers(written: bytes) -> tuple[list[int], list[int]]:
 
 
 def _has_a_limit(protocol: HttpProtocol) -> bool:
-    """Whether a timer runs, or a request is in work, whose application has limits of its own."""
+    """Return True if a timer runs, or a request is in work, whose application has limits of its own."""
     timers = (protocol._head_timer, protocol._unread_timer, protocol.timeout_keep_alive_task)
     is_working = protocol._in_work is not None and not protocol._in_work.response_complete
     return is_working or any(timer is not None and not timer.cancelled() for timer in timers)
 
 
 class Complaints(logging.Handler):
-    """What is logged as an error: uvicorn logs what an application raises."""
+    """Collector of what is logged as an error: uvicorn logs what an application raises."""
 
     def __init__(self) -> None:
         super().__init__(logging.ERROR)

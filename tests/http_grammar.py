@@ -71,12 +71,12 @@ MANY_CHUNKS = b"8\r\nxxxxxxxx\r\n" * 12_000 + b"0\r\n\r\n"
 
 @dataclass
 class Stream:
-    """What comes on one connection."""
+    """Bytes that come on one connection, and how they must be answered."""
 
     pieces: list[tuple[bytes, int]] = field(default_factory=list)
-    """As they are read, and how many turns of the server's event loop pass before each."""
+    """Bytes as they are read, and how many turns of the server's event loop pass before each read."""
     bodies: list[bytes] = field(default_factory=list)
-    """Of the requests that are right, in order: number 1 and up."""
+    """Bodies of the requests that are right, in order: number 1 and up."""
     is_last: bool = False
     """The latest of them is the last that may be answered: it asked for an end of the connection."""
     is_wrong: bool = False
@@ -172,7 +172,7 @@ def _mutated(rng: random.Random, data: bytes) -> bytes:
 
 
 def _cut(rng: random.Random, data: bytes) -> list[bytes]:
-    """As reads of at most 256,000 bytes."""
+    """Cut the bytes into reads of at most 256,000."""
     chance = rng.random()
     if chance < 0.05 and len(data) < 200:
         return [data[at : at + 1] for at in range(len(data))]

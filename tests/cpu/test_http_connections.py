@@ -1,4 +1,4 @@
-"""How many connections the HTTP server takes, and of whom."""
+"""Tests of how many connections the HTTP server takes, and of whom."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BURST = 100
 
 
 def answers(connection: socket.socket, timeout_s: float | None = None) -> bool:
-    """Whether the server answers a request on this connection with 200 in that time."""
+    """Return True if the server answers a request on this connection with 200 in that time."""
     connection.settimeout(timeout_s or connection.gettimeout())
     try:
         data = connection.recv(1 << 16)

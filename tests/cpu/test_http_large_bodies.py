@@ -1,4 +1,4 @@
-"""What a body of megabytes costs before anything is known of it: JSON that is refused is not built first."""
+"""Cost of a body of megabytes before anything is known of it: JSON that is refused is not built first."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a long answer costs as it is written: each token is spelled once, and no piece of work is long."""
+"""Cost of a long answer as it is written: each token is spelled once, and no piece of work is long."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the HTTP server reads of a connection, by raw sockets: framing, pipelines, what has no end."""
+"""Reads of the HTTP server, seen by raw sockets: framing, pipelines, requests that have no end."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_a_body_that_comes_after_its_answer_leaves_the_connection_as_it_was(fron
 
 
 def test_a_body_behind_a_request_to_change_the_protocol_is_read_as_a_body(front: Front) -> None:
-    """As some HTTP clients ask for HTTP/2 with every request that they send over plain TCP."""
+    """Some HTTP clients ask for HTTP/2 with every request that they send over plain TCP."""
     upgrade = "Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABk\r\n"
     with front.open_raw("/v1/completions", headers=upgrade, prompt="x") as connection:
         connection.sendall(LIVE)

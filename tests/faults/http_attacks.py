@@ -1,4 +1,4 @@
-"""What callers without a key can do to the HTTP server: `python -m tests.faults.http_attacks` sends a launch
+"""Attacks of callers without a key on the HTTP server: `python -m tests.faults.http_attacks` sends a launch
 trailers without end, thousands of pipelined requests, and half bodies on many connections, while /live is
 asked all the time. Prints what each attack did to the server's memory and to the answers of /live.
 """

@@ -1,4 +1,4 @@
-"""What requests of every shape cost the HTTP process: a table of CPU seconds for each MiB sent, the longest
+"""Cost of requests of every shape to the HTTP process: a table of CPU seconds for each MiB sent, the longest
 piece of work on its event loop, and the memory it takes beyond the answer.
 
 The server is the real one, over a fake ring that answers at once, so that all CPU time counted is the HTTP
