@@ -142,7 +142,7 @@ class MortalRing:
         self.rng = rng
         self._max_waiting = max_waiting
         self._recovery_at = -RECOVERY_S
-        """When a process was missing, last."""
+        """Time at which a process was missing, last."""
         self.now = 1.0
         self.epoch = 1
         self.num_deaths = dict.fromkeys(ROLES, 0)

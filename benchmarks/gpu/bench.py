@@ -1,4 +1,4 @@
-"""What the stages measure with, and how much of it."""
+"""The parts that the stages share, and the sizes of what they measure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LOAD = Load(num_requests=256, input_len=512, output_len=256)
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much of everything: for a GPU, or so little that an interpreter gets through it."""
+    """Amounts of everything: for a GPU, or so small that an interpreter gets through them."""
 
     copy_bytes: int = 1 << 30
     matrix: int = 8192

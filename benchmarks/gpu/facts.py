@@ -1,4 +1,4 @@
-"""What a machine with a GPU has: programs, versions, whether all can be imported, one kernel, one graph.
+"""Facts about a machine with a GPU: programs, versions, whether all can be imported, one kernel, one graph.
 
 python -m benchmarks.gpu.facts --out DIR        writes DIR/facts.json
 
@@ -54,7 +54,7 @@ def programs() -> dict[str, Any]:
 
 
 def versions() -> dict[str, Any]:
-    """Of packages; None of those that are not installed."""
+    """Return the versions of packages; None for those that are not installed."""
     found: dict[str, Any] = {}
     for name in PACKAGES:
         try:

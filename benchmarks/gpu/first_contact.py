@@ -35,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 WORK = Path("gpu-results")
 ALL_TESTS = ("tests/gpu",)
 RESERVE_S = 5.0
-"""What is left at the end for packing."""
+"""Seconds kept at the end for packing."""
 GRACE_S = 5.0
 """Between asking a process group to end and ending it."""
 LEAST_S = 3.0
@@ -72,7 +72,7 @@ class Contact:
             self._write()
 
     def _outcome(self, step: Step) -> str:
-        """What became of it, in words."""
+        """Its outcome, in words."""
         if missing := list(_missing(step)):
             return f"missing: {', '.join(missing)}"
         if step.seconds > max(self._left, LEAST_S):

@@ -38,12 +38,12 @@ LAYERS = {
     "decode layer, experts": {"decode attention": 1, "add and norm": 2, "expert choice": 1, "experts": 1},
     "chunk layer": {"rope and store": 1, "extend attention": 1, "add and norm": 2, "activation": 1},
 }
-"""How often each call comes in a layer; beside them are the matrix products, which are torch's."""
+"""Counts of each call in a layer; beside them are the matrix products, which are torch's."""
 
 
 @dataclass(frozen=True)
 class CallSizes:
-    """Of Llama-3.1-8B. Experts are few and small, because the host's time does not depend on them."""
+    """Shapes of Llama-3.1-8B. Experts are few and small, because the host's time does not depend on them."""
 
     batch: int = 8
     chunk: int = 64

@@ -59,7 +59,9 @@ def of_layers(costs: list[dict[str, Any]], which: str = "us") -> dict[str, float
 def _best_us(
     run: Callable[[], object], device: Device, num_calls: int, num_batches: int
 ) -> tuple[float, float]:
-    """As a server launches, and by Triton alone; batches take turns, so that both meet the same machine."""
+    """Time launches as a server makes them, and by Triton alone, in batches that take turns, so that both
+    meet the same machine.
+    """
     best_s = [float("inf"), float("inf")]
     run()  # compiles
     run()  # is kept from here on

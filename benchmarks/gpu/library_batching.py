@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 LOAD = Load(num_requests=64, input_len=512, output_len=64)
 LIMIT_S = 120.0
-"""Of the whole process: imports, weights, warm-up and what is measured."""
+"""Limit of the whole process: imports, weights, warm-up and what is measured."""
 ERROR_TAIL = 1500
 
 
@@ -96,7 +96,9 @@ def baseline_process(name: str, load: Load, device: str, dtype: torch.dtype) -> 
 
 
 def last_line(command: list[str], limit_s: float) -> str:
-    """Of what the command prints. Raises TimeoutError when it was killed, RuntimeError when it failed."""
+    """Return the last line that a command prints. Raises TimeoutError when it was killed, RuntimeError when
+    it failed.
+    """
     try:
         run = subprocess.run(command, cwd=ROOT, timeout=limit_s, capture_output=True, text=True, check=False)
     except subprocess.TimeoutExpired as error:

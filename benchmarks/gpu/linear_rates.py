@@ -49,7 +49,7 @@ def _multiply(x: Tensor, layers: Iterator[Tensor]) -> Tensor:
 
 
 def _num_layers(shape: tuple[int, int]) -> int:
-    """As many as there are layers in a model, or the next one would come from the cache."""
+    """Return as many weights as a model has layers, or the next one would come from the cache."""
     return min(MAX_LAYERS, 1 + BEYOND_CACHES // (shape[0] * shape[1]))
 
 

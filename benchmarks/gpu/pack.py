@@ -10,9 +10,9 @@ from pathlib import Path
 
 MAX_BYTES = 16 << 20
 MAX_LOG_BYTES = 1 << 20
-"""Of a log its end is kept: the last lines say why it ended."""
+"""Bytes kept of a log's end: the last lines say why it ended."""
 ENTRY_BYTES = 1024
-"""What a file costs besides its content, at most: its header, and what rounds it up."""
+"""Bytes of a file in the archive besides its content, at most: its header and its rounding."""
 
 
 def pack(folder: Path, target: Path, max_bytes: int = MAX_BYTES) -> list[str]:

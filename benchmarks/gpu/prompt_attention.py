@@ -58,7 +58,7 @@ def attention_rates(prompts: Prompts, setting: Setting, matrix_rate: float) -> I
 def _measured(
     run: Run, expected: Tensor | None, setting: Setting, operations: float, matrix_rate: float
 ) -> tuple[dict[str, Any], Tensor | None]:
-    """What is known of one way, and its result; None where it has failed."""
+    """Return the figures of one way, and its result; None for the result where it failed."""
     try:
         out = run().clone()
         wait(setting.at)

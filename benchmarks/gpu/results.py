@@ -74,5 +74,5 @@ class Results:
 
 
 def is_complete(path: Path) -> bool:
-    """Whether the stage that writes this file has come to its end."""
+    """Return True if the stage that writes this file has come to its end."""
     return path.exists() and "seconds" in json.loads(path.read_text())

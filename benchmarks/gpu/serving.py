@@ -28,7 +28,7 @@ from benchmarks.server import launched
 
 TIMEOUT_S = 400.0
 ATTENTION = {"cuda": "triton", "cpu": "torch_native"}
-"""What is served with, by device."""
+"""Attention back ends that are served with, by device."""
 OPTIONS = GenerationOptions(
     stream=True, ignore_eos=True, add_special_tokens=True, extra={}, counts_tokens=True
 )

@@ -1,4 +1,4 @@
-"""What a step pays for its form: nodes of a graph, the copy of its block, collectives of one rank."""
+"""Costs of a step's form: nodes of a graph, the copy of its block, collectives of one rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is to be known of a GPU, in stages: each writes a JSON file, and a complete one is not written again.
+"""Measurements of a GPU, in stages: each writes a JSON file, and a complete one is not written again.
 
 python -m benchmarks.gpu.stages --out DIR                   every stage
 python -m benchmarks.gpu.stages --out DIR kernels           one
@@ -205,7 +205,7 @@ def _served(bench: Bench, name: str, load: Load, attention: str) -> Callable[[],
 
 
 def ratios(library: dict[str, Any], ours: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """How much faster each of our runs was than the library, and with which attention each."""
+    """Return the ratio of each of our runs to the library's, with the attention of both."""
     return [
         {
             "ours": run["attention"],

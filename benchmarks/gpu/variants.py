@@ -133,8 +133,8 @@ def decode_runner(name: str, dtype: torch.dtype, batch: int, context: int) -> Ru
 
 
 def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]:
-    """What a runner launches until it is ready, and so all that it ever launches: found in seconds over
-    tensors that have a shape but no memory.
+    """Return what a runner launches until it is ready, and so all that it ever launches: found in seconds
+    over tensors that have a shape but no memory.
     """
     found: dict[str, None] = {}
 

@@ -1,4 +1,4 @@
-"""What these tests launch is what `gpu-prepare` compiles for them."""
+"""Launches of these tests are those that `gpu-prepare` compiles for them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How many clients a detokenizer has room for, and who."""
+"""A detokenizer's places for clients."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from benchmarks.gpu.steps import WINDOWS, Step
 from tests.unit.sources import ROOT
 
 MOST_S = 600
-"""What one command may take at most."""
+"""Limit of one command, in seconds."""
 
 
 def python(name: str, code: str, seconds: int = 1, limit: int = 30) -> Step:
@@ -28,7 +28,7 @@ def python(name: str, code: str, seconds: int = 1, limit: int = 30) -> Step:
 
 
 def run(tmp_path: Path, steps: list[Step], seconds: float = 60.0) -> dict[str, str]:
-    """What became of each."""
+    """Outcomes of all steps."""
     end = time.monotonic() + seconds + RESERVE_S
     contact = Contact(tmp_path / "work", tmp_path / "out", end, python=(sys.executable,))
     contact.run(steps)

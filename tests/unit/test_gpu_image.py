@@ -1,4 +1,4 @@
-"""What runs on a machine with a GPU and no network needs its image, the wheels that are sent, and no more."""
+"""Imports on a machine with a GPU and no network: those of its image and the wheels that are sent."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""When a tokenizer believes that a request is made again."""
+"""The times at which a tokenizer believes that a request is made again."""
 
 from __future__ import annotations
 

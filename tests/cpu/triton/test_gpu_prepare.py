@@ -1,4 +1,4 @@
-"""What is compiled before anything is launched is what the launches look for."""
+"""Kernels compiled before anything is launched are those that launches look for."""
 
 from __future__ import annotations
 
