@@ -33,7 +33,7 @@ class Bar(NamedTuple):
 
 
 def bars(folder: Path) -> Iterator[Bar]:
-    yield Bar("tests that failed", _failures(folder / "gpu-test.xml"), 0, at_least=False)
+    yield Bar("tests that failed", _failures(folder), 0, at_least=False)
     yield from _attention(_read(folder / "kernels.json"))
     yield from _decode(folder)
     for model in ("qwen3-0.6b", "llama-3.1-8b"):
@@ -62,11 +62,13 @@ def _decode(folder: Path) -> Iterator[Bar]:
     def step(result: dict[str, Any], batch: int, *, overlap: bool = True) -> dict[str, Any]:
         return _matching(result.get("ms", ()), batch=batch, graphs=True, overlap=overlap)
 
-    for batch in (1, 8, 64):
+    for batch, limit in ((1, 1.25), (8, 1.3), (64, 1.3), (256, 1.4)):
         value = step(large, batch).get("of_floor")
-        yield Bar(f"llama-3.1-8b, batch {batch}: step over its floor", value, 1.3, at_least=False)
+        yield Bar(f"llama-3.1-8b, batch {batch}: step over its floor", value, limit, at_least=False)
     yield Bar("qwen3-0.6b, batch 1: step, ms", step(small, 1).get("step"), 0.9, at_least=False)
-    yield Bar("qwen3-0.6b, batch 64: idle gap, ms", step(small, 64).get("gap"), 0.05, at_least=False)
+    for batch in (1, 64):
+        gap = step(small, batch).get("gap")
+        yield Bar(f"qwen3-0.6b, batch {batch}: idle gap, ms", gap, 0.02, at_least=False)
     for batch in (1, 64, 256):
         on, off = step(small, batch), step(small, batch, overlap=False)
         removed = slower = None
@@ -90,11 +92,10 @@ def _matching(entries: Any, **wanted: Any) -> dict[str, Any]:
     return next(found, {})
 
 
-def _failures(path: Path) -> float | None:
-    """Failed tests; None when none ran, as where all are skipped."""
-    if not path.exists():
-        return None
-    suites = list(ElementTree.parse(path).getroot().iter("testsuite"))
+def _failures(folder: Path) -> float | None:
+    """Return how many tests failed by all reports of pytest; None when none ran, as where all are skipped."""
+    reports = [ElementTree.parse(path) for path in sorted(folder.glob("*test*.xml"))]
+    suites = [suite for report in reports for suite in report.getroot().iter("testsuite")]
 
     def total(kind: str) -> int:
         return sum(int(suite.get(kind, "0")) for suite in suites)

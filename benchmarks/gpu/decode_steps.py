@@ -139,7 +139,7 @@ class DecodeSteps:
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._device.torch_device.type == "cuda":
             activities.append(torch.profiler.ProfilerActivity.CUDA)
-        with torch.profiler.profile(activities=activities) as profile:
+        with torch.profiler.profile(activities=activities, acc_events=True) as profile:
             self._step_ms(num_steps, depth=2)
         profile.export_chrome_trace(str(path))
 

@@ -26,7 +26,7 @@ PATIENCE_S = 0.02
 """After so long without a word, a caller whose request may have no end says that nothing more will come."""
 NO_ANSWER = 0
 """The connection was closed: of a request that has no end, or none to answer to."""
-EXPECTED = {NO_ANSWER, 200, 400, 404, 405, 408, 413, 415, 431, 503}
+EXPECTED = {NO_ANSWER, 200, 400, 403, 404, 405, 408, 413, 415, 431, 503}
 # A small KV cache is soon full of prefixes: its memory is taken page by page, when each is written first, and
 # is not what is looked for here.
 KV_CACHE = ("--max-total-tokens", "4096")

@@ -153,11 +153,14 @@ def test_what_a_peer_can_fill_is_bounded(keys: Path, peers: Peers) -> None:
             sender.send(bytes(1 << 20))
             num_sent += 1
         assert num_sent < 64  # with what the kernel holds of a connection
-        peers.knock(address, keys / "other").send(bytes(MAX_TCP_FRAME_BYTES + 1))
-        assert comes_in(inbox, LET_IN_S)
         wait_until(lambda: not inbox.drain() and inbox.bad_frames.count == num_sent, LET_IN_S, "all is read")
+        too_long = peers.knock(address, keys / "other")
+        assert comes_in(inbox, LET_IN_S)
+        too_long.send(bytes(MAX_TCP_FRAME_BYTES + 1))
+        assert not comes_in(inbox, KEPT_OUT_S)
         peers.knock(address, keys / "client")
         assert comes_in(inbox, LET_IN_S)
+        assert inbox.bad_frames.count == num_sent
 
 
 def test_a_taken_port_is_named(keys: Path) -> None:
