@@ -14,8 +14,8 @@ from runtime.endpoints import Endpoints
 from runtime.errors import RingClosed
 from runtime.messages import RingStatus
 from runtime.ring_status import ring_status
+from runtime.run_dir import is_held
 from runtime.status_page import StatusPage
-from runtime.wire import SILENCE_S
 
 GONE = {"failed": "it has failed", "absent": "it has been stopped"}
 """What the launcher's last states mean."""
@@ -35,7 +35,9 @@ class RingWatch(Protocol):
 
 
 class PageWatch:
-    """For a ring on this machine."""
+    """For a ring on this machine, which lasts for as long as its launcher's process. One that is stopped
+    replaces nobody meanwhile, but whoever serves goes on.
+    """
 
     def __init__(self, endpoints: Endpoints) -> None:
         """Open the status page. Raises RingClosed when there is none."""
@@ -49,17 +51,9 @@ class PageWatch:
 
     def why_gone(self) -> str:
         launcher = self._page.read("launcher")
-        if launcher.pid == 0:
-            # The page is made just before the launcher's first heartbeat; whoever waits has a time limit of
-            # his own.
-            return ""
-        if launcher.state in GONE:
+        if launcher.pid and launcher.state in GONE:
             return GONE[launcher.state] + self._last_words()
-        if self._has_exited(launcher.pid):
-            return "its launcher is dead"
-        if launcher.age_s() > SILENCE_S:
-            return f"its launcher has given no sign of life for {SILENCE_S:.0f} s"
-        return ""
+        return "its launcher is dead" if self._has_exited(launcher.pid) else ""
 
     def hear(self, status: RingStatus) -> None:
         """The page says the same, and sooner."""
@@ -76,12 +70,20 @@ class PageWatch:
         return error and f": {error}"
 
     def _has_exited(self, pid: int) -> bool:
-        """By a pidfd: it sees a zombie as dead and can never mean another process."""
+        """By a pidfd: it sees a zombie as dead and, once it is open, can never mean another process. `pid`: 0
+        between the making of the page and the launcher's first heartbeat.
+        """
         if self._pidfd < 0:
-            try:
-                self._pidfd = os.pidfd_open(pid)
-            except ProcessLookupError:
+            if pid:
+                try:
+                    self._pidfd = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return True
+            # Looked at after it is open: a launcher that holds the lock now is the process that was opened.
+            if not is_held(self._run_dir):
                 return True
+            if not pid:
+                return False
         poller = select.poll()
         poller.register(self._pidfd, select.POLLIN)
         return bool(poller.poll(0))

@@ -112,7 +112,20 @@ def live_run_dirs() -> list[Path]:
     """Run directories under this user's roots whose launcher is alive."""
     default = default_run_root()
     own = [root for root in (default, *_spare_roots(default)) if _is_own(root)]
-    return [path for root in own for path in sorted(root.iterdir()) if _is_held(path / "lock")]
+    return [path for root in own for path in sorted(root.iterdir()) if is_held(path)]
+
+
+def is_held(run_dir: Path) -> bool:
+    """Return whether a run directory is there and its launcher alive, or its guardian still removing it."""
+    try:
+        fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        # Shared, so that those who look do not see one another.
+        return not _try_flock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
 
 
 def check_run_dir(path: Path) -> None:
@@ -189,18 +202,6 @@ def _is_named(path: Path, fd: int) -> bool:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:
         return False
-
-
-def _is_held(path: Path) -> bool:
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
-    try:
-        # Shared, so that those who look do not see one another.
-        return not _try_flock(fd, fcntl.LOCK_SH)
-    finally:
-        os.close(fd)
 
 
 def _sweep(root: Path) -> None:

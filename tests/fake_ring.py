@@ -5,6 +5,7 @@ It answers each request with what the test's function says, and records everythi
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import threading
@@ -159,6 +160,8 @@ class FakeRing:
         self.num_detokenizers = num_detokenizers
         self._door = door
         self._endpoints = Endpoints(run_dir)
+        self._lock = self._endpoints.lock_file.open("w")
+        fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         config = config or RuntimeConfig(served_model_name="fake", device="cpu", context_length=64)
         self._max_waiting = config.max_waiting
         launch = LaunchFile(config)
@@ -223,7 +226,12 @@ class FakeRing:
     def wait_abort(self) -> AbortRequest:
         return self.wait_for(lambda: self.aborts[:1])[0]
 
+    def release_lock(self) -> None:
+        """As the kernel does when a launcher dies."""
+        self._lock.close()
+
     def close(self) -> None:
+        self._lock.close()
         self._stop.set()
         self._thread.join(WAIT_S)
         self.status.close()

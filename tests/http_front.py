@@ -153,8 +153,7 @@ def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> 
         patch.setattr("api_server.main.TICK_S", 0.005)
         patch.setattr("client.connection.TICK_S", 0.005)
         # A fake ring says once that it lives.
-        for module in ("ring_watch", "connection"):
-            patch.setattr(f"client.{module}.SILENCE_S", 3600.0)
+        patch.setattr("client.connection.SILENCE_S", 3600.0)
         patch.setattr("uvicorn.server.asyncio", HurriedAsyncio())
         front = Front(ring, config)
         try:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -22,7 +24,6 @@ from carousel import (
     RingClosed,
 )
 from client import connection as connection_module
-from client import ring_watch
 from runtime.handle import client_of, sequence_key
 from runtime.keys import CLIENT, make_keys
 from runtime.messages import OutputBatch, SequenceOutput
@@ -35,6 +36,7 @@ from tests.fake_ring import (
     TcpDoor,
     fake_ring,
     foreign_header,
+    say_nothing,
     spell,
 )
 from tests.launched import SLACK, wait_until
@@ -208,10 +210,41 @@ def test_a_client_that_was_stopped_for_longer_than_anybody_waits_goes_on(
         assert "".join(delta.text for delta in stream) == "abc"
 
 
-def test_a_launcher_without_heartbeat_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ring_watch, "SILENCE_S", 0.05)
-    with fake_ring(tmp_path), Client(tmp_path) as client, pytest.raises(RingClosed, match="no sign of life"):
-        client.generate("x", timeout=WAIT_S)
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_stopped_launcher_ends_nothing_until_it_dies(tmp_path: Path) -> None:
+    """However long ago its last heartbeat is: whoever serves needs it only when another process dies."""
+    launcher = subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+    launcher.send_signal(signal.SIGSTOP)
+    with killed_at_the_end(launcher), fake_ring(tmp_path) as ring:
+        an_hour_ago = time.monotonic_ns() - 3600 * 10**9
+        ring.status.write("launcher", Status(EPOCH, launcher.pid, "ready", an_hour_ago))
+        with Client(tmp_path, connect_timeout=WAIT_S) as client:
+            ring.answer = spell("abc")
+            assert client.generate("x", timeout=WAIT_S).text == "abc"
+            ring.answer = say_nothing
+            stream = client.stream("x", timeout=WAIT_S)
+            launcher.kill()
+            with pytest.raises(RingClosed, match="launcher is dead"):
+                next(stream)
+
+
+@pytest.mark.parametrize("has_beaten", [True, False])
+def test_a_process_that_holds_no_lock_is_not_the_launcher(tmp_path: Path, has_beaten: bool) -> None:
+    """The number of a dead launcher may belong to another process by now."""
+    with fake_ring(tmp_path) as ring:
+        if not has_beaten:
+            ring.set_state("launcher", "absent", pid=0)
+        ring.release_lock()
+        with pytest.raises(RingClosed, match="launcher is dead"), Client(tmp_path) as client:
+            client.generate("x", timeout=WAIT_S)
 
 
 def test_closing_ends_the_waiters_of_other_threads_and_aborts_on_the_server(tmp_path: Path) -> None:

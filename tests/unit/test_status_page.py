@@ -7,11 +7,13 @@ import os
 import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from runtime import status_page
+from runtime.ring_status import ring_status
 from runtime.status_page import HEADER_BYTES, SLOT_BYTES, VERSION, Status, StatusPage
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -40,6 +42,16 @@ def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
         assert reader.read(role, index) == status
     owner.close()
     reader.close()
+
+
+def test_clients_are_told_a_silent_launchers_last_state(tmp_path: Path) -> None:
+    """Over TCP they know no more of it: it may be stopped while everybody serves."""
+    page = StatusPage(tmp_path / "status", create=True)
+    page.write("launcher", Status(1, os.getpid(), "ready", time.monotonic_ns() - 3600 * 10**9))
+    page.write("scheduler", Status(1, os.getpid(), "ready", time.monotonic_ns()))
+    told = ring_status(page)
+    assert (told.state, told.engine.is_ready) == ("ready", True)
+    page.close()
 
 
 def test_a_slot_in_the_middle_of_a_write_reads_as_it_was_before(
