@@ -5,6 +5,7 @@ directory and the files in it, the HTTP port, the socket its processes report to
 from __future__ import annotations
 
 import errno
+import logging
 import socket
 from contextlib import ExitStack
 
@@ -13,13 +14,15 @@ import zmq
 from runtime.config import RuntimeConfig
 from runtime.environment import child_environment
 from runtime.errors import AddressInUse, ConfigError, StartError
-from runtime.event_log import EventLog
 from runtime.guardian import Guardian
 from runtime.keys import make_keys
+from runtime.launch_records import LaunchRecords
 from runtime.process import FIRST_EPOCH
 from runtime.run_dir import RunDir
 from runtime.status_page import StatusPage
 from runtime.transport import ZmqInbox
+
+logger = logging.getLogger(__name__)
 
 LISTEN_BACKLOG = 2048
 
@@ -32,8 +35,8 @@ class LaunchNames:
         with ExitStack() as held:
             held.callback(self.run_dir.release)
             self.guardian = _guard(self.run_dir)
-            held.callback(self.guardian.dismiss)
-            held.callback(self.run_dir.clear)
+            self._disk_hangs = False
+            held.callback(self._clear)
             self.http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
             self.port: int = self.http.getsockname()[1] if self.http else 0
             """Of the HTTP server; 0 where there is none."""
@@ -44,8 +47,8 @@ class LaunchNames:
                 held.callback(self.page.close)
                 if config.zmq_bind and not config.curve_dir:
                     make_keys(self.endpoints.keys_dir)
-                self.events = EventLog(self.endpoints.events_file)
-                held.callback(self.events.close)
+                self.records = LaunchRecords(self.endpoints)
+                held.callback(self._end_records)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
             except (OSError, zmq.ZMQError) as error:
                 raise ConfigError(f"run_dir: {self.run_dir.path}: {error}") from None
@@ -57,8 +60,20 @@ class LaunchNames:
             self.http.close()
 
     def close(self) -> None:
-        """Give up everything and remove the directory."""
+        """Give up everything and remove the directory. While the disk hangs its removal would, too: then the
+        guardian removes it, once this process has ended.
+        """
         self._held.close()
+
+    def _end_records(self) -> None:
+        self._disk_hangs = not self.records.close()
+
+    def _clear(self) -> None:
+        if self._disk_hangs:
+            logger.warning("the disk of %s does not answer: it is removed once it does", self.run_dir.path)
+            return
+        self.run_dir.clear()
+        self.guardian.dismiss()
 
 
 def _guard(run_dir: RunDir) -> Guardian:

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
-
-logger = logging.getLogger(__name__)
 
 
 class ChildState(msgspec.Struct, frozen=True):
@@ -42,13 +39,6 @@ class LaunchState(msgspec.Struct, frozen=True):
     error: str
     """Which process failed and why, once the launch ends for that."""
     exit_code: int
-
-    def write(self, path: Path) -> None:
-        try:
-            write_atomically(path, msgspec.json.format(msgspec.json.encode(self)))
-        except OSError as error:
-            # Whoever reads it may miss something; whoever is served need not.
-            logger.warning("state.json is not up to date: %s", error)
 
 
 class _Served(msgspec.Struct):

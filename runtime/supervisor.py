@@ -73,7 +73,7 @@ class Supervisor:
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(signal.SIGHUP, self._on_signal)
         self.names = LaunchNames(config)
-        self._page, self._events = self.names.page, self.names.events
+        self._page, self._records = self.names.page, self.names.records
         self._engine_deaths = EngineDeaths(self.names.endpoints)
         self._poller = zmq.Poller()
         self._poller.register(self.names.inbox.socket, zmq.POLLIN)
@@ -126,7 +126,7 @@ class Supervisor:
             write_atomically(self.names.endpoints.config_file, launch)
         except OSError as error:
             raise ConfigError(f"run_dir: {error}") from None
-        self._events.write("start", pid=os.getpid(), port=self.names.port)
+        self._records.event("start", pid=os.getpid(), port=self.names.port)
         for place in places(self.config):
             self._start_child(place)
         self._set_state("loading")
@@ -136,7 +136,7 @@ class Supervisor:
     def _start_child(self, place: Place) -> None:
         self._last_words.pop(place.name, None)
         child = self._children.start(place, self._epoch)
-        self._events.write("spawn", process=place.name, pid=child.pid, epoch=self._epoch)
+        self._records.event("spawn", process=place.name, pid=child.pid, epoch=self._epoch)
 
     def _announce(self) -> None:
         self._set_state("ready")
@@ -171,7 +171,7 @@ class Supervisor:
                 self._on_exit(child)
         for child, reason, is_stopped in self._watchdog.look(self._children):
             logger.warning("%s hangs: %s; it is killed", child.place.name, reason)
-            self._events.write("hang", process=child.place.name, pid=child.pid, reason=reason)
+            self._records.event("hang", process=child.place.name, pid=child.pid, reason=reason)
             self._last_words[child.place.name] = ProcessFailed(child.place.name, reason, EXIT_INTERNAL)
             if not is_stopped:
                 self._hung.add(child.pid)
@@ -196,7 +196,7 @@ class Supervisor:
             if child.pid == message.pid and not child.is_ready:
                 child.is_ready = True
                 took_s = round(time.monotonic() - child.started_at, 3)
-                self._events.write(
+                self._records.event(
                     "ready", process=child.place.name, pid=child.pid, epoch=child.epoch, seconds=took_s
                 )
                 self.info.update(message.info)
@@ -229,7 +229,7 @@ class Supervisor:
         """Its slot keeps what it wrote last, but for its state: all can see that it is gone."""
         child.is_ready = self._was_ready(child)
         code = self._children.reap(child)
-        self._events.write(
+        self._records.event(
             "exit",
             process=child.place.name,
             pid=child.pid,
@@ -255,7 +255,7 @@ class Supervisor:
         was_ready = all(map(self._was_ready, (child, *others)))
         delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself, was_ready=was_ready)
         if delay_s is None:
-            self._events.write("budget_spent", unit=unit, restarts=limit)
+            self._records.event("budget_spent", unit=unit, restarts=limit)
             when = f"in {config.restart_window:g} s before" if was_ready else "without getting ready"
             spent = f"{failure.message}; restarted {limit} times {when}"
             self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
@@ -271,7 +271,7 @@ class Supervisor:
             self._count_engine_death()
         self._epoch += 1
         logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
-        self._events.write(
+        self._records.event(
             "restart", unit=unit, reason=failure.message, epoch=self._epoch, delay=round(delay_s, 3)
         )
         self._due.update({place: now + delay_s for place in places(config) if place.unit == unit})
@@ -288,7 +288,9 @@ class Supervisor:
         return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
 
     def _count_engine_death(self) -> None:
-        """Note which sequences were there, for the engine that takes its place."""
+        """Note which sequences were there, for the engine that takes its place. Written here and not by the
+        thread: an engine that read the file too early would run again what has ended the one before.
+        """
         try:
             self._engine_deaths.count(self._page.read("scheduler").solitary)
         except OSError as error:
@@ -329,17 +331,20 @@ class Supervisor:
 
     def _set_state(self, state: str) -> None:
         self._state = state
-        self._events.write("state", state=state, reason=self._failure.message if self._failure else None)
+        self._records.event("state", state=state, reason=self._failure.message if self._failure else None)
         # The HTTP servers go by the slot, so it comes first: whoever reads a state in the file is answered
-        # accordingly. But who sees in the slot that the ring has failed finds the reason in the file.
+        # accordingly. But who sees in the slot that the ring has failed finds the reason in the file, and who
+        # is told that it is ready the state.
         if state != "failed":
             self._beat()
         self._write_state()
+        if state in ("ready", "failed"):
+            self._records.wait_written()
         self._beat()
 
     def _write_state(self) -> None:
         config, failure = self.config, self._failure
-        LaunchState(
+        state = LaunchState(
             launch_id=self.names.run_dir.path.name,
             state=self._state,
             epoch=self._epoch,
@@ -360,7 +365,8 @@ class Supervisor:
             info=self.info,
             error=f"{failure.role}: {failure.message}" if failure else "",
             exit_code=failure.exit_code if failure else EXIT_OK,
-        ).write(self.names.endpoints.state_file)
+        )
+        self._records.state(state)
 
     # -- stop ------------------------------------------------------------------------------------------------
 

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import pytest
 
 from carousel import Client, SamplingParams
+from runtime.endpoints import Endpoints
+from runtime.status_page import StatusPage
+from runtime.watchdog import is_stopped
 from tests.faults.launch import ENGINE, ROLES, SETTLE_S, FaultyLaunch, faulty_launch, still_same
+from tests.faults.load import Load, body
 from tests.launched import Launched, is_alive, launched, leftovers, wait_until
 
 
@@ -99,6 +104,69 @@ def test_a_process_that_is_stopped_for_a_moment_goes_on(faulty: FaultyLaunch) ->
     faulty.wait_ready()
     assert faulty.launch.pids() == pids
     assert faulty.serves()
+
+
+def test_a_launcher_that_is_stopped_ends_nothing(faulty: FaultyLaunch) -> None:
+    """However long: the page is made to say that its last heartbeat was an hour ago."""
+    faulty.wait_ready()
+    launcher = faulty.launch.process
+    with Client(faulty.launch.run_dir) as client:
+        stream = client.stream("x", SamplingParams(max_tokens=64, ignore_eos=True), timeout=SETTLE_S)
+        next(stream)
+        launcher.send_signal(signal.SIGSTOP)
+        try:
+            wait_until(lambda: is_stopped(launcher.pid), 10.0, "it is stopped")
+            said = faulty.page.read("launcher")
+            faulty.page.write("launcher", said._replace(heartbeat_ns=said.heartbeat_ns - 3600 * 10**9))
+            assert faulty.ready() == (503, "launcher")
+            for _ in stream:
+                pass
+            assert stream.state.completion().usage.completion_tokens == 64
+            for _ in range(3):  # more than one look of each client at its ring
+                time.sleep(0.2)
+                assert faulty.http.post("/v1/completions", json=body("x", 4, stream=False)).is_success
+                assert faulty.serves()
+        finally:
+            launcher.send_signal(signal.SIGCONT)
+    faulty.wait_ready()
+
+
+@pytest.mark.full
+def test_no_stream_fails_while_the_launcher_is_stopped_for_a_minute() -> None:
+    """With the worker that sleeps: what could end them is no matter of the model."""
+    with launched("--restart=auto", module="tests.sleeping_worker") as launch:
+        with Load(launch.run_dir, launch.url, num_streams=48, num_http=16, num_plain=4) as load:
+            pids = launch.pids()
+            launch.process.send_signal(signal.SIGSTOP)
+            num_before = load.account.num_done
+            time.sleep(60.0)
+            launch.process.send_signal(signal.SIGCONT)
+            num_done = load.account.num_done - num_before
+        assert load.account.failed == []
+        assert load.account.wrong == []
+        assert num_done > 64
+        assert launch.pids() == pids
+
+
+def test_a_disk_that_hangs_holds_up_neither_a_restart_nor_the_end() -> None:
+    """Nobody reads from the pipe, so the thread that opens it to write the state waits for ever."""
+    with launched("--no-http", module="tests.sleeping_worker") as launch:
+        endpoints = Endpoints(launch.run_dir)
+        os.mkfifo(endpoints.state_file.with_suffix(".new"))
+        first, page = launch.pid_of("tokenizer"), StatusPage(endpoints.status_file)
+        os.kill(first, signal.SIGKILL)
+
+        def is_replaced() -> bool:
+            tokenizer = page.read("tokenizer")
+            return tokenizer.pid != first and tokenizer.state == "ready"
+
+        wait_until(is_replaced, 30.0, "the tokenizer is replaced")
+        assert launch.pid_of("tokenizer") == first, "the disk does not hang"
+        page.close()
+        launch.process.terminate()
+        assert launch.wait_exit(10.0) == 0
+        assert "does not answer" in launch.log()
+        wait_until(lambda: not leftovers(launch.run_dir), 10.0, "the guardian removes the directory")
 
 
 def test_a_process_that_dies_too_often_ends_the_launch() -> None:

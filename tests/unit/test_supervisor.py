@@ -19,15 +19,16 @@ from typing import Any
 import pytest
 import zmq
 
+from runtime import launch_records
 from runtime.children import Child, Place
 from runtime.config import RuntimeConfig
 from runtime.handle import make_handle, sequence_key
-from runtime.launch_state import LaunchState
 from runtime.messages import ProcessFailed
 from runtime.process import FIRST_EPOCH
 from runtime.roster import Roster, Suspects
 from runtime.status_page import Status
 from runtime.supervisor import Supervisor
+from tests.launched import wait_until
 
 
 @contextmanager
@@ -56,11 +57,11 @@ def test_the_slot_says_ready_before_the_file_and_failed_after_it(
     """A request by whoever reads "ready" in the file is served, and who sees "failed" finds the reason."""
     in_slot = []
 
-    def write(written: LaunchState, _: Path) -> None:
-        assert written.state == state
+    def write(_: Path, data: bytes) -> None:
+        assert json.loads(data)["state"] == state
         in_slot.append(supervisor.names.page.read("launcher").state)
 
-    monkeypatch.setattr(LaunchState, "write", write)
+    monkeypatch.setattr(launch_records, "write_atomically", write)
     supervisor._set_state(state)
     assert in_slot == [state if slot_is_first else "absent"]
     assert supervisor.names.page.read("launcher").state == state
@@ -138,6 +139,28 @@ def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
     assert process.returncode == -signal.SIGKILL
 
 
+def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(launch_records, "write_atomically", lambda *_: answers.wait(20.0))
+    monkeypatch.setattr(launch_records, "MAX_WAIT_S", 0.01)
+    supervisor._set_state("ready")
+    process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
+    child = Child(Place("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+    supervisor._poller.register(child.pidfd, zmq.POLLIN)
+    supervisor._children._running[child.place] = child
+    started: list[Place] = []
+    monkeypatch.setattr(supervisor, "_start_child", started.append)
+    process.wait()
+    supervisor._turn()
+    is_late = not supervisor.names.records.wait_written()
+    answers.set()
+    wait_until(supervisor.names.records.wait_written, 5.0, "all is written")
+    assert started == [child.place]
+    assert is_late
+
+
 def engine(supervisor: Supervisor, state: str) -> list[Child]:
     """Processes in the place of worker and scheduler; their slots say `state`, no message did."""
     children = []
@@ -185,6 +208,7 @@ def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_ki
         supervisor._children._running[child.place] = child
         process.wait()
         supervisor._on_exit(child)
+    assert supervisor.names.records.wait_written()
     events = map(json.loads, supervisor.names.endpoints.events_file.read_text().splitlines())
     assert [event["delay"] for event in events if event["event"] == "restart"] == delays
 
