@@ -44,7 +44,12 @@ class ServerState:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.tokenizer = ServerTokenizer(config.tokenizer, config.chat_template, config.context_length)
+        self.tokenizer = ServerTokenizer(
+            config.tokenizer,
+            config.chat_template,
+            config.context_length,
+            allow_special_tokens=config.allow_special_tokens,
+        )
 
     @property
     def max_ids(self) -> int:

@@ -126,10 +126,18 @@ class _Line:
 class ServerTokenizer:
     """Belongs to the event loop; what takes time is done in threads of its own."""
 
-    def __init__(self, tokenizer_dir: str, chat_template: str, context_length: int) -> None:
+    def __init__(
+        self,
+        tokenizer_dir: str,
+        chat_template: str,
+        context_length: int,
+        *,
+        allow_special_tokens: bool = False,
+    ) -> None:
         """Take settings as a resolved configuration has them; the first two may be empty."""
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
+        self._allow_special_tokens = allow_special_tokens
         self._context_length = context_length
         self._line = _Line(NUM_THREADS, "tokenizer")
         self._tool_line = _Line(1, "tokenize")
@@ -180,7 +188,11 @@ class ServerTokenizer:
         return await self._tool_line.run(partial(work, vocabulary), num_chars)
 
     def _load(self) -> Vocabulary:
-        return Vocabulary(open_tokenizer(self._tokenizer_dir, self._chat_template))
+        return Vocabulary(
+            open_tokenizer(
+                self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
+            )
+        )
 
 
 def num_chars(prompt: Any) -> int:

@@ -74,7 +74,7 @@ async def open_target(config: BenchConfig) -> Target:
         tokenizer_dir = config.tokenizer or _tokenizer_of(model)
         api: Api = "chat" if config.speaks == "chat" else "completions"
         backend = OpenAIBackend(http, api, model, options, time.perf_counter)
-    tokenizer = load_tokenizer(Path(tokenizer_dir)) if tokenizer_dir else None
+    tokenizer = _load(tokenizer_dir) if tokenizer_dir else None
     return Target(
         backend,
         TokenizerSource(tokenizer) if tokenizer is not None else WordSource(),
@@ -98,6 +98,11 @@ def _tokenizer_of(model: str) -> str:
     if model == DEMO_MODEL_NAME:
         return str(DEMO_MODEL)
     return model if (Path(model) / "tokenizer.json").is_file() else ""
+
+
+def _load(directory: str) -> Tokenizer:
+    """Conversations that it writes are sent as text, in which special tokens are tokens anyway."""
+    return load_tokenizer(Path(directory), allow_special_tokens=True)
 
 
 def _render(config: BenchConfig, tokenizer: Tokenizer | None) -> Render:

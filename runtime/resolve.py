@@ -172,6 +172,10 @@ def _check_tokenizer(config: RuntimeConfig) -> None:
     if config.skip_tokenizer_init and (config.tokenizer or config.chat_template):
         name = "tokenizer" if config.tokenizer else "chat_template"
         raise ConfigError(f"{name}: skip_tokenizer_init loads no tokenizer; give only one of them")
+    if config.skip_tokenizer_init and config.allow_special_tokens:
+        raise ConfigError(
+            "allow_special_tokens: skip_tokenizer_init takes no messages; give only one of them"
+        )
 
 
 def _check_task(config: RuntimeConfig, model_path: Path) -> None:

@@ -1,7 +1,8 @@
 """ChatTemplate: conversations to prompts, as the template beside a checkpoint writes them.
 
 The template is the model's own and is trusted; what it is given is the user's. So whatever it raises says
-that it does not take these messages or these variables.
+that it does not take these messages or these variables, and special tokens are tokens where the template has
+written them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.errors import InvalidRequest
+from text.special_text import Shield, Shielded
 
 _ERRORS = (
     TemplateError,
@@ -36,8 +38,10 @@ _ARGUMENTS = frozenset(
 
 
 class ChatTemplate:
-    def __init__(self, wrapper: PreTrainedTokenizerFast) -> None:
+    def __init__(self, wrapper: PreTrainedTokenizerFast, shield: Shield | None = None) -> None:
+        """`shield`: None lets callers write special tokens."""
         self._wrapper = wrapper
+        self._shield = shield
 
     @property
     def exists(self) -> bool:
@@ -65,17 +69,36 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         self._check_names(template_kwargs)
+        shielded = None if self._shield is None else self._apply(self._shield, messages, template_kwargs)
+        if shielded:
+            messages, template_kwargs = shielded.messages, shielded.variables
         options: dict[str, Any] = dict(template_kwargs)
         if continue_final_message:
             options["continue_final_message"] = True
         try:
-            return self._render(messages, add_generation_prompt, options)
+            prompt = self._render(messages, add_generation_prompt, options)
         except _ERRORS as error:
             param = self._param_at_fault(messages, add_generation_prompt, options)
             # What follows in the library's own message quotes the whole conversation.
             reason = str(error).partition("Final message to continue:")[0]
+            if self._shield is not None:
+                reason = self._shield.restore(reason)
             raise InvalidRequest(
                 f"{param}: the model's chat template refuses this: {reason}", param=param
+            ) from error
+        if self._shield is not None and shielded:
+            return self._shield.settle(prompt, shielded)
+        return prompt
+
+    @staticmethod
+    def _apply(
+        shield: Shield, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, object]
+    ) -> Shielded | None:
+        try:
+            return shield.apply(messages, template_kwargs)
+        except RecursionError as error:
+            raise InvalidRequest(
+                "chat_template_kwargs: lists and maps are nested too deeply", param="chat_template_kwargs"
             ) from error
 
     def _check_names(self, template_kwargs: Mapping[str, object]) -> None:

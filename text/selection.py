@@ -10,9 +10,15 @@ from text.no_tokenizer import NoTextDecoders, NoTokenizer
 # The tokenizer libraries are imported when they are needed: they take a hundred megabytes.
 
 
-def open_tokenizer(directory: str, chat_template: str = "", prepared: Path | None = None) -> Codec:
+def open_tokenizer(
+    directory: str,
+    chat_template: str = "",
+    prepared: Path | None = None,
+    *,
+    allow_special_tokens: bool = False,
+) -> Codec:
     """The tokenizer of a resolved configuration, whose `tokenizer` is empty where none is to be loaded.
-    `prepared`: see text.tokenizer.load.
+    The others: see text.tokenizer.load.
 
     Raises: ModelError when a file is missing or cannot be read.
     """
@@ -21,7 +27,12 @@ def open_tokenizer(directory: str, chat_template: str = "", prepared: Path | Non
     from text.tokenizer import load
 
     template = Path(chat_template) if chat_template else None
-    return load(Path(directory), chat_template=template, prepared=prepared)
+    return load(
+        Path(directory),
+        chat_template=template,
+        prepared=prepared,
+        allow_special_tokens=allow_special_tokens,
+    )
 
 
 def open_decoders(tokenizer: Codec) -> Decoders:

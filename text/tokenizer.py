@@ -19,6 +19,8 @@ from tokenizers import Tokenizer as Backend
 
 from runtime.errors import ModelError
 from runtime.wire import IntArray
+from text.plain_encoder import PlainEncoder
+from text.special_text import Shield, ShieldedText
 from text.spelling import ByteLevelSpelling, spelling_of
 from text.token_lengths import max_token_chars
 
@@ -39,9 +41,11 @@ class Tokenizer:
         open_wrapper: Callable[[], PreTrainedTokenizerFast],
         *,
         is_wrapper_open: bool = True,
+        allow_special_tokens: bool = False,
     ) -> None:
         """`open_wrapper` is called for the first conversation. `is_wrapper_open`: whether that has no more to
-        read or to import.
+        read or to import. `allow_special_tokens`: whether special tokens are tokens in what callers give to
+        the chat template, too.
         """
         # A file may ask for padding or truncation, left over from training; both would change prompts
         # silently.
@@ -50,6 +54,7 @@ class Tokenizer:
         self._backend = backend
         self._open_wrapper = open_wrapper
         self._is_wrapper_open = is_wrapper_open
+        self._allow_special_tokens = allow_special_tokens
         added = backend.get_added_tokens_decoder()
         self.vocabulary: dict[int, str] = {
             token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
@@ -77,17 +82,39 @@ class Tokenizer:
     def _chat_template(self) -> ChatTemplate:
         from text.chat_template import ChatTemplate
 
-        return ChatTemplate(self._open_wrapper())
+        return ChatTemplate(self._open_wrapper(), None if self._allow_special_tokens else self._make_shield())
+
+    def _make_shield(self) -> Shield:
+        special = [token for token in self._backend.get_added_tokens_decoder().values() if token.special]
+        normalizer = self._backend.normalizer
+        return Shield(
+            [token.content for token in special],
+            [token.content for token in special if token.normalized],
+            None if normalizer is None else normalizer.normalize_str,
+        )
+
+    @cached_property
+    def _plain_encoder(self) -> PlainEncoder:
+        """For texts in which callers have spelled special tokens: few."""
+        return PlainEncoder(self._backend)
 
     @property
     def has_chat_template(self) -> bool:
         return self._chat_template.exists
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
-        """The ids of each text, int32, in order."""
+        """The ids of each text, int32, in order.
+
+        Raises: InvalidRequest for the prompt of a conversation with a special token that cannot be encoded as
+        characters.
+        """
+        shielded = [text for text in texts if isinstance(text, ShieldedText)]
+        ordinary = [text for text in texts if not isinstance(text, ShieldedText)]
         with _panics_as_errors():
-            encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [np.array(encoding.ids, np.int32) for encoding in encodings]
+            encodings = self._backend.encode_batch_fast(ordinary, add_special_tokens=add_special_tokens)
+            plain = iter(self._plain_encoder.encode_batch(shielded) if shielded else ())
+        ids = (np.array(encoding.ids, np.int32) for encoding in encodings)
+        return [next(plain if isinstance(text, ShieldedText) else ids) for text in texts]
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
@@ -121,7 +148,8 @@ class Tokenizer:
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """The prompt of a conversation, special tokens included: encode it with add_special_tokens=False.
+        """The prompt of a conversation, special tokens included: encode it as it is, with
+        add_special_tokens=False. It is a ShieldedText when callers have spelled special tokens.
 
         `continue_final_message`: the prompt ends where the last message does, which the model then goes on
         with. `template_kwargs`: further variables of the template.
@@ -147,20 +175,32 @@ def _panics_as_errors() -> Iterator[None]:
         raise
 
 
-def load(path: Path, *, chat_template: Path | None = None, prepared: Path | None = None) -> Tokenizer:
+def load(
+    path: Path,
+    *,
+    chat_template: Path | None = None,
+    prepared: Path | None = None,
+    allow_special_tokens: bool = False,
+) -> Tokenizer:
     """Read the tokenizer in the directory `path`; the file `chat_template` replaces its chat template.
 
     `prepared`: where the first who loads it leaves it in one file, as transformers makes it of all of them.
     Who takes the place of a process that died reads that one, sooner and without transformers.
+    `allow_special_tokens`: see Tokenizer.
     Raises: ModelError when a file is missing or cannot be read.
     """
     if prepared is not None and prepared.exists():
         backend = Backend.from_file(str(prepared))
-        return Tokenizer(backend, lambda: _read(path, chat_template), is_wrapper_open=False)
+        return Tokenizer(
+            backend,
+            lambda: _read(path, chat_template),
+            is_wrapper_open=False,
+            allow_special_tokens=allow_special_tokens,
+        )
     wrapper = _read(path, chat_template)
     if prepared is not None:
         _leave(wrapper.backend_tokenizer, prepared)
-    return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper)
+    return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper, allow_special_tokens=allow_special_tokens)
 
 
 def _leave(backend: Backend, prepared: Path) -> None:

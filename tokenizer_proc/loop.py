@@ -63,7 +63,7 @@ class _LongPrompt:
     job: Job
     prompt_field: PromptField
     num_chars: int
-    """0 of a conversation: its text is not there yet."""
+    """Of a conversation without what its template writes."""
     ids: Future[IntArray]
     aborted: set[bytes] = field(default_factory=set)
     """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""
@@ -230,16 +230,22 @@ class TokenizerLoop:
         return not (attempt_of(request.handle) and self._is_recovering())
 
     def _take_messages(self, job: Job, field: PromptField) -> None:
-        """Conversations that come before the template is open wait for the thread, which opens it."""
+        """Conversations that come before the template is open wait for the thread, which opens it; so do long
+        ones, whose text is looked through for special tokens.
+        """
         self._validator.check_messages(job.request)
-        if self._tokenizer.is_template_open:
-            assert job.request.messages is not None
+        assert job.request.messages is not None
+        num_chars = sum(len(message.content) for message in job.request.messages)
+        is_long = num_chars > MAX_BATCH_CHARS
+        if self._tokenizer.is_template_open and not is_long:
             self._turn_chars += CHARS_PER_MESSAGE * len(job.request.messages)
             self._add_text(self._render(job, field))
             return
+        if is_long and self._is_new(job.request):
+            self._check_long(num_chars)
         self.num_encoding += len(job.handles)
         ids = self._thread.submit(self._render_and_encode, job, field)
-        self._long.append(_LongPrompt(job, field, 0, ids))
+        self._long.append(_LongPrompt(job, field, num_chars, ids))
 
     def _render_and_encode(self, job: Job, field: PromptField) -> IntArray:
         prompt = self._render(job, field)

@@ -57,7 +57,12 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
             context.outbox(context.endpoints.detokenizer_in(index))
             for index in range(config.detokenizer_workers)
         ],
-        tokenizer=open_tokenizer(config.tokenizer, config.chat_template, context.endpoints.tokenizer_file),
+        tokenizer=open_tokenizer(
+            config.tokenizer,
+            config.chat_template,
+            context.endpoints.tokenizer_file,
+            allow_special_tokens=config.allow_special_tokens,
+        ),
         validator=Validator(
             CheckpointConfig.read(Path(config.model)).vocab_size,
             config.context_length,

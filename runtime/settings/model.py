@@ -28,6 +28,13 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         str, setting("the name in /v1/models and replies; default: the model's directory name")
     ] = ""
     chat_template: Annotated[str, setting("file with a Jinja chat template that replaces the model's")] = ""
+    allow_special_tokens: Annotated[
+        bool,
+        setting(
+            "special tokens in messages and in variables of the chat template are tokens; default: "
+            "characters, as in any other text (docs/security.md)"
+        ),
+    ] = False
     skip_tokenizer_init: Annotated[
         bool, setting("load no tokenizer: token ids in, token ids out; the model needs no tokenizer files")
     ] = False

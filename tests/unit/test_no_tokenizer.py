@@ -52,6 +52,11 @@ def test_a_tokenizer_that_would_not_be_loaded_is_refused(named: str, tmp_path: P
         resolved(**{named: str(value)})
 
 
+def test_special_tokens_of_messages_that_are_not_taken_cannot_be_allowed() -> None:
+    with pytest.raises(ConfigError, match=r"^allow_special_tokens: "):
+        resolved(allow_special_tokens=True)
+
+
 def test_no_tokenizer_library_is_loaded() -> None:
     code = (
         "import sys\n"
