@@ -14,12 +14,14 @@ from runtime.handle import make_handle
 from runtime.messages import (
     AbortRequest,
     ChatMessage,
+    RequestFailed,
     Resume,
     StreamOpen,
 )
 from runtime.sampling_params import SamplingParams
 from runtime.status_page import Status
 from runtime.wire import IntArray, pack_ids, unpack_ids
+from tests.launched import SLACK, wait_until
 from tests.tokenizer_ring import CLIENT, LONG_TEXT, GatedTokenizer, Ring, handle, passed_on, refusal, request
 from text.tokenizer import Tokenizer
 from tokenizer_proc.receipt import MAX_AGE_S, Receipt
@@ -299,10 +301,17 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_encoded(demo: Tokenizer,
 
     ring = Ring(Unused(demo), context_length=4096)
     text = "x" * (8 << 20)
-    refused = refusal(
-        ring,
-        request(0, text=text) if form == "text" else request(0, messages=(ChatMessage("user", text),)),
-    )
+    ring.send(request(0, text=text) if form == "text" else request(0, messages=(ChatMessage("user", text),)))
+    refusals: list[RequestFailed] = []
+
+    def is_refused() -> bool:
+        ring.loop.turn()
+        refusals.extend(ring.refusals())
+        return bool(refusals)
+
+    wait_until(is_refused, 10.0 * SLACK, "it is refused")  # a long conversation is written by the thread
+    (refused,) = refusals
+    assert ring.scheduler.drain() == []
     assert (refused.error.code, refused.error.param) == ("context_length_exceeded", form)
     assert not ring.loop.is_busy
 
