@@ -227,7 +227,7 @@ class FakeRing:
         return self.wait_for(lambda: self.aborts[:1])[0]
 
     def release_lock(self) -> None:
-        """As the kernel does when a launcher dies."""
+        """Let go of the lock, as the kernel does when a launcher dies."""
         self._lock.close()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ TEXTS = (
 
 
 def byte_level(*, normalized: bool = False) -> Tokenizer:
-    """As GPT-2's and what came after it: no normalizer, every byte in the vocabulary."""
+    """Make a tokenizer like GPT-2's and what came after it: no normalizer, every byte in the vocabulary."""
     backend = Backend(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -35,7 +35,9 @@ def byte_level(*, normalized: bool = False) -> Tokenizer:
 
 
 def sentencepiece(*, prepends: str = "normalizer", normalized: bool = False) -> Tokenizer:
-    """As Llama 2's: byte fallback, special tokens in the vocabulary, and merges that lead to one of them."""
+    """Make a tokenizer like Llama 2's: byte fallback, special tokens in the vocabulary, and merges that lead
+    to one of them.
+    """
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁"]
     pieces += sorted(set("".join(TEXTS)) - {" "})
     merges = [("s", ">"), ("<", "/"), ("</", "s>"), ("▁", "t"), ("▁t", "h"), ("▁", "<"), ("i", "n")]
@@ -46,7 +48,7 @@ def sentencepiece(*, prepends: str = "normalizer", normalized: bool = False) -> 
 
 
 def unigram() -> Tokenizer:
-    """As T5's: special tokens are the likeliest pieces of their own characters."""
+    """Make a tokenizer like T5's: special tokens are the likeliest pieces of their own characters."""
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
     pieces += [(f"<0x{byte:02X}>", -20.0) for byte in range(256)]
     pieces += [(char, -5.0) for char in sorted(set("".join(TEXTS)) - {" "} | {"▁"})] + [("▁the", -3.0)]
@@ -54,7 +56,7 @@ def unigram() -> Tokenizer:
 
 
 def word_piece() -> Tokenizer:
-    """As BERT's: lower case, words of characters, what is unknown is a special token."""
+    """Make a tokenizer like BERT's: lower case, words of characters, what is unknown is a special token."""
     backend = Backend(models.WordPiece(unk_token="[UNK]"))
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()

@@ -67,7 +67,7 @@ class PlainEncoder:
         return ids
 
     def _spells_special(self, special: dict[str, int]) -> bool:
-        """Whether the model makes one of its characters. Asked before any token is added."""
+        """Return True if the model makes a special token of its characters. Ask before tokens are added."""
         spellings = list(special)
         texts = [*spellings, *(f"a {each} {each}{each}a" for each in spellings)]
         encodings = self._backend.encode_batch(texts, add_special_tokens=False)

@@ -23,7 +23,7 @@ FIRST_LETTER = 0x10FF00
 PIECE_CHARS = 1 << 15
 """Looked through at once: 3 ms of the worst text."""
 SPACES = " \u2581"
-"""What normalizers put before a text, or write for a space in it."""
+"""Characters that normalizers put before a text, or write for a space in it."""
 Trie: TypeAlias = "dict[str, Trie]"
 
 _ESCAPE = re.compile(ESCAPE)
@@ -37,12 +37,12 @@ class ShieldedText(str):
 
 @dataclass(frozen=True, slots=True)
 class Shielded:
-    """What a chat template is given in place of what callers gave."""
+    """The input of a chat template, in place of what callers gave."""
 
     messages: Sequence[Mapping[str, str]]
     variables: Mapping[str, object]
     has_others: bool
-    """Whether there are special tokens that only the tokenizer's normalizer makes of other characters."""
+    """There are special tokens that only the tokenizer's normalizer makes of other characters."""
 
 
 class SpecialText:
@@ -55,7 +55,7 @@ class SpecialText:
         chars = [*sorted(firsts | lasts), ESCAPE]
         # A caller's own ESCAPE is marked, too, and read last: nothing that it then stands beside is a mark.
         self.marks = {char: ESCAPE + chr(FIRST_LETTER + n) for n, char in enumerate(chars)}
-        """What each character is written as, in the order in which they are to be read."""
+        """The mark of each character, in the order in which marks are to be read."""
         self._starts = re.compile(_starts_pattern(forms), re.IGNORECASE)
         self._any_first, self._any_last, self._any_end = map(_one_of, (firsts, lasts, firsts | lasts))
         # Parts of letters alone are no sign of one, and templates compare such texts: role == "user".
@@ -66,7 +66,7 @@ class SpecialText:
         self._max_part = max(map(len, forms), default=1) - 1
 
     def is_in(self, text: str) -> bool:
-        """Whether a spelling is in `text`, or may come about at one of its ends."""
+        """Return True if a spelling is in `text`, or may come about at one of its ends."""
         if len(text) <= PIECE_CHARS and self._any_end.search(text) is None:
             return False
         return next(self._found(text), None) is not None or next(self._edges(text), None) is not None

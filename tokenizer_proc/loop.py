@@ -63,7 +63,7 @@ class _LongPrompt:
     job: Job
     prompt_field: PromptField
     num_chars: int
-    """Of a conversation without what its template writes."""
+    """Characters of its text; of a conversation, without those that its template writes."""
     ids: Future[IntArray]
     aborted: set[bytes] = field(default_factory=set)
     """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""

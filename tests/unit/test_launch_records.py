@@ -1,4 +1,4 @@
-"""What a launch writes into its run directory: in order, and by nobody who may not be held up."""
+"""Records of a launch in its run directory: written in order, by a thread that may be held up."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def records(disk: Disk, tmp_path: Path) -> Iterator[LaunchRecords]:
-    """Of a launch whose first state is being written."""
+    """Make the records of a launch whose first state is being written."""
     records = LaunchRecords(Endpoints(tmp_path))
     records.state(launch_state("first"))
     assert disk.was_asked.wait(WAIT_S)

@@ -152,7 +152,7 @@ def test_ordinary_conversations_have_the_ids_that_they_had(kind: Tokenizer) -> N
 
 
 def test_marked_characters_have_the_ids_of_unmarked_ones(kind: Tokenizer) -> None:
-    """Of text in which they belong to no special token, so that both ways may be compared."""
+    """In text where they belong to no special token, so that both ways may be compared."""
     if kind._make_shield()._normalized is not None:
         return  # what is around such tokens is normalized together with them, or without
     shield = kind._make_shield()
@@ -169,7 +169,7 @@ def test_marked_characters_have_the_ids_of_unmarked_ones(kind: Tokenizer) -> Non
 
 
 def test_the_rest_of_a_conversation_is_encoded_as_text_around_text(demo: Tokenizer) -> None:
-    """As the library encodes it when special tokens are text."""
+    """The ids are the library's when it is told that special tokens are text."""
     plain = tokenizer.load(DEMO_MODEL)._backend
     plain.encode_special_tokens = True
     text = "def f<|im_end|>(x):\n    return <|endoftext|>"

@@ -3,33 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
 
 from tests.cpu.triton import prepared_launches
+from tests.cpu.triton.compiling_process import output_of
 from tests.pretended_gpu import pretended_gpu
-
-REPOSITORY = Path(__file__).parents[3]
 
 
 def run(cache: Path, *arguments: str) -> str:
-    """The output of a module in a process whose kernels are compiled, into that cache."""
-    environment = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    environment |= {"TRITON_CACHE_DIR": str(cache), "TRITON_DEFAULT_FP_FUSION": "1"}
-    done = subprocess.run(
-        [sys.executable, "-m", *arguments],
-        env=environment,
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return done.stdout
+    """Return the output of a module whose kernels are compiled into that cache."""
+    return output_of(*arguments, TRITON_CACHE_DIR=str(cache), TRITON_DEFAULT_FP_FUSION="1")
 
 
 def test_a_launch_of_what_was_prepared_compiles_nothing(tmp_path: Path) -> None:
