@@ -51,7 +51,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_import_floors.py tests/unit/test_file_sizes.py
+	$(BIN)/python -m pytest -q tests/unit/test_import_floors.py tests/unit/project/test_file_sizes.py
 
 format: setup
 	$(BIN)/ruff check --fix .

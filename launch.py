@@ -10,16 +10,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.command_line import parse_args
-from runtime.config import DEMO_MODEL
-from runtime.console import configure_logging, hold_standard_streams, write_line
-from runtime.cpu_isa import hold_back_libraries
-from runtime.errors import EXIT_OK, StartError
-from runtime.hub import localize
-from runtime.model_config import ModelConfig, read_model_config
-from runtime.process import set_title
-from runtime.resolve import resolve
-from runtime.supervisor import Supervisor
+from runtime.base.console import configure_logging, hold_standard_streams, write_line
+from runtime.base.cpu_isa import hold_back_libraries
+from runtime.base.errors import EXIT_OK, StartError
+from runtime.checkpoint.hub import localize
+from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from runtime.launcher.command_line import parse_args
+from runtime.launcher.resolve import resolve
+from runtime.launcher.supervisor import Supervisor
+from runtime.ring.process import set_title
+from runtime.settings.config import DEMO_MODEL
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple, get_args, get_origin
 import msgspec
 from msgspec import Meta
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 class BackendKind(NamedTuple):

@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httptools
 
 from bench_serving.records import Clock, RequestFailure
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 OnBody = Callable[[bytes, float], None]
 MAX_ERROR_BYTES = 1 << 12

@@ -37,8 +37,8 @@ from bench_serving.report import (
 )
 from bench_serving.server_metrics import ServerFigures, compare, scrape
 from bench_serving.target import Target, open_target
-from runtime.errors import CarouselError, ConfigError, StartError
-from text.tokenizer import Tokenizer
+from runtime.base.errors import CarouselError, ConfigError, StartError
+from runtime.text.tokenizer import Tokenizer
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130

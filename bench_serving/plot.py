@@ -8,7 +8,7 @@ from typing import Any
 
 from bench_serving.load import LoadResult
 from bench_serving.metrics import Metrics, throughput_series
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 NUM_WINDOWS = 60
 NUM_BINS = 50

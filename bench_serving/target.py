@@ -14,14 +14,14 @@ from bench_serving.datasets.base import PromptSource, TokenizerSource, WordSourc
 from bench_serving.http_client import HttpClient
 from bench_serving.load import Render, as_messages, as_text
 from bench_serving.records import RequestFailure
-from client.async_client import AsyncClient
-from client.discovery import find_run_dir
-from runtime.config import DEMO_MODEL
-from runtime.endpoints import Endpoints
-from runtime.errors import ConfigError, InvalidRequest, RingClosed
-from runtime.process import LaunchFile
-from text.tokenizer import Tokenizer
-from text.tokenizer import load as load_tokenizer
+from carousel.client.async_ import AsyncClient
+from carousel.client.connection.discovery import find_run_dir
+from runtime.base.errors import ConfigError, InvalidRequest, RingClosed
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.process import LaunchFile
+from runtime.settings.config import DEMO_MODEL
+from runtime.text.tokenizer import Tokenizer
+from runtime.text.tokenizer import load as load_tokenizer
 
 DEMO_MODEL_NAME = "carousel-demo"
 # A server may hold /metrics up behind its requests; a measurement is not lost for that.

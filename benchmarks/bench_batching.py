@@ -28,14 +28,14 @@ import numpy as np
 from model_worker.device import make_device
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.worker import load_worker
-from runtime.config import DEMO_MODEL, RuntimeConfig
-from runtime.handle import HANDLE_BYTES, make_handle
-from runtime.messages import StreamOpen, TokenBatch, TokenizedRequest
-from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
-from runtime.sampling_params import SamplingParams
-from runtime.transport import MemoryChannel
-from runtime.wire import pack_ids, unpack_ids
-from scheduler_proc.executor import AnyExecutor
+from runtime.settings.config import DEMO_MODEL, RuntimeConfig
+from runtime.wire.format import pack_ids, unpack_ids
+from runtime.wire.handle import HANDLE_BYTES, make_handle
+from runtime.wire.messages import StreamOpen, TokenBatch, TokenizedRequest
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerReady
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.transport import MemoryChannel
+from scheduler_proc.core.executor import AnyExecutor
 from scheduler_proc.main import build_scheduler
 
 NUM_REQUESTS = 160

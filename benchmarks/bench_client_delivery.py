@@ -10,10 +10,10 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
-from client.session import Session
-from runtime.messages import Finish, OutputBatch, SequenceOutput, Usage
-from runtime.sampling_params import SamplingParams
-from runtime.wire import pack_ids
+from carousel.client.core.session import Session
+from runtime.wire.format import pack_ids
+from runtime.wire.messages import Finish, OutputBatch, SequenceOutput, Usage
+from runtime.wire.sampling_params import SamplingParams
 
 NUM_STREAMS = 256
 NUM_STEPS = 400

@@ -4,11 +4,11 @@
                                         [--batches 1,8,16,64] [--contexts 192,1024,4096] [--threads 2]
 
 A build is a folder of C++ sources, such as another checkout's model_worker/kernels/native/src; without
---builds this checkout's alone. --cpu-isa: see runtime/cpu_isa.py. Every sequence decodes a token at about the
-same length, on scattered pages. All layers of a pool are taken in turn, as in a step, so that what one has
-read of a cache is not there the next time; with --hot all sequences have the same pages of the same layer.
-One layer's ms, median and least; the rate at which keys and values are read; and the first build's median
-over each other's. Results of all builds must have the same bits. The last line is JSON.
+--builds this checkout's alone. --cpu-isa: see runtime/base/cpu_isa.py. Every sequence decodes a token at
+about the same length, on scattered pages. All layers of a pool are taken in turn, as in a step, so that what
+one has read of a cache is not there the next time; with --hot all sequences have the same pages of the same
+layer. One layer's ms, median and least; the rate at which keys and values are read; and the first build's
+median over each other's. Results of all builds must have the same bits. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ import torch
 from benchmarks.decode_rows import PAGE_SIZE
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted_cache
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kv_pool import MHATokenToKVPool
-from runtime.cpu_isa import cpu_isa, usable_isas
-from runtime.environment import kernel_cache_dir
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from runtime.base.cpu_isa import cpu_isa, usable_isas
+from runtime.base.environment import kernel_cache_dir
 
 
 class Shape(NamedTuple):

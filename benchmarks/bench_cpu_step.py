@@ -29,14 +29,14 @@ from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
 from model_worker.device import make_device
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.loader import load_model
-from model_worker.model_runner import ModelRunner
+from model_worker.loading.loader import load_model
 from model_worker.quant.selection import select_quant_method
+from model_worker.runner.model_runner import ModelRunner
 from model_worker.worker import ModelWorker
-from runtime.config import DEMO_MODEL
-from runtime.messages import UNIONS
-from runtime.model_config import ModelConfig
-from runtime.transport import Codec
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.messages import UNIONS
+from runtime.wire.transport import Codec
 
 BACKENDS = ("cpu_native", "torch_native")
 KERNELS = (

@@ -21,13 +21,13 @@ import numpy as np
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import Delivery
-from runtime.handle import make_handle
-from runtime.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
-from runtime.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
-from runtime.transport import SCHEMA, Codec, Frame, MemoryChannel
-from runtime.wire import PROTOCOL_VERSION, pack_ids
-from text import tokenizer
-from text.incremental import DecoderFactory
+from runtime.text import tokenizer
+from runtime.text.incremental import DecoderFactory
+from runtime.wire.format import PROTOCOL_VERSION, pack_ids
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
+from runtime.wire.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
+from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel
 
 BAR_US = 400.0
 DEMO_MODEL = Path(__file__).resolve().parent.parent / "demo" / "model"

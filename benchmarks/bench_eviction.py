@@ -15,10 +15,10 @@ import time
 
 import numpy as np
 
-from runtime.wire import pack_ids
+from runtime.wire.format import pack_ids
 from scheduler_proc.cache.base import CacheNode
-from scheduler_proc.cache.eviction import EVICTION_POLICIES, eviction_bite, make_eviction_policy
-from scheduler_proc.cache.radix_cache import RadixCache
+from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES, eviction_bite, make_eviction_policy
+from scheduler_proc.cache.radix.radix_cache import RadixCache
 
 PAGE_SIZE = 16
 NUM_STEMS = 64

@@ -33,8 +33,8 @@ from bench_serving.load import Traffic, as_text, run_load
 from benchmarks.process_cpu import children_of, cpu_by_role, cpu_of, machine_busy
 from benchmarks.server import launched
 from carousel import LLM, AsyncClient, SamplingParams
-from runtime.config import DEMO_MODEL
-from text.tokenizer import load
+from runtime.settings.config import DEMO_MODEL
+from runtime.text.tokenizer import load
 
 DEMO_MODEL_NAME = "carousel-demo"
 TIMEOUT_S = 120.0

@@ -21,10 +21,10 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from runtime.messages import SequenceOutput
-from runtime.wire import pack_ids
-from tests.http_front import Front, http_front
-from tests.launched import wait_until
+from runtime.wire.format import pack_ids
+from runtime.wire.messages import SequenceOutput
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.launched import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 BODIES: dict[str, tuple[str, dict[str, Any]]] = {

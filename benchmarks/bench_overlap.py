@@ -24,8 +24,8 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from benchmarks.bench_step import TOKEN, Bench, Case
-from runtime.plan import BatchPlan, SampleMasks, StepResult
-from runtime.wire import unpack_ids
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
 
 NUM_ROWS = 256
 STEP_S = 0.003

@@ -23,8 +23,8 @@ from model_worker.device import make_device
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
-from runtime.plan import RowSetup
-from runtime.wire import pack_ids
+from runtime.wire.format import pack_ids
+from runtime.wire.plan import RowSetup
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},

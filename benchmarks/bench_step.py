@@ -32,32 +32,32 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from runtime.handle import make_handle
-from runtime.messages import StreamOpen, TokenizedRequest, ToScheduler
-from runtime.plan import BatchPlan, SampleMasks, StepResult
-from runtime.registry import resolve
-from runtime.sampling_params import SamplingParams
-from runtime.transport import Codec, Frame
-from runtime.wire import Message, pack_ids, unpack_ids
+from runtime.base.registry import resolve
+from runtime.wire.format import Message, pack_ids, unpack_ids
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import StreamOpen, TokenizedRequest, ToScheduler
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.transport import Codec, Frame
+from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder
+from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.cache.radix_cache import RadixCache
+from scheduler_proc.cache.radix.radix_cache import RadixCache
 from scheduler_proc.capacity.slots import SlotPool
-from scheduler_proc.composition import BatchingSettings, make_batch_builder
-from scheduler_proc.controls import Controls
-from scheduler_proc.executor import AnyExecutor
-from scheduler_proc.intake import Intake
-from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.limits import Limits
+from scheduler_proc.core.executor import AnyExecutor
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.output import make_output
+from scheduler_proc.core.row_columns import Rows
+from scheduler_proc.intake.controls import Controls
+from scheduler_proc.intake.intake import Intake
+from scheduler_proc.intake.limits import Limits
 from scheduler_proc.main import feature_factories
-from scheduler_proc.output import make_output
+from scheduler_proc.observe.stats_questions import StatsQuestions
+from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_stats import StatsSettings, StepStats
 from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
-from scheduler_proc.prefill_adder import StepLimits
-from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
-from scheduler_proc.stats_questions import StatsQuestions
-from scheduler_proc.step_log import StepLog
-from scheduler_proc.step_stats import StatsSettings, StepStats
 
 NUM_PROMPT = 1024
 NUM_OUTPUT = 256
@@ -277,7 +277,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    gc.disable()  # as the process does: the scheduler leaves no cycles (tests/cpu/test_no_cycles.py)
+    gc.disable()  # as the process does, which leaves no cycles (tests/cpu/scheduler/test_no_cycles.py)
     runs: dict[tuple[str, Case], list[Figures]] = {}
     for _ in range(args.repeats):
         for name, cases in CASES.items():

@@ -20,10 +20,10 @@ import torch
 from benchmarks.bench_cpu_step import QWEN, WiredWorker
 from benchmarks.decode_rows import filled_pool
 from model_worker.device import make_device
-from model_worker.model_runner import ModelRunner
+from model_worker.runner.model_runner import ModelRunner
 from model_worker.served_model import load_served_model
-from runtime.config import DEMO_MODEL, RuntimeConfig
-from runtime.model_config import ModelImpl
+from runtime.checkpoint.model_config import ModelImpl
+from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 
 IMPLEMENTATIONS: tuple[ModelImpl, ...] = ("native", "transformers")
 

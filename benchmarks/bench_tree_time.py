@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from runtime.config import DEMO_MODEL
-from runtime.sampling_params import SamplingParams
-from tests.cpu.ring import Ring, Setting
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.ring.serving_ring import Ring, Setting
 
 NUM_SYSTEM, NUM_QUESTION, NUM_OUTPUT = 256, 32, 32
 

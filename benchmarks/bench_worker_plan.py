@@ -17,13 +17,13 @@ import msgspec
 import numpy as np
 import torch
 
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
-from model_worker.forward_batch import ForwardBatch
-from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.model_runner import ModelRunner
-from runtime.plan import BatchPlan, RowSetup
-from runtime.wire import pack_ids
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.runner.model_runner import ModelRunner
+from runtime.wire.format import pack_ids
+from runtime.wire.plan import BatchPlan, RowSetup
 
 VOCAB = 32_000
 MAX_LEN = 8192

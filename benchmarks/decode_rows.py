@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from model_worker.kv_pool import KVLayout, MHATokenToKVPool
-from runtime.plan import BatchPlan, RowSetup
-from runtime.wire import pack_ids
+from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
+from runtime.wire.format import pack_ids
+from runtime.wire.plan import BatchPlan, RowSetup
 
 PAGE_SIZE = 16
 

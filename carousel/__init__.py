@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from client.async_client import AsyncClient, AsyncResultStream
-from client.batch_manager import BatchManager
-from client.client import Client, ResultStream
-from client.executor import ExecutorStats, GenerationExecutor
-from client.generation_request import GenerationRequest
-from client.generation_result import GenerationResult
-from client.inference_request import InferenceRequest
-from client.llm import LLM
-from client.responses import Response
-from client.result import Completion, CompletionOutput, Delta, TokenLogprob
-from client.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
-from runtime.errors import (
+from carousel.client.async_ import AsyncClient, AsyncResultStream
+from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.client.offline import LLM
+from carousel.client.sync import Client, ResultStream
+from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from carousel.trtllm.batch_manager import BatchManager
+from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
+from carousel.trtllm.generation_request import GenerationRequest
+from carousel.trtllm.generation_result import GenerationResult
+from carousel.trtllm.inference_request import InferenceRequest
+from carousel.trtllm.responses import Response
+from runtime.base.errors import (
     CarouselError,
     ConfigError,
     InvalidRequest,
@@ -25,8 +25,8 @@ from runtime.errors import (
     RingClosed,
     StartError,
 )
-from runtime.messages import Usage
-from runtime.sampling_params import SamplingParams
+from runtime.wire.messages import Usage
+from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
     "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CarouselError", "Client", "Completion",

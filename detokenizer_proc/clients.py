@@ -12,10 +12,10 @@ import msgspec
 
 from detokenizer_proc.router import Delivery, PeerChannel
 from detokenizer_proc.text_stream import Outgoing
-from runtime.errors import ProtocolMismatch
-from runtime.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
-from runtime.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec, Frame
-from runtime.wire import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
+from runtime.base.errors import ProtocolMismatch
+from runtime.wire.format import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
+from runtime.wire.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
+from runtime.wire.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec, Frame
 
 logger = logging.getLogger(__name__)
 

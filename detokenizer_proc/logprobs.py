@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.messages import TokenLogprobs
-from runtime.wire import TOKEN_BYTES, unpack_floats
+from runtime.wire.format import TOKEN_BYTES, unpack_floats
+from runtime.wire.messages import TokenLogprobs
 
 
 class Columns:

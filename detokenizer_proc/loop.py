@@ -19,8 +19,10 @@ from detokenizer_proc.scheduler_mail import SchedulerMail
 from detokenizer_proc.stop_tokens import stop_positions
 from detokenizer_proc.tensors import Tensors
 from detokenizer_proc.text_stream import Refusal, TextStream
-from runtime.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
-from runtime.messages import (
+from runtime.text.codec import Decoders
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
+from runtime.wire.messages import (
     Closed,
     ControlReply,
     ErrorInfo,
@@ -30,9 +32,7 @@ from runtime.messages import (
     TokenBatch,
     TokenLogprobs,
 )
-from runtime.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
-from runtime.wire import TOKEN_BYTES, unpack_ids
-from text.codec import Decoders
+from runtime.wire.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
 
 logger = logging.getLogger(__name__)
 

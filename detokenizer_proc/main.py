@@ -10,12 +10,12 @@ from pathlib import Path
 from detokenizer_proc.clients import Clients, RingShape
 from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import JoinedChannels, RouterChannel
-from runtime.checkpoint_config import CheckpointConfig
-from runtime.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.ring_status import ring_status
-from runtime.tcp_gate import TcpGate
-from runtime.transport import Waiter
-from text.selection import open_decoders, open_tokenizer
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.ring_status import ring_status
+from runtime.ring.tcp_gate import TcpGate
+from runtime.text.selection import open_decoders, open_tokenizer
+from runtime.wire.transport import Waiter
 
 BUSY_WAIT_S = 0.02
 

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import zmq
 
 from detokenizer_proc.raw_window import RawWindow
-from runtime.transport import BadFrames, Frame, bind_private, skip_more
+from runtime.wire.transport import BadFrames, Frame, bind_private, skip_more
 
 # What a client has not read yet is kept by its streams, joined to one message, not in the socket: enough for
 # the steps of a short stall is enough here.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 
-from runtime.handle import MAX_ABORT_HANDLES
-from runtime.messages import AbortRequest, StopMatched
-from runtime.transport import Outbox
-from runtime.wire import Message
+from runtime.wire.format import Message
+from runtime.wire.handle import MAX_ABORT_HANDLES
+from runtime.wire.messages import AbortRequest, StopMatched
+from runtime.wire.transport import Outbox
 
 
 class SchedulerMail:

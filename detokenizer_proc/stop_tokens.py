@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from runtime.handle import HANDLE_BYTES
-from runtime.messages import TokenBatch
+from runtime.wire.handle import HANDLE_BYTES
+from runtime.wire.messages import TokenBatch
 
 
 def stop_positions(batch: TokenBatch, tokens: list[int]) -> set[int]:

@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from detokenizer_proc.automaton import Automaton
 from detokenizer_proc.stop_strings import StopStringMatcher
-from runtime.wire import unpack_ids
+from runtime.wire.format import unpack_ids
 
 
 @lru_cache(maxsize=64)

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Collection
 
 from detokenizer_proc.clients import Client, Clients
-from runtime.messages import TensorBatch, TensorEntry
-from runtime.transport import Frame
+from runtime.wire.messages import TensorBatch, TensorEntry
+from runtime.wire.transport import Frame
 
 # One message is sent as a whole or not at all, so it is short of what a client may leave unread.
 MAX_MESSAGE_BYTES = 16 << 20

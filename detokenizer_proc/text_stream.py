@@ -17,7 +17,9 @@ from typing import Protocol
 from detokenizer_proc.logprobs import Columns, OutputLogprobs
 from detokenizer_proc.stop_strings import StopStringMatcher
 from detokenizer_proc.stop_words import StopWordMatcher
-from runtime.messages import (
+from runtime.text.codec import IncrementalDecoder
+from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.messages import (
     Closed,
     ErrorInfo,
     Finish,
@@ -26,8 +28,6 @@ from runtime.messages import (
     TokenLogprobs,
     Usage,
 )
-from runtime.wire import TOKEN_BYTES
-from text.codec import IncrementalDecoder
 
 _NO_COLUMNS = Columns()
 

@@ -17,10 +17,10 @@ from model_worker.device import make_device
 from model_worker.device.cpu import keep_freed_memory
 from model_worker.distributed.selection import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
-from runtime.errors import ExecutorError
-from runtime.plan import BatchPlan, SampleMasks, WorkerCommand, WorkerFailed
-from runtime.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.transport import Waiter, ZmqInbox, ZmqOutbox
+from runtime.base.errors import ExecutorError
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.wire.plan import BatchPlan, SampleMasks, WorkerCommand, WorkerFailed
+from runtime.wire.transport import Waiter, ZmqInbox, ZmqOutbox
 
 logger = logging.getLogger(__name__)
 

@@ -19,20 +19,20 @@ import torch
 
 from model_worker.device import Device, Ticket
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
-from model_worker.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
+from model_worker.device.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.embedding_runner import EmbeddingRunner
-from model_worker.kv_pool import MHATokenToKVPool
-from model_worker.model_runner import ModelRunner, size_kv_pool
-from model_worker.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
+from model_worker.runner.embedding_runner import EmbeddingRunner
+from model_worker.runner.model_runner import ModelRunner, size_kv_pool
+from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.served_model import load_served_model
-from model_worker.step_output import ForwardOutput, StepOutput
-from runtime.config import RuntimeConfig
-from runtime.errors import ConfigError, ExecutorError
-from runtime.graph_sizes import graph_sizes
-from runtime.plan import BatchPlan, SampleMasks, SpanName, StepResult, StepSpan, WorkerReady
-from runtime.pooling import read_pooling
-from runtime.transport import Frame
+from runtime.base.errors import ConfigError, ExecutorError
+from runtime.checkpoint.pooling import read_pooling
+from runtime.settings.config import RuntimeConfig
+from runtime.settings.graph_sizes import graph_sizes
+from runtime.wire.plan import BatchPlan, SampleMasks, SpanName, StepResult, StepSpan, WorkerReady
+from runtime.wire.transport import Frame
 
 logger = logging.getLogger(__name__)
 

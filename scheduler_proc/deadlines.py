@@ -5,8 +5,8 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 
-from runtime.handle import sequence_key
-from scheduler_proc.request import Request
+from runtime.wire.handle import sequence_key
+from scheduler_proc.core.request import Request
 
 SLACK = 64
 """Entries of ended sequences that are kept, besides as many as live, before they are cleared out."""

@@ -8,7 +8,7 @@ from enum import IntEnum
 from typing import TypeAlias
 
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.request import Request
+from scheduler_proc.core.request import Request
 
 
 class LlmRequestState(IntEnum):

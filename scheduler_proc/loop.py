@@ -13,8 +13,8 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple
 
-from runtime.process import HEARTBEAT_S
-from runtime.transport import Inbox
+from runtime.ring.process import HEARTBEAT_S
+from runtime.wire.transport import Inbox
 from scheduler_proc.scheduler import Scheduler
 
 logger = logging.getLogger(__name__)

@@ -10,41 +10,41 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from runtime.checkpoint_config import CheckpointConfig
-from runtime.config import RuntimeConfig
-from runtime.errors import ExecutorError
-from runtime.messages import ErrorInfo
-from runtime.plan import WorkerReady
-from runtime.pooling import read_pooling
-from runtime.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
-from runtime.registry import resolve
-from runtime.roster import NO_SUSPECTS, Roster, Suspects
-from runtime.transport import Outbox, Waiter
-from runtime.wire import MAX_SHORT_CHARS
+from runtime.base.errors import ExecutorError
+from runtime.base.registry import resolve
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.pooling import read_pooling
+from runtime.ring.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import MAX_SHORT_CHARS
+from runtime.wire.messages import ErrorInfo
+from runtime.wire.plan import WorkerReady
+from runtime.wire.transport import Outbox, Waiter
+from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_prefix_cache
+from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
-from scheduler_proc.composition import BatchingSettings, make_batch_builder, make_prefix_cache
-from scheduler_proc.controls import Controls
-from scheduler_proc.executor import AnyExecutor
+from scheduler_proc.core.executor import AnyExecutor
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.output import Output, make_output
+from scheduler_proc.core.row_columns import Rows
 from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
-from scheduler_proc.intake import FeatureFactory, Intake
-from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.limits import ClientShare, Limits
+from scheduler_proc.intake.controls import Controls
+from scheduler_proc.intake.intake import FeatureFactory, Intake
+from scheduler_proc.intake.limits import ClientShare, Limits
 from scheduler_proc.loop import Load, SchedulerLoop
-from scheduler_proc.output import Output, make_output
+from scheduler_proc.observe.stats_questions import StatsQuestions
+from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_profile import StepProfile
+from scheduler_proc.observe.step_stats import StatsSettings, StepStats
 from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
-from scheduler_proc.prefill_adder import StepLimits
-from scheduler_proc.rows import Rows
 from scheduler_proc.scheduler import Scheduler
-from scheduler_proc.stats_questions import StatsQuestions
-from scheduler_proc.step_log import StepLog
-from scheduler_proc.step_profile import StepProfile
-from scheduler_proc.step_stats import StatsSettings, StepStats
 
 # By device: where the worker runs. On a CPU it needs a process of its own; each entry is
 # `create(context, on_wait)`, which returns once the worker is ready.
@@ -264,7 +264,7 @@ def main(context: ProcessContext) -> None:
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
     # cycle
-    # (tests/cpu/test_no_cycles.py).
+    # (tests/cpu/scheduler/test_no_cycles.py).
     gc.collect()
     gc.freeze()
     gc.disable()

@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from runtime.error_info import error_info
-from runtime.errors import RequestError
-from runtime.messages import ErrorInfo, ToScheduler
-from runtime.wire import IntArray, unpack_ids
-from scheduler_proc.batch import ScheduleBatch, ScheduledRow
-from scheduler_proc.batch_builder import BatchBuilder
+from runtime.base.errors import RequestError
+from runtime.wire.error_info import error_info
+from runtime.wire.format import IntArray, unpack_ids
+from runtime.wire.messages import ErrorInfo, ToScheduler
+from scheduler_proc.batching.batch_builder import BatchBuilder
+from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.controls import Controls
-from scheduler_proc.executor import AnyExecutor, StepHandle
-from scheduler_proc.intake import Intake
-from scheduler_proc.lifecycle import Lifecycle
-from scheduler_proc.prefill_adder import PrefillTotals
-from scheduler_proc.request import Request
-from scheduler_proc.results import LooseResults, Sampled
-from scheduler_proc.rows import BoolArray, RowArray
-from scheduler_proc.step_log import StepLog
+from scheduler_proc.core.batch import ScheduleBatch, ScheduledRow
+from scheduler_proc.core.executor import AnyExecutor, StepHandle
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.results import LooseResults, Sampled
+from scheduler_proc.core.row_columns import BoolArray, RowArray
+from scheduler_proc.intake.controls import Controls
+from scheduler_proc.intake.intake import Intake
+from scheduler_proc.observe.step_log import StepLog
 
 
 class Scheduler:

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 
-from runtime.config import DEMO_MODEL
-from runtime.cpu_isa import hold_back_libraries
-from text import tokenizer
-from text.tokenizer import Tokenizer
+from runtime.base.cpu_isa import hold_back_libraries
+from runtime.settings.config import DEMO_MODEL
+from runtime.text import tokenizer
+from runtime.text.tokenizer import Tokenizer
 
 # Before anything computes. What a test starts inherits it.
 hold_back_libraries()

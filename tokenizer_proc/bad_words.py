@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from runtime.errors import InvalidRequest
-from runtime.sampling_params import MAX_WORD_IDS, MAX_WORDS, SamplingParams
-from text.codec import PromptEncoder
+from runtime.base.errors import InvalidRequest
+from runtime.text.codec import PromptEncoder
+from runtime.wire.sampling_params import MAX_WORD_IDS, MAX_WORDS, SamplingParams
 
 _MAX_WORDS_IDS = 3 * MAX_WORDS
 

@@ -15,14 +15,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
-from runtime.error_info import error_info
-from runtime.errors import Overloaded, RequestError
-from runtime.handle import attempt_of, client_of, describe
-from runtime.messages import AbortRequest, ChatMessage, ErrorInfo, GenerateRequest, RequestFailed
-from runtime.status_page import Status
-from runtime.transport import Inbox, Outbox
-from runtime.wire import IntArray, Message
-from text.codec import PromptEncoder
+from runtime.base.errors import Overloaded, RequestError
+from runtime.text.codec import PromptEncoder
+from runtime.wire.error_info import error_info
+from runtime.wire.format import IntArray, Message
+from runtime.wire.handle import attempt_of, client_of, describe
+from runtime.wire.messages import AbortRequest, ChatMessage, ErrorInfo, GenerateRequest, RequestFailed
+from runtime.wire.status_page import Status
+from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.bad_words import with_bad_words_as_ids
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.sent_count import SentCount

@@ -6,11 +6,11 @@ import gc
 import time
 from pathlib import Path
 
-from runtime.checkpoint_config import CheckpointConfig
-from runtime.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.tcp_gate import TcpGate
-from runtime.transport import JoinedInbox, Waiter
-from text.selection import open_tokenizer
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.tcp_gate import TcpGate
+from runtime.text.selection import open_tokenizer
+from runtime.wire.transport import JoinedInbox, Waiter
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
 from tokenizer_proc.validation import Admission, Validator

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from runtime.status_page import StatusPage
+from runtime.wire.status_page import StatusPage
 
-# As long as a client waits for a ring of which something is missing (client.connection.RING_TIMEOUT_S).
+# As long as a client waits for a ring of which something is missing
+# (carousel.client.connection.connection.RING_TIMEOUT_S).
 RECOVERY_S = 120.0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.status_page import Status
+from runtime.wire.status_page import Status
 
 
 class SentCount:

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from runtime.handle import sibling, split_handle
-from runtime.messages import GenerateRequest, StreamOpen, TokenizedRequest
-from runtime.sampling_params import SamplingParams
-from runtime.wire import IntArray, pack_ids
+from runtime.wire.format import IntArray, pack_ids
+from runtime.wire.handle import sibling, split_handle
+from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
+from runtime.wire.sampling_params import SamplingParams
 
 PROMPT_TAIL_TOKENS = 8
 NAMESPACE_BYTES = 16

@@ -11,12 +11,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.errors import InvalidRequest, Overloaded
-from runtime.messages import GenerateRequest, Resume, Task
-from runtime.status_page import Status
-from runtime.transport import DECODE_ERRORS
-from runtime.wire import TOKEN_BYTES, IntArray, unpack_ids
-from text.no_tokenizer import needs_tokenizer
+from runtime.base.errors import InvalidRequest, Overloaded
+from runtime.text.no_tokenizer import needs_tokenizer
+from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.wire.messages import GenerateRequest, Resume, Task
+from runtime.wire.status_page import Status
+from runtime.wire.transport import DECODE_ERRORS
 from tokenizer_proc.sequences import sequence_handles
 
 PromptField = Literal["text", "input_ids", "messages"]

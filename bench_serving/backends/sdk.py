@@ -8,12 +8,12 @@ from typing import Any
 
 from bench_serving.backends.base import GenerationOptions, Prompt
 from bench_serving.records import Clock, RequestFailure, RequestRecord
-from client.async_client import AsyncClient
-from client.request_builder import RequestOptions
-from client.result import Completion, TokenLogprob
-from runtime.errors import CarouselError, ConfigError
-from runtime.messages import Usage
-from runtime.sampling_params import SamplingParams
+from carousel.client.async_ import AsyncClient
+from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.result import Completion, TokenLogprob
+from runtime.base.errors import CarouselError, ConfigError
+from runtime.wire.messages import Usage
+from runtime.wire.sampling_params import SamplingParams
 
 OWN_FIELDS = frozenset({"max_tokens"})
 # A float32 and, for each of the likeliest tokens, an int32 beside it.

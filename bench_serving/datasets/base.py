@@ -10,8 +10,8 @@ from typing import Protocol, TypeAlias
 
 import numpy as np
 
-from runtime.errors import ConfigError
-from text.tokenizer import Tokenizer
+from runtime.base.errors import ConfigError
+from runtime.text.tokenizer import Tokenizer
 
 Rng: TypeAlias = np.random.Generator
 

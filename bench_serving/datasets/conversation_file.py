@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from bench_serving.datasets.base import Conversation, PromptSource, Rng, Turn
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 MIN_TOKENS = 2
 

@@ -9,15 +9,15 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.kernel_rates import LLAMA_8B, HeadShape, Setting
-from benchmarks.gpu.launch_calls import LLAMA_8B as LLAMA_8B_CALLS
-from benchmarks.gpu.launch_calls import TINY as TINY_CALLS
-from benchmarks.gpu.launch_calls import CallSizes
-from benchmarks.gpu.launch_cost import BATCHES, CALLS
+from benchmarks.gpu.kernels.kernel_rates import LLAMA_8B, HeadShape, Setting
+from benchmarks.gpu.kernels.launch_calls import LLAMA_8B as LLAMA_8B_CALLS
+from benchmarks.gpu.kernels.launch_calls import TINY as TINY_CALLS
+from benchmarks.gpu.kernels.launch_calls import CallSizes
+from benchmarks.gpu.kernels.launch_cost import BATCHES, CALLS
+from benchmarks.gpu.kernels.linear_rates import LLAMA_8B as LINEARS
+from benchmarks.gpu.kernels.prompt_attention import PROMPTS, Prompts
 from benchmarks.gpu.library_batching import LOAD as BASELINE_LOAD
-from benchmarks.gpu.linear_rates import LLAMA_8B as LINEARS
 from benchmarks.gpu.load import Load
-from benchmarks.gpu.prompt_attention import PROMPTS, Prompts
 from benchmarks.gpu.timing import copy_rate, matrix_rate
 from model_worker.device import Device
 

@@ -29,7 +29,7 @@ PACKAGES = (
     *("pytest-xdist", "msgspec", "pyzmq", "httptools", "setproctitle", "starlette", "uvicorn"),
 )
 PROCESSES = (
-    *("launch", "api_server.main", "tokenizer_proc.main", "scheduler_proc.main"),
+    *("launch", "carousel.server.main", "tokenizer_proc.main", "scheduler_proc.main"),
     *("detokenizer_proc.main", "model_worker.main", "bench_serving.main"),
 )
 PROGRAM_TIMEOUT_S = 20

@@ -19,9 +19,9 @@ from itertools import product
 
 import torch
 
-from benchmarks.gpu.attention_variants import GPUS, decode_variant, extend_variant
-from benchmarks.gpu.compile_kernels import variants
-from benchmarks.gpu.compiler import Variant, binary_of, copies_pending, usage
+from benchmarks.gpu.kernels.attention_variants import GPUS, decode_variant, extend_variant
+from benchmarks.gpu.kernels.compile_kernels import variants
+from benchmarks.gpu.kernels.compiler import Variant, binary_of, copies_pending, usage
 from model_worker.kernels.triton.tiles import (
     Heads,
     decode_shared_memory,

@@ -7,11 +7,11 @@ from functools import partial
 import torch
 
 from benchmarks.gpu.bench import Bench
-from benchmarks.gpu.launch_calls import launch_calls
-from benchmarks.gpu.launch_cost import launch_costs, of_layers
-from benchmarks.gpu.prompt_attention import attention_rates
+from benchmarks.gpu.kernels.launch_calls import launch_calls
+from benchmarks.gpu.kernels.launch_cost import launch_costs, of_layers
+from benchmarks.gpu.kernels.prompt_attention import attention_rates
+from benchmarks.gpu.kernels.small_costs import block_copy, graph_gap, nccl_one_rank
 from benchmarks.gpu.results import Results
-from benchmarks.gpu.small_costs import block_copy, graph_gap, nccl_one_rank
 
 
 @torch.inference_mode()

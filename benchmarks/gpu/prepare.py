@@ -32,14 +32,14 @@ os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 import torch
 
-from benchmarks.gpu.attention_variants import GPUS
 from benchmarks.gpu.bench import Sizes
-from benchmarks.gpu.launches import H200_MULTIPROCESSORS
+from benchmarks.gpu.kernels.attention_variants import GPUS
+from benchmarks.gpu.kernels.launches import H200_MULTIPROCESSORS
+from benchmarks.gpu.kernels.variants import Runner, compile_variant, decode_runner, variants_of
 from benchmarks.gpu.stages import MODELS
-from benchmarks.gpu.variants import Runner, compile_variant, decode_runner, variants_of
 from model_worker.kernels.triton.tiles import Gpu, gpu_of
-from runtime.config import RuntimeConfig
-from runtime.graph_sizes import graph_sizes
+from runtime.settings.config import RuntimeConfig
+from runtime.settings.graph_sizes import graph_sizes
 
 RECORDED = Path(__file__).with_name("tests.variants")
 MAX_PROCESSES = 14
@@ -113,7 +113,7 @@ def all_variants(target: Target, pool: ProcessPoolExecutor) -> list[str]:
 def processes(num: int) -> ProcessPoolExecutor:
     """Forked from one that has imported what they need, and has never seen a GPU."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["benchmarks.gpu.stages", "benchmarks.gpu.variants"])
+    context.set_forkserver_preload(["benchmarks.gpu.stages", "benchmarks.gpu.kernels.variants"])
     return ProcessPoolExecutor(num, mp_context=context)
 
 

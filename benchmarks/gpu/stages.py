@@ -39,10 +39,11 @@ import torch
 import triton
 
 from benchmarks.gpu.bench import TINY, Bench, Sizes
-from benchmarks.gpu.decode_steps import DecodeSteps, floor_bytes, load_shape
-from benchmarks.gpu.kernel_rates import DRAWS, LOGITS, Setting, decode_rate, draw_rate, extend_rate
+from benchmarks.gpu.kernels.decode_steps import DecodeSteps, floor_bytes, load_shape
+from benchmarks.gpu.kernels.kernel_rates import DRAWS, LOGITS, Setting, decode_rate, draw_rate, extend_rate
+from benchmarks.gpu.kernels.linear_rates import linear_rate, product_rates
+from benchmarks.gpu.kernels.tile_sweep import Sweep
 from benchmarks.gpu.library_batching import baseline, baseline_process
-from benchmarks.gpu.linear_rates import linear_rate, product_rates
 from benchmarks.gpu.load import Load
 from benchmarks.gpu.micro_stages import (
     attention_stage,
@@ -53,7 +54,6 @@ from benchmarks.gpu.micro_stages import (
 )
 from benchmarks.gpu.results import Results, is_complete
 from benchmarks.gpu.shapes import SHAPES, linear_shapes
-from benchmarks.gpu.tile_sweep import Sweep
 from model_worker.device import make_device
 from model_worker.device.cuda import has_fp8
 from model_worker.models.transformer import CausalLM

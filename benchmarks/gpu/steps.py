@@ -52,7 +52,7 @@ def _profile(kernel: str, name: str) -> Step:
     """Launches before the fifth are warm-ups; clocks are left as they are."""
     which = ("--kernel-name", kernel, "--launch-skip", "4", "--launch-count", "1")
     program = ("ncu", "--clock-control", "none", "--set", "detailed", *which)
-    command = (*program, "{python}", "-m", "benchmarks.gpu.one_kernel", name)
+    command = (*program, "{python}", "-m", "benchmarks.gpu.kernels.one_kernel", name)
     return Step(f"ncu-{name}", 25, 60, command, programs=program[:1])
 
 

@@ -8,10 +8,10 @@ from typing import Protocol, TypeGuard
 
 from torch import Tensor
 
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import HeadNorms
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.memory.kv_pool import MHATokenToKVPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.library import (
     DTYPES,
     AttentionCall,
@@ -18,8 +18,8 @@ from model_worker.kernels.native.library import (
     heads_pointer,
     load_kernels,
 )
-from model_worker.kv_pool import MHATokenToKVPool
-from runtime.environment import kernel_cache_dir
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from runtime.base.environment import kernel_cache_dir
 
 
 class NativeStep:

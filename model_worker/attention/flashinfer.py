@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.memory.kv_pool import MHATokenToKVPool
 
 DTYPES = (torch.float16, torch.bfloat16)
 HEAD_DIMS = (64, 128, 256)

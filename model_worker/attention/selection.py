@@ -11,8 +11,8 @@ from model_worker.attention import ATTENTION_BACKENDS
 from model_worker.attention.base import AttentionBackend
 from model_worker.kernels.native.build import BuildError
 from model_worker.kernels.native.library import attention_supports
-from runtime.errors import ConfigError
-from runtime.registry import resolve
+from runtime.base.errors import ConfigError
+from runtime.base.registry import resolve
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.rope import apply_rope
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.memory.kv_pool import MHATokenToKVPool
 
 # Queries per call: keys beyond the tile's last query are not even multiplied, so small tiles save up to half
 # of a prompt's work. 64 to 256 measured within 15% of each other, for 512 and 2,048 tokens (one x86 core).

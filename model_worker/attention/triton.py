@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.new_tokens import NewTokens
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.memory.kv_pool import MHATokenToKVPool
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from model_worker.device.base import Device, Graph, Stream, Ticket
-from runtime.registry import resolve
+from runtime.base.registry import resolve
 
 DEVICES = {
     "cpu": "model_worker.device.cpu:CpuDevice",

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Outcome
-from model_worker.out_of_memory import first_line
-from runtime.environment import c_compiler
-from runtime.errors import ConfigError
+from model_worker.device.out_of_memory import first_line
+from runtime.base.environment import c_compiler
+from runtime.base.errors import ConfigError
 
 T = TypeVar("T")
 

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from runtime.errors import ExecutorError
+from runtime.base.errors import ExecutorError
 
 # Ranks compute the same plan, so they come to a call within milliseconds of each other; what takes long, such
 # as loading, comes before the first one, which has the time of a start. Arbitrary.

@@ -14,8 +14,8 @@ from model_worker.distributed.shared_memory import SharedMemoryGroup
 from model_worker.distributed.torch_group import TorchGroup
 from model_worker.kernels.native.build import BuildError
 from model_worker.kernels.native.library import load_kernels
-from runtime.environment import kernel_cache_dir
-from runtime.process import ProcessContext
+from runtime.base.environment import kernel_cache_dir
+from runtime.ring.process import ProcessContext
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.distributed_c10d import Store
 
+from model_worker.device.out_of_memory import is_out_of_memory
 from model_worker.distributed.group import LATE_S, GroupError
-from model_worker.out_of_memory import is_out_of_memory
 
 LATE = timedelta(seconds=LATE_S)
 STORE_FILE = "ranks.store"

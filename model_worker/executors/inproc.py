@@ -14,9 +14,9 @@ from model_worker.device import make_device
 from model_worker.distributed.selection import join_ranks
 from model_worker.executors.ranks import Ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
-from runtime.errors import ExecutorError
-from runtime.plan import BatchPlan, SampleMasks
-from runtime.process import ProcessContext
+from runtime.base.errors import ExecutorError
+from runtime.ring.process import ProcessContext
+from runtime.wire.plan import BatchPlan, SampleMasks
 
 ROOM_POLL_MS = 10
 

@@ -14,10 +14,10 @@ from typing import Any
 import zmq
 
 from model_worker.executors.ranks import Ranks
-from runtime.errors import ExecutorError
-from runtime.plan import BatchPlan, SampleMasks, StepResult, WorkerFailed, WorkerReady
-from runtime.process import ProcessContext
-from runtime.transport import Frame, Framed, ZmqInbox
+from runtime.base.errors import ExecutorError
+from runtime.ring.process import ProcessContext
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerFailed, WorkerReady
+from runtime.wire.transport import Frame, Framed, ZmqInbox
 
 WAIT_S = 0.1
 

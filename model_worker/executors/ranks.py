@@ -8,11 +8,11 @@ from typing import Any
 
 import zmq
 
-from runtime.errors import ExecutorError
-from runtime.plan import WorkerCommand
-from runtime.process import ProcessContext
-from runtime.transport import ZmqOutbox
-from runtime.wire import Message
+from runtime.base.errors import ExecutorError
+from runtime.ring.process import ProcessContext
+from runtime.wire.format import Message
+from runtime.wire.plan import WorkerCommand
+from runtime.wire.transport import ZmqOutbox
 
 SHUTDOWN_LINGER_MS = 200
 

@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor
 
-from runtime.model_config import Activation
+from runtime.checkpoint.model_config import Activation
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     "silu": F.silu,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from runtime.cpu_isa import cpu_isa, machine_isa
+from runtime.base.cpu_isa import cpu_isa, machine_isa
 
 LARGEST = 127
 

@@ -16,7 +16,7 @@ from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Change, ExpertWeight, Weight, stacked_size
 from model_worker.quant.base import Multiply, QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
-from runtime.model_config import Activation
+from runtime.checkpoint.model_config import Activation
 
 
 class Linear(StoredWeight):

@@ -14,7 +14,7 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import RotaryAngles
 from model_worker.kernels.rope import rope_cos_sin
 from model_worker.layers.weight import Change
-from runtime.rope_config import RopeConfig
+from runtime.checkpoint.rope_config import RopeConfig
 
 
 class RotaryEmbedding:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from torch import Tensor, nn
 
 from model_worker.attention.base import AttentionBackend, AttentionLayer, norms_heads
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.cut import Cut
-from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.kv_scale import KVScale
 from model_worker.kernels.rms_norm import HeadNorms
-from model_worker.kv_pool import MHATokenToKVPool
 from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.rotary import reorder_rows, reorder_scales, rotary_order
+from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
 

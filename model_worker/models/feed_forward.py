@@ -18,7 +18,7 @@ from model_worker.kernels.native.program import NotRecordable
 from model_worker.models.parts import Parts
 from model_worker.models.spec import has_bias
 from model_worker.quant.base import Multiply
-from runtime.model_config import ExpertsConfig
+from runtime.checkpoint.model_config import ExpertsConfig
 
 logger = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from model_worker.layers.weight import Change, Weight
 from model_worker.models.spec import ModelSpec
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
-from runtime.model_config import ModelConfig
+from runtime.checkpoint.model_config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,17 +12,17 @@ import torch
 from torch import Tensor, nn
 
 from model_worker.attention.base import AttentionBackend, widest_window
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.combine import CombineLike, combine
 from model_worker.kernels.native.experts import CHUNK, ExpertScratch
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import Combine, TakeRows, can_take
-from model_worker.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.layers.embedding import LMHead, TokenEmbedding
 from model_worker.layers.linear import ExpertLinear, Linear
 from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.rotary import RotaryEmbedding
+from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.models.attention import SelfAttention
 from model_worker.models.decoder_layer import LAYOUTS, DecoderLayer, Update
 from model_worker.models.feed_forward import Experts, GatedMLP, PlainMLP, SparseMLP
@@ -30,7 +30,7 @@ from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
-from runtime.model_config import ModelConfig
+from runtime.checkpoint.model_config import ModelConfig
 
 
 class Decoder(nn.Module):

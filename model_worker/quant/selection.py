@@ -11,7 +11,7 @@ from model_worker.quant.base import QuantMethod
 from model_worker.quant.fp8 import Fp8
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
-from runtime.quantization import CheckpointQuantization
+from runtime.checkpoint.quantization import CheckpointQuantization
 
 logger = logging.getLogger(__name__)
 

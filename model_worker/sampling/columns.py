@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from runtime.plan import RowSetup
-from runtime.wire import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.wire.plan import RowSetup
 
 LongArray: TypeAlias = npt.NDArray[np.int64]
 FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint16]]

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.sampling.columns import LongArray
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 
 NO_TOKEN = -1
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.sampling.row_table import RowTable
-from runtime.wire import FloatArray, IntArray
+from runtime.wire.format import FloatArray, IntArray
 
 
 class LogitBias:
@@ -30,6 +30,6 @@ class LogitBias:
 
     def apply_by_kernel(self, logits: Tensor, rows: Tensor) -> None:
         """The same for all rows [S] of logits [S, V], in one launch."""
-        from model_worker.kernels.triton.logit_edits import add_bias
+        from model_worker.sampling.triton.logit_edits import add_bias
 
         add_bias(logits, rows, self._entries.values)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.sampling.columns import SamplingColumns
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 
 IN_PROMPT = 1 << 30
 
@@ -50,14 +50,14 @@ class PenaltyCounts:
     def add_by_kernel(self, rows: Tensor, tokens: Tensor, columns: SamplingColumns) -> None:
         """`add` for those of rows [S] that have a penalty by their columns, in one launch."""
         # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton.logit_edits import count_tokens
+        from model_worker.sampling.triton.logit_edits import count_tokens
 
         assert self._counts is not None
         count_tokens(self._counts, rows, tokens, columns)
 
     def apply_by_kernel(self, logits: Tensor, rows: Tensor, columns: SamplingColumns) -> None:
         """`apply` to logits [S, V] with the penalties of the rows' columns, in one launch."""
-        from model_worker.kernels.triton.logit_edits import penalize
+        from model_worker.sampling.triton.logit_edits import penalize
 
         assert self._counts is not None
         penalize(logits, rows, self._counts, columns)

@@ -18,8 +18,8 @@ from model_worker.sampling import columns as col
 from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows, SamplingColumns, rows_with
 from model_worker.sampling.history import NO_TOKEN, TokenHistory
 from model_worker.sampling.row_table import PADDING, RowTable
-from runtime.plan import RowSetup
-from runtime.wire import IntArray, unpack_ids
+from runtime.wire.format import IntArray, unpack_ids
+from runtime.wire.plan import RowSetup
 
 NO_ID = -1
 # Which row of logits, and which of its ids is forbidden, NO_ID for none: [N] int64 each.
@@ -146,7 +146,7 @@ class Prohibitions:
 
     def forbid_stops_by_kernel(self, logits: Tensor, who: SampleRows) -> None:
         """Min tokens alone, of all rows in one launch."""
-        from model_worker.kernels.triton.logit_edits import forbid_below
+        from model_worker.sampling.triton.logit_edits import forbid_below
 
         forbid_below(logits, who.rows, who.positions, self._stop_ids.values, self._columns.min_len)
 

@@ -16,7 +16,7 @@ from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
-from runtime.plan import RowSetup
+from runtime.wire.plan import RowSetup
 
 
 class LeadingSampler(Sampler):

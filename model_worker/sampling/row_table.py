@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 
 PADDING = -1
 

@@ -41,8 +41,8 @@ from model_worker.sampling.philox import LANES
 from model_worker.sampling.prohibitions import Prohibitions
 from model_worker.sampling.top_p_decay import TopPDecay
 from model_worker.sampling.truncation import candidates
-from runtime.plan import RowSetup
-from runtime.wire import unpack_floats, unpack_ids
+from runtime.wire.format import unpack_floats, unpack_ids
+from runtime.wire.plan import RowSetup
 
 NO_ROWS = np.zeros(0, np.int64)
 
@@ -193,7 +193,7 @@ class Sampler:
         """Forbid what the bitmasks do not allow, in place."""
         staged = stage_masks(self._device, rows_host, masks, self._vocab_size)
         if logits.is_cuda:
-            from model_worker.kernels.triton.logit_edits import forbid_masked
+            from model_worker.sampling.triton.logit_edits import forbid_masked
 
             forbid_masked(logits, *staged)
         elif self.native is not None:
@@ -259,7 +259,7 @@ class Sampler:
         [max_rows + 1] int64, by row, get the tokens.
         """
         # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton.draw import draw
+        from model_worker.sampling.triton.draw import draw
 
         return draw(
             logits,

@@ -13,7 +13,7 @@ from torch import Tensor
 from model_worker.device.base import Device
 from model_worker.sampling.columns import LongArray, SamplingColumns, take
 from model_worker.sampling.row_table import RowTable
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 
 
 class TopPDecay:

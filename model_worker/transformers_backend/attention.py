@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from model_worker.attention.base import AttentionBackend, AttentionLayer
-from model_worker.forward_batch import ForwardBatch
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.memory.kv_pool import MHATokenToKVPool
 
 ATTENTION_NAME = "carousel"
 

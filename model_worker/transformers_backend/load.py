@@ -17,10 +17,10 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.utils.logging import set_tqdm_hook
 
-from model_worker.loader import LoadFormat, Progress, refuse_faults, weight_files
+from model_worker.loading.loader import LoadFormat, Progress, refuse_faults, weight_files
 from model_worker.transformers_backend.attention import ATTENTION_NAME
-from runtime.checkpoint_config import CheckpointConfig
-from runtime.errors import ModelError
+from runtime.base.errors import ModelError
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)

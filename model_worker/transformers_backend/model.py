@@ -11,9 +11,9 @@ from transformers import PreTrainedModel
 from transformers.utils.generic import ModelOutput
 
 from model_worker.attention.base import AttentionBackend
-from model_worker.forward_batch import ForwardBatch
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.kv_pool import KVLayout, MHATokenToKVPool
+from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.transformers_backend.attention import PagedAttention, answering
 from model_worker.transformers_backend.native import use_native
 from model_worker.transformers_backend.probe import Found

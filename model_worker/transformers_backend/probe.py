@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from model_worker.attention.base import AttentionLayer, widest_window
-from model_worker.kv_pool import KVLayout
+from model_worker.memory.kv_pool import KVLayout
 from model_worker.transformers_backend.attention import answering
-from runtime.errors import ModelError
+from runtime.base.errors import ModelError
 
 _NUM_TOKENS = 5
 

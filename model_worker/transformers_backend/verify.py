@@ -14,11 +14,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from model_worker.attention.base import AttentionBackend
-from model_worker.forward_batch import ForwardBatch
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.transformers_backend.attention import ATTENTION_NAME
 from model_worker.transformers_backend.model import TransformersModel
-from runtime.errors import ModelError
+from runtime.base.errors import ModelError
 
 # Of the norm of the reference's logits. Sums run in another order; in 16 bits each layer rounds anew, and a
 # router between two nearly equal experts may choose the other one.

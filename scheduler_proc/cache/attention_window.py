@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 
 Num = TypeVar("Num", int, IntArray)
 

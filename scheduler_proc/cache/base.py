@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from runtime.wire import IntArray
-from scheduler_proc.cache.retained_pages import RetainedPages
+from runtime.wire.format import IntArray
+from scheduler_proc.cache.pages.retained_pages import RetainedPages
 
 NO_PAGES: IntArray = np.empty(0, np.int32)
 

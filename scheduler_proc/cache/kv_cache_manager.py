@@ -21,15 +21,15 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from runtime.wire import TOKEN_BYTES, IntArray
+from runtime.wire.format import TOKEN_BYTES, IntArray
 from scheduler_proc.cache.attention_window import AttentionWindow
 from scheduler_proc.cache.base import NO_PAGES, CacheNode, PrefixCache
-from scheduler_proc.cache.eviction import eviction_bite
-from scheduler_proc.cache.page_allocator import PageAllocator
-from scheduler_proc.cache.page_counts import PageCounts
-from scheduler_proc.cache.page_tables import PageTables
-from scheduler_proc.request import Request
-from scheduler_proc.rows import RowArray, Rows
+from scheduler_proc.cache.pages.page_allocator import PageAllocator
+from scheduler_proc.cache.pages.page_counts import PageCounts
+from scheduler_proc.cache.pages.page_tables import PageTables
+from scheduler_proc.cache.radix.eviction import eviction_bite
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowArray, Rows
 
 PageKey: TypeAlias = tuple[int, bytes]
 """A page that may come to be cached: the node it continues, and its tokens."""

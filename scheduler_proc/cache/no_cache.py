@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 from scheduler_proc.cache.base import NO_PAGES, CacheNode, Insertion, Match
-from scheduler_proc.cache.retained_pages import RetainedPages
+from scheduler_proc.cache.pages.retained_pages import RetainedPages
 
 
 class _Nowhere:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from runtime.retention import DEFAULT_PRIORITY
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
+from runtime.wire.retention import DEFAULT_PRIORITY
 
 _uids = itertools.count(1)
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 from scheduler_proc.cache.kv_cache_manager import Prefix
-from scheduler_proc.request import Request
-from scheduler_proc.rows import RowArray
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowArray
 
 
 class CapacityPolicy(Protocol):

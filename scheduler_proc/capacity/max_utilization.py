@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
-from scheduler_proc.request import Request
-from scheduler_proc.rows import RowArray
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowArray
 
 # The figures of SGLang's scheduler (new_token_ratio and its decay), which years of use have tuned.
 INITIAL_RATIO = 0.7

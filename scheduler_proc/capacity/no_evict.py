@@ -14,10 +14,10 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from runtime.wire import IntArray
+from runtime.wire.format import IntArray
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
-from scheduler_proc.request import Request
-from scheduler_proc.rows import RowArray
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowArray
 
 PageCounts: TypeAlias = npt.NDArray[np.int64]
 

@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
-from runtime.messages import Closed
-from scheduler_proc.batch import ScheduledRow
-from scheduler_proc.results import PromptResult, Sampled
+from runtime.wire.messages import Closed
+from scheduler_proc.core.batch import ScheduledRow
+from scheduler_proc.core.results import PromptResult, Sampled
 
 
 class Cost(NamedTuple):

@@ -7,11 +7,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from runtime.messages import TensorEntry
-from runtime.transport import Frame
+from runtime.wire.messages import TensorEntry
+from runtime.wire.transport import Frame
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.results import Sampled
 from scheduler_proc.features.base import RequestFeature
-from scheduler_proc.request import Request
-from scheduler_proc.results import Sampled
 
 EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
 

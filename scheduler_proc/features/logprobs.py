@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from runtime.messages import TokenLogprobs
+from runtime.wire.messages import TokenLogprobs
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.results import Sampled
 from scheduler_proc.features.base import RequestFeature
-from scheduler_proc.request import Request
-from scheduler_proc.results import Sampled
 
 
 class Logprobs(RequestFeature):

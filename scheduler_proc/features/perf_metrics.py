@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import msgspec
 
-from runtime.messages import Closed
-from runtime.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
+from runtime.wire.messages import Closed
+from runtime.wire.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.results import Sampled
 from scheduler_proc.features.base import RequestFeature
-from scheduler_proc.request import Request
-from scheduler_proc.results import Sampled
 
 
 class PerfMetrics(RequestFeature):

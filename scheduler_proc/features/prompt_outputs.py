@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from runtime.messages import TensorEntry, TokenLogprobs
-from runtime.transport import Frame
-from runtime.wire import pack_ids
-from scheduler_proc.batch import ScheduledRow, WantedPositions
+from runtime.wire.format import pack_ids
+from runtime.wire.messages import TensorEntry, TokenLogprobs
+from runtime.wire.transport import Frame
+from scheduler_proc.core.batch import ScheduledRow, WantedPositions
+from scheduler_proc.core.request import NOTHING_WANTED, Request
+from scheduler_proc.core.results import PromptResult, RowLogprobs
 from scheduler_proc.features.base import RequestFeature
-from scheduler_proc.request import NOTHING_WANTED, Request
-from scheduler_proc.results import PromptResult, RowLogprobs
 
 EmitLogprobs: TypeAlias = Callable[[TokenLogprobs], None]
 EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]

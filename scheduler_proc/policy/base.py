@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Protocol, overload
 
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.request import Request
-from scheduler_proc.waiting_queue import SortKey, WaitingQueue, no_key
+from scheduler_proc.core.request import Request
+from scheduler_proc.waiting.sorted_requests import SortKey, WaitingQueue, no_key
 
 logger = logging.getLogger(__name__)
 

@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING
 import pytest
 import torch
 
-from tests.launched import Launched, launched
+from tests.harness.ring.launched import Launched, launched
 
 if TYPE_CHECKING:  # transformers takes seconds to import, which most tests can do without
     from transformers import LlamaForCausalLM
 
     from model_worker.worker import ModelWorker
-    from tests.cpu.plans import PlanWriter
+    from tests.harness.models.plans import PlanWriter
 
 torch.set_num_threads(1)
 
@@ -43,7 +43,7 @@ def demo_launch() -> Iterator[Launched]:
 
 @pytest.fixture(scope="session")
 def tiny_checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForCausalLM]:
-    from tests.cpu.plans import save_tiny_llama
+    from tests.harness.models.plans import save_tiny_llama
 
     path = tmp_path_factory.mktemp("tiny")
     return path, save_tiny_llama(path)
@@ -59,7 +59,7 @@ def tiny_worker(
     request: pytest.FixtureRequest, tiny_checkpoint: tuple[Path, LlamaForCausalLM]
 ) -> Iterator[tuple[ModelWorker, PlanWriter]]:
     """A worker with the model of `tiny_checkpoint`, and who writes its plans."""
-    from tests.cpu.plans import PlanWriter, make_worker
+    from tests.harness.models.plans import PlanWriter, make_worker
 
     page_size, threaded = request.param
     worker = make_worker(tiny_checkpoint[0], page_size, threaded=threaded)

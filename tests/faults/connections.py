@@ -13,8 +13,8 @@ import time
 from typing import Any
 
 from tests.faults.load import body
-from tests.launched import Launched, launched
-from tests.resources import memory_mb
+from tests.harness.ring.launched import Launched, launched
+from tests.harness.ring.resources import memory_mb
 
 REFRESH_S = 10.0
 """The server closes a connection that idles for longer than its keep-alive time."""

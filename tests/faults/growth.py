@@ -6,7 +6,7 @@ from collections import defaultdict
 from typing import NamedTuple
 
 from tests.faults.launch import FaultyLaunch
-from tests.resources import memory_mb, num_descriptors
+from tests.harness.ring.resources import memory_mb, num_descriptors
 
 MIN_LOOKS = 8
 """At a process, before anything is said of its growth."""

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from typing import Any
 
-from tests.launched import launched
-from tests.resources import memory_mb
+from tests.harness.ring.launched import launched
+from tests.harness.ring.resources import memory_mb
 
 SETTINGS = ("--max-total-tokens=4096", "--context-length=128", "--cpu-threads=1", "--log-level=warning")
 LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"

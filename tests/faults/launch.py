@@ -13,10 +13,10 @@ from typing import Any
 import httpx
 
 from carousel import Client, SamplingParams
-from runtime.endpoints import Endpoints
-from runtime.process import LaunchFile
-from runtime.status_page import StatusPage
-from tests.launched import Launched, launched, wait_until
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.process import LaunchFile
+from runtime.wire.status_page import StatusPage
+from tests.harness.ring.launched import Launched, launched, wait_until
 
 ROLES = ("tokenizer", "detokenizer", "scheduler", "worker", "api")
 BEHIND = ("tokenizer", "detokenizer", "scheduler", "worker")

@@ -21,7 +21,7 @@ from collections import Counter
 from functools import partial
 
 from carousel import Client, SamplingParams
-from tests.launched import Launched, free_ports, leftovers, wait_until
+from tests.harness.ring.launched import Launched, free_ports, leftovers, wait_until
 
 PR_SET_CHILD_SUBREAPER = 36
 MOMENTS = ("start", "start", "serving", "end")

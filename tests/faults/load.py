@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 
 from carousel import AsyncClient, SamplingParams
-from runtime.errors import CarouselError
+from runtime.base.errors import CarouselError
 
 PROMPTS = tuple(
     f"{opening} number {number} and how it {verb}"

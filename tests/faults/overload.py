@@ -1,7 +1,8 @@
 """Ten times as many requests as a launch can serve: `python -m tests.faults.overload --seconds 60` prints how
 much of its capacity is still served, how fast the others are refused, and what that costs in memory.
 
-The worker sleeps (`tests/sleeping_worker.py`), so the capacity is known and the cores are there for the load.
+The worker sleeps (`tests/harness/ring/sleeping_worker.py`), so the capacity is known and the cores are there
+for the load.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.launched import Launched, launched
-from tests.resources import memory_mb
-from tests.sleeping_worker import STEP_S
+from tests.harness.ring.launched import Launched, launched
+from tests.harness.ring.resources import memory_mb
+from tests.harness.ring.sleeping_worker import STEP_S
 
 ROWS = 16
 QUEUE = 32
@@ -124,7 +125,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--factor", type=float, default=10.0)
     arguments = parser.parse_args()
-    with launched(*SETTINGS, module="tests.sleeping_worker") as launch:
+    with launched(*SETTINGS, module="tests.harness.ring.sleeping_worker") as launch:
         print(json.dumps(measure(launch, arguments.seconds, arguments.factor), indent=1))
 
 

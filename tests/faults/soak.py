@@ -3,9 +3,9 @@ when a request failed, a text differed, something was left behind, or /ready or 
 a launch that was left alone.
 
 64 streams and 16 plain calls run all the time, their texts known beforehand. Beside them callers leave in the
-middle, others come in bursts, and others send nonsense (`tests/faults/crowd.py`). At random moments a process
-is killed, or stopped for good, or stopped for a moment; the HTTP server is left alone, because its callers'
-connections end with it. What one process holds, memory and descriptors, must not grow.
+middle, others come in bursts, and others send nonsense (`tests/faults/attacks/crowd.py`). At random moments a
+process is killed, or stopped for good, or stopped for a moment; the HTTP server is left alone, because its
+callers' connections end with it. What one process holds, memory and descriptors, must not grow.
 
 `--each 20 --kinds kill --no-crowd`: so many of each kind at each role, in random order. `--roles worker:1 --
 --tp-size 2`: one rank of a tensor-parallel engine.
@@ -27,13 +27,13 @@ from collections.abc import Iterator
 from contextlib import nullcontext
 from typing import Any
 
-from runtime.process import process_name
+from runtime.ring.process import process_name
+from tests.faults.attacks.crowd import Crowd
 from tests.faults.calm import watch
-from tests.faults.crowd import Crowd
 from tests.faults.growth import Held, grown, resources
 from tests.faults.launch import BEHIND, ENGINE, FaultyLaunch, faulty_launch, still_same
 from tests.faults.load import Load
-from tests.launched import leftovers, wait_until
+from tests.harness.ring.launched import leftovers, wait_until
 
 KINDS = ("kill", "stop", "moment")
 MOMENT_S = 2.0

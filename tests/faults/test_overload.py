@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from tests.faults.overload import SETTINGS, measure
-from tests.launched import launched
+from tests.harness.ring.launched import launched
 
 
 def test_overload_costs_no_goodput_and_no_memory_and_refusals_say_when_to_come_back() -> None:
-    with launched(*SETTINGS, module="tests.sleeping_worker") as launch:
+    with launched(*SETTINGS, module="tests.harness.ring.sleeping_worker") as launch:
         report = measure(launch, seconds=6.0, factor=10.0)
         log = launch.log()
     assert set(report["statuses"]) == {200, 503}, report

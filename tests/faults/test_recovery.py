@@ -15,10 +15,10 @@ from functools import partial
 import pytest
 
 from carousel import Client, RequestError, SamplingParams
+from tests.faults.attacks.poison import POISON_ID
 from tests.faults.launch import BEHIND, FaultyLaunch, faulty_launch
 from tests.faults.load import REQUEST_TIMEOUT_S, Load, sampling
-from tests.faults.poison import POISON_ID
-from tests.launched import is_alive, wait_until
+from tests.harness.ring.launched import is_alive, wait_until
 
 
 def _is_dead(pid: int) -> bool:
@@ -92,7 +92,7 @@ def launcher_held_up(faulty: FaultyLaunch) -> Iterator[None]:
 def test_a_request_that_ends_the_engine_is_quarantined_and_no_other(
     holder: Callable[[FaultyLaunch], AbstractContextManager[None]],
 ) -> None:
-    backend = "--attention-backend=tests.faults.poison:PoisonedAttention"
+    backend = "--attention-backend=tests.faults.attacks.poison:PoisonedAttention"
     lengths = [200, 400, 600, 800]
     with (
         faulty_launch(backend) as faulty,

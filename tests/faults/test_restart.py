@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from carousel import Client, SamplingParams
-from runtime.endpoints import Endpoints
-from runtime.status_page import StatusPage
-from runtime.watchdog import is_stopped
+from runtime.launcher.watchdog import is_stopped
+from runtime.ring.endpoints import Endpoints
+from runtime.wire.status_page import StatusPage
 from tests.faults.launch import ENGINE, ROLES, SETTLE_S, FaultyLaunch, faulty_launch, still_same
 from tests.faults.load import Load, body
-from tests.launched import Launched, is_alive, launched, leftovers, wait_until
+from tests.harness.ring.launched import Launched, is_alive, launched, leftovers, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +134,7 @@ def test_a_launcher_that_is_stopped_ends_nothing(faulty: FaultyLaunch) -> None:
 @pytest.mark.full
 def test_no_stream_fails_while_the_launcher_is_stopped_for_a_minute() -> None:
     """With the worker that sleeps: what could end them is no matter of the model."""
-    with launched("--restart=auto", module="tests.sleeping_worker") as launch:
+    with launched("--restart=auto", module="tests.harness.ring.sleeping_worker") as launch:
         with Load(launch.run_dir, launch.url, num_streams=48, num_http=16, num_plain=4) as load:
             pids = launch.pids()
             launch.process.send_signal(signal.SIGSTOP)
@@ -150,7 +150,7 @@ def test_no_stream_fails_while_the_launcher_is_stopped_for_a_minute() -> None:
 
 def test_a_disk_that_hangs_holds_up_neither_a_restart_nor_the_end() -> None:
     """Nobody reads from the pipe, so the thread that opens it to write the state waits for ever."""
-    with launched("--no-http", module="tests.sleeping_worker") as launch:
+    with launched("--no-http", module="tests.harness.ring.sleeping_worker") as launch:
         endpoints = Endpoints(launch.run_dir)
         os.mkfifo(endpoints.state_file.with_suffix(".new"))
         first, page = launch.pid_of("tokenizer"), StatusPage(endpoints.status_file)
@@ -171,7 +171,7 @@ def test_a_disk_that_hangs_holds_up_neither_a_restart_nor_the_end() -> None:
 
 def test_a_process_that_dies_too_often_ends_the_launch() -> None:
     arguments = ("--no-http", "--restart=auto", "--max-restarts=1")
-    with launched(*arguments, module="tests.sleeping_worker") as launch:
+    with launched(*arguments, module="tests.harness.ring.sleeping_worker") as launch:
         first = launch.pid_of("tokenizer")
         os.kill(first, signal.SIGKILL)
         wait_until(lambda: _is_replaced(launch, first), 60.0, "the first death is mended")

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from carousel import Client, SamplingParams
-from runtime.errors import Overloaded
-from tests.launched import Launched, launched, leftovers, wait_until
-from tests.sleeping_worker import STEP_S
+from runtime.base.errors import Overloaded
+from tests.harness.ring.launched import Launched, launched, leftovers, wait_until
+from tests.harness.ring.sleeping_worker import STEP_S
 
 # Of the worker that sleeps: as long an answer as its steps, on a machine of any speed.
 FEW_STEPS = int(2.0 / STEP_S)
@@ -44,7 +44,7 @@ class Caller(threading.Thread):
 @contextmanager
 def streaming(num_tokens: int, *arguments: str) -> Iterator[tuple[Launched, Caller]]:
     """A launch in the middle of an answer."""
-    with launched(*arguments, module="tests.sleeping_worker") as launch:
+    with launched(*arguments, module="tests.harness.ring.sleeping_worker") as launch:
         caller = Caller(launch.url, num_tokens)
         caller.start()
         assert caller.began.wait(60.0)
@@ -88,5 +88,5 @@ def test_what_takes_too_long_is_cut_and_the_exit_code_says_so(how: str) -> None:
 
 
 def test_an_idle_launch_does_not_wait() -> None:
-    with launched("--drain-timeout=600", module="tests.sleeping_worker") as launch:
+    with launched("--drain-timeout=600", module="tests.harness.ring.sleeping_worker") as launch:
         assert launch.stop() == 0

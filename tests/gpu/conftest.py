@@ -11,7 +11,7 @@ import pytest
 import torch
 
 if TYPE_CHECKING:  # it imports Triton, which reads once whether it interprets
-    from tests.pretended_gpu import PretendedGpu
+    from tests.harness.pretended_gpu import PretendedGpu
 
 _pretence = ExitStack()
 _pretended: list[PretendedGpu] = []
@@ -40,7 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     os.environ["TRITON_INTERPRET"] = "1"  # Triton reads it when it is first imported
     torch.set_num_threads(1)
-    from tests.pretended_gpu import pretended_gpu
+    from tests.harness.pretended_gpu import pretended_gpu
 
     gpu = _pretence.enter_context(pretended_gpu(8 << 30, num_devices=2))
     _pretended.append(gpu)

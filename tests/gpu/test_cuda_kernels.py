@@ -16,25 +16,25 @@ import torch
 from torch import Tensor
 
 from model_worker.attention.base import AttentionLayer
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.triton import TritonAttention
 from model_worker.device import Device, make_device
 from model_worker.device.cuda import has_fp8
-from model_worker.forward_batch import ForwardBatch
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
-from model_worker.kv_pool import MHATokenToKVPool
+from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.quant.fp8 import REFUSALS, Fp8
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
-from runtime.plan import RowSetup
-from runtime.wire import pack_ids
+from runtime.wire.format import pack_ids
+from runtime.wire.plan import RowSetup
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 from tests.cpu.triton.test_triton_attention import dense
 from tests.cpu.triton.test_triton_experts import reference as experts_reference
-from tests.pretended_gpu import is_pretended
+from tests.harness.pretended_gpu import is_pretended
 
 pytestmark = [
     pytest.mark.gpu,

@@ -22,14 +22,14 @@ from msgspec import structs
 
 from model_worker.device.cuda import has_fp8
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
-from runtime.config import DEMO_MODEL
-from runtime.sampling_params import SamplingParams
-from tests.cpu.plans import VOCAB, save_tiny_llama
-from tests.cpu.ring import Generated, Ring, Setting
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.sampling_params import SamplingParams
 from tests.cpu.triton.test_pretended_models import tokens_in_float8
-from tests.launched import SLACK, Launched, is_alive, launched, leftovers
-from tests.no_waits import no_waits
-from tests.pretended_gpu import is_pretended
+from tests.harness.models.no_waits import no_waits
+from tests.harness.models.plans import VOCAB, save_tiny_llama
+from tests.harness.pretended_gpu import is_pretended
+from tests.harness.ring.launched import SLACK, Launched, is_alive, launched, leftovers
+from tests.harness.ring.serving_ring import Generated, Ring, Setting
 
 pytestmark = [
     pytest.mark.gpu,
@@ -154,7 +154,9 @@ def two_ranks(model: Path) -> Iterator[Launched]:
     )
     settings = ("--model", str(model), "--device", "cuda", "--dtype", "float32", "--skip-tokenizer-init")
     arguments = (*settings, "--tp-size", "2", *(small if IS_SMALL else ()))
-    with launched(*arguments, module="tests.pretended_gpu.launch" if IS_SMALL else "launch") as launch:
+    with launched(
+        *arguments, module="tests.harness.pretended_gpu.launch" if IS_SMALL else "launch"
+    ) as launch:
         yield launch
 
 

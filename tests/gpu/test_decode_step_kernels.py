@@ -17,10 +17,10 @@ from model_worker.kernels.rms_norm import HeadNorms, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.layers.embedding import LMHead
 from model_worker.layers.weight import Weight
-from runtime.model_config import Activation
+from runtime.checkpoint.model_config import Activation
 from tests.cpu.triton.test_triton_attention import dense, paged
 from tests.gpu.test_cuda_kernels import NEAREST, TOLERANCE, assert_close, normal
-from tests.pretended_gpu import is_pretended
+from tests.harness.pretended_gpu import is_pretended
 
 pytestmark = [
     pytest.mark.gpu,

@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks.gpu.prepare import RECORDED
 from tests.gpu.conftest import compiled_so_far
-from tests.pretended_gpu import is_pretended
+from tests.harness.pretended_gpu import is_pretended
 
 
 @pytest.mark.skipif(not is_pretended(), reason="launches are recorded on the pretended GPU")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from detokenizer_proc import clients
-from runtime.messages import Hello
-from runtime.transport import SCHEMA
-from runtime.wire import PROTOCOL_VERSION
-from tests.detokenizer_ring import Ring
-from text.tokenizer import Tokenizer
+from runtime.text.tokenizer import Tokenizer
+from runtime.wire.format import PROTOCOL_VERSION
+from runtime.wire.messages import Hello
+from runtime.wire.transport import SCHEMA
+from tests.harness.ring.detokenizer_ring import Ring
 
 
 @pytest.fixture

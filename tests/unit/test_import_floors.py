@@ -10,27 +10,32 @@ from pathlib import Path
 
 import pytest
 
-from tests.unit.sources import ROOT, source_of
+from tests.harness.sources import ROOT, source_of
 
-# package -> project packages it may import besides itself
+# package or part of one -> what of the project it may import besides itself; a part with a row of its own is
+# not meant by the row of its package
 FLOORS: dict[str, set[str]] = {
     "runtime": set(),
-    "text": {"runtime"},
-    "tokenizer_proc": {"runtime", "text"},
+    "runtime.text": {"runtime"},
+    "tokenizer_proc": {"runtime", "runtime.text"},
     "scheduler_proc": {"runtime"},
-    "detokenizer_proc": {"runtime", "text"},
+    "detokenizer_proc": {"runtime", "runtime.text"},
     "model_worker": {"runtime"},
-    "client": {"runtime"},
-    "carousel": {"runtime", "client"},
-    "api_server": {"runtime", "client", "text"},  # text: logprobs show tokens, the wire carries ids
-    "bench_serving": {"runtime", "text", "client"},  # text: prompts of a wanted length need the tokenizer
+    "carousel.retention": {"runtime"},
+    "carousel.client": {"runtime", "carousel.retention"},
+    "carousel.trtllm": {"runtime", "carousel.retention", "carousel.client"},
+    "carousel": {"runtime", "carousel.retention", "carousel.client", "carousel.trtllm"},
+    # text: logprobs show tokens, the wire carries ids
+    "carousel.server": {"runtime", "carousel.client", "runtime.text"},
+    # text: prompts of a wanted length need the tokenizer
+    "bench_serving": {"runtime", "runtime.text", "carousel.client"},
     "launch": {"runtime"},
 }
 
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
-    {"executor", "limits", "request", "rows"},
-    {"deadlines", "phases", "solitary", "waiting_queue"},
+    {"executor", "limits", "request", "row_columns"},
+    {"deadlines", "phases", "solitary", "sorted_requests"},
     {"cache"},
     {"batch"},
     {"results"},
@@ -54,13 +59,10 @@ SCHEDULER_ORDER = [
 
 TORCH_FREE = [
     "runtime",
-    "text",
     "tokenizer_proc",
     "scheduler_proc",
     "detokenizer_proc",
-    "client",
     "carousel",
-    "api_server",
     "bench_serving",
 ]
 
@@ -69,7 +71,7 @@ TORCH_FREE_MODULES = [
     "scheduler_proc.main",
     "tokenizer_proc.main",
     "detokenizer_proc.main",
-    "api_server.main",
+    "carousel.server.main",
     "bench_serving.main",
     "model_worker.executors.process",  # the scheduler's end of the worker process
 ]
@@ -80,26 +82,45 @@ def modules_of(package: str) -> list[Path]:
     return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{package}.py"]
 
 
+def module_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def floor_of(name: str) -> str:
+    """Return the row of FLOORS of a module: its longest beginning that has one; empty: there is none."""
+    parts = name.split(".")
+    rows = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((row for row in rows if row in FLOORS), "")
+
+
 @pytest.mark.parametrize("package", FLOORS)
 def test_package_imports_only_floors_below(package: str) -> None:
+    paths = [path for path in modules_of(package.split(".")[0]) if floor_of(module_of(path)) == package]
+    assert paths
     wrong = [
         f"{path.relative_to(ROOT)} imports {name}"
-        for path in modules_of(package)
+        for path in paths
         for name in source_of(path).imports
-        if (top := name.split(".")[0]) in FLOORS and top != package and top not in FLOORS[package]
+        if (other := floor_of(name)) and other != package and other not in FLOORS[package]
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def part_of(name: str) -> str:
+    """Return the part of the scheduler that a module belongs to: a folder that is one, else its file."""
+    parts = name.split(".")
+    return parts[1] if parts[1] in ("cache", "capacity", "features", "policy") else parts[-1]
 
 
 def test_scheduler_parts_import_only_parts_below() -> None:
     floor = {part: height for height, parts in enumerate(SCHEDULER_ORDER) for part in parts}
     wrong = []
     for path in modules_of("scheduler_proc"):
-        part = path.relative_to(ROOT / "scheduler_proc").parts[0].removesuffix(".py")
+        part = part_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
         if part == "__init__":
             continue
         for name in source_of(path).imports:
-            other = name.split(".")[1] if name.startswith("scheduler_proc.") else part
+            other = part_of(name) if name.startswith("scheduler_proc.") else part
             if other != part and floor[other] > floor[part]:
                 wrong.append(f"{path.relative_to(ROOT)} imports {name}")
     assert not wrong, "\n".join(wrong)
@@ -107,7 +128,7 @@ def test_scheduler_parts_import_only_parts_below() -> None:
 
 def test_floors_name_every_package() -> None:
     found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "demo"}
-    assert found == {name for name in FLOORS if name != "launch"}
+    assert found == {name.split(".")[0] for name in FLOORS if name != "launch"}
 
 
 def test_only_the_model_worker_imports_torch() -> None:

@@ -20,8 +20,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from runtime.cpu_isa import CpuIsa, cpu_isa, machine_isa, usable_isas
-from runtime.ownership import fault_of
+from runtime.base.cpu_isa import CpuIsa, cpu_isa, machine_isa, usable_isas
+from runtime.base.ownership import fault_of
 
 logger = logging.getLogger(__name__)
 

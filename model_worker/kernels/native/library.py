@@ -16,7 +16,7 @@ from torch import Tensor
 
 from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
 from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
-from runtime.cpu_isa import CpuIsa
+from runtime.base.cpu_isa import CpuIsa
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1}
 MAX_HEAD_DIM = 256

@@ -19,7 +19,7 @@ from model_worker.kernels.native.library import (
     RotaryCall,
     TakeCall,
 )
-from runtime.model_config import Activation
+from runtime.checkpoint.model_config import Activation
 
 NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu", "gelu_pytorch_tanh")
 LANES = 16  # sizes that kernels work on are multiples of the widest vector of floats

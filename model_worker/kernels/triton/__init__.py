@@ -4,7 +4,7 @@ Importing a module of this package needs triton; nothing else in the project imp
 Pointers address rows, pages and slots as the torch code does, so a kernel changes nothing but the speed.
 """
 
-from runtime.environment import allow_fp_fusion
+from runtime.base.environment import allow_fp_fusion
 
 # Every process that compiles a kernel passes here first, a server's or not.
 allow_fp_fusion()

@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.triton.call_site import CallSite
-from runtime.model_config import Activation
+from runtime.checkpoint.model_config import Activation
 
 BLOCK = 1024
 

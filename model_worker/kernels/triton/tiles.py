@@ -1,7 +1,8 @@
 """Launch parameters of the attention kernels: which tiles, by what the device gives a program.
 
 Nothing here has been measured on hardware. Reasons are counts from compiled code (docs/log.md, "Tiles of the
-attention kernels"); `make gpu-kernels` writes how other tiles do beside these (benchmarks/gpu/tile_sweep.py).
+attention kernels"); `make gpu-kernels` writes how other tiles do beside these
+(benchmarks/gpu/kernels/tile_sweep.py).
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import triton
 
-from runtime.errors import ConfigError
+from runtime.base.errors import ConfigError
 
 
 class Gpu(NamedTuple):

@@ -8,9 +8,9 @@ from unittest.mock import patch
 
 import pytest
 
-from tests.pretended_gpu.interpreter import patched_once, shuffled_programs
-from tests.pretended_gpu.nccl import ProcessGroupNCCL
-from tests.pretended_gpu.rank_process import RankProcess
+from tests.harness.pretended_gpu.interpreter import patched_once, shuffled_programs
+from tests.harness.pretended_gpu.nccl import ProcessGroupNCCL
+from tests.harness.pretended_gpu.rank_process import RankProcess
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.plan import RowSetup
+from runtime.wire.plan import RowSetup
 
 KINDS: list[dict[str, float]] = [
     {"temperature": 0.0},

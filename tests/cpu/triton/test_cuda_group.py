@@ -12,9 +12,9 @@ import torch
 
 from model_worker.distributed.group import RankGroup
 from model_worker.distributed.selection import join_group
-from tests.no_waits import no_waits
-from tests.pretended_gpu import PretendedGpu, pretended_gpu
-from tests.pretended_gpu.rank_process import RankProcess
+from tests.harness.models.no_waits import no_waits
+from tests.harness.pretended_gpu import PretendedGpu, pretended_gpu
+from tests.harness.pretended_gpu.rank_process import RankProcess
 
 Work = Callable[[PretendedGpu, RankGroup], Any]
 

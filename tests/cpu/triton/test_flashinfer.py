@@ -11,10 +11,10 @@ from torch import Tensor
 
 from model_worker.attention import selection
 from model_worker.attention.base import AttentionLayer
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.selection import make_attention_backend
-from model_worker.forward_batch import ForwardBatch
-from model_worker.kv_pool import MHATokenToKVPool
-from runtime.errors import ConfigError
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from runtime.base.errors import ConfigError
 from tests.cpu.triton.test_triton_attention import dense
 
 NUM_HEADS, NUM_KV_HEADS, HEAD_DIM = 4, 2, 16

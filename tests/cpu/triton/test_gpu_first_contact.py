@@ -12,7 +12,7 @@ import pytest
 from benchmarks.gpu import first_contact, stages
 from benchmarks.gpu.bench import Bench
 from benchmarks.gpu.steps import WINDOWS
-from tests.pretended_gpu import pretended_gpu
+from tests.harness.pretended_gpu import pretended_gpu
 
 
 def test_facts_and_rates_of_the_pretended_gpu_are_packed(
@@ -20,7 +20,7 @@ def test_facts_and_rates_of_the_pretended_gpu_are_packed(
 ) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
     folders = ("--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"))
-    pretended = (sys.executable, "-m", "tests.pretended_gpu.run")
+    pretended = (sys.executable, "-m", "tests.harness.pretended_gpu.run")
     assert first_contact.main(["--tiny", "--minutes", "5", *folders], python=pretended) == 1
     index = json.loads((tmp_path / "out" / "index.json").read_text())
     assert {entry["step"]: entry["status"] for entry in index} == {

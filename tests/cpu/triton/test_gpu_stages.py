@@ -16,16 +16,16 @@ import torch
 from triton.runtime.errors import OutOfResources
 
 from benchmarks.gpu import bars, library_batching, stages
-from benchmarks.gpu.attention_variants import GPUS
-from benchmarks.gpu.attention_ways import CPU_WAYS, WAYS
-from benchmarks.gpu.launch_calls import LAYERS
+from benchmarks.gpu.kernels.attention_variants import GPUS
+from benchmarks.gpu.kernels.attention_ways import CPU_WAYS, WAYS
+from benchmarks.gpu.kernels.launch_calls import LAYERS
+from benchmarks.gpu.kernels.tile_sweep import Candidate, ranked
+from benchmarks.gpu.kernels.variants import decode_runner, variants_of
 from benchmarks.gpu.shapes import SHAPES, linear_shapes, write_config
 from benchmarks.gpu.stages import main
-from benchmarks.gpu.tile_sweep import Candidate, ranked
-from benchmarks.gpu.variants import decode_runner, variants_of
 from model_worker.device import make_device
-from runtime.model_config import ModelConfig
-from tests.pretended_gpu import MULTIPROCESSORS, pretended_gpu
+from runtime.checkpoint.model_config import ModelConfig
+from tests.harness.pretended_gpu import MULTIPROCESSORS, pretended_gpu
 
 TINY = ("--device", "cpu", "--tiny")
 OF_ONE_PROCESS = (*stages.STAGES, "decode")
@@ -38,7 +38,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     libraries = "torch,triton,numpy,msgspec"
     run_stages = ("benchmarks.gpu.stages", "--out", str(out), *TINY, *OF_ONE_PROCESS)
     run = subprocess.run(
-        [sys.executable, "-m", "tests.closed_imports", libraries, *run_stages],
+        [sys.executable, "-m", "tests.harness.ring.closed_imports", libraries, *run_stages],
         capture_output=True,
         text=True,
         check=False,

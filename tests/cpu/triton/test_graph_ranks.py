@@ -14,15 +14,15 @@ from model_worker.distributed.selection import join_group
 from model_worker.executors.inproc import InprocExecutor
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
-from runtime.config import RuntimeConfig
-from runtime.plan import BatchPlan
-from runtime.sampling_params import SamplingParams
-from tests.cpu.plans import save_tiny_llama
-from tests.cpu.ring import Ring, Setting
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.plan import BatchPlan
+from runtime.wire.sampling_params import SamplingParams
 from tests.cpu.triton.test_pretended_models import save_as_fp8
-from tests.no_waits import no_waits
-from tests.pretended_gpu import PretendedGpu, pretended_gpu
-from tests.pretended_gpu.rank_process import RankProcess
+from tests.harness.models.no_waits import no_waits
+from tests.harness.models.plans import save_tiny_llama
+from tests.harness.pretended_gpu import PretendedGpu, pretended_gpu
+from tests.harness.pretended_gpu.rank_process import RankProcess
+from tests.harness.ring.serving_ring import Ring, Setting
 
 SETTING = Setting(page_size=4, pool_tokens=256, max_rows=2, chunk=8)
 PROMPTS = [[3 + 7 * i % 90 for i in range(20)], [7, 90, 50, 21]]  # of three chunks, and of one

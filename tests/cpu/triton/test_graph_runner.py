@@ -11,13 +11,13 @@ import torch
 
 from model_worker.device.cuda import CudaDevice
 from model_worker.worker import load_worker
-from runtime.config import RuntimeConfig
-from runtime.errors import ConfigError
-from runtime.sampling_params import SamplingParams
-from tests.cpu.plans import save_tiny_llama
+from runtime.base.errors import ConfigError
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.sampling_params import SamplingParams
 from tests.cpu.triton.test_pretended_models import SetRing
-from tests.no_waits import no_waits
-from tests.pretended_gpu import PretendedGpu, pretended_gpu
+from tests.harness.models.no_waits import no_waits
+from tests.harness.models.plans import save_tiny_llama
+from tests.harness.pretended_gpu import PretendedGpu, pretended_gpu
 
 PROMPTS = [[1, 5, 9, 33, 2, 71, 8], [7, 7, 50, 21], [96, 3, 14, 15, 92]]
 

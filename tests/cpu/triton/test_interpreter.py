@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.pretended_gpu import pretended_gpu
+from tests.harness.pretended_gpu import pretended_gpu
 
 
 @triton.jit

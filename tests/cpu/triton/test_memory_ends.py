@@ -11,14 +11,14 @@ from msgspec import structs
 
 from model_worker.device import make_device
 from model_worker.device.cuda import CudaDevice
-from model_worker.out_of_memory import is_out_of_memory
+from model_worker.device.out_of_memory import is_out_of_memory
 from model_worker.worker import load_worker
-from runtime.config import RuntimeConfig
-from runtime.errors import ConfigError, ExecutorError
-from runtime.sampling_params import SamplingParams
-from tests.cpu.plans import save_tiny_llama
+from runtime.base.errors import ConfigError, ExecutorError
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.sampling_params import SamplingParams
 from tests.cpu.triton.test_pretended_models import SetRing
-from tests.pretended_gpu import pretended_gpu
+from tests.harness.models.plans import save_tiny_llama
+from tests.harness.pretended_gpu import pretended_gpu
 
 CHUNK = 16
 SMALL = {"max_running_requests": 2, "cuda_graph_bs": "2"}

@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from tests.no_waits import no_waits
-from tests.pretended_gpu import PretendedGpu, PretendedGpuError, pretended_gpu
+from tests.harness.models.no_waits import no_waits
+from tests.harness.pretended_gpu import PretendedGpu, PretendedGpuError, pretended_gpu
 
 AT = torch.device("cuda", 0)
 

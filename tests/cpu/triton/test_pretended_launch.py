@@ -13,9 +13,9 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.cpu.plans import save_tiny_llama
-from tests.launched import SLACK, Launched, launched
-from tests.pretended_gpu.launch import NUM_BYTES
+from tests.harness.models.plans import save_tiny_llama
+from tests.harness.pretended_gpu.launch import NUM_BYTES
+from tests.harness.ring.launched import SLACK, Launched, launched
 
 TIMEOUT_S = 30.0 * SLACK
 SETTINGS = (
@@ -50,7 +50,10 @@ def test_it_serves_is_killed_and_serves_on(tmp_path: Path) -> None:
     """At the end of the process nothing is left that a GPU would have punished, or it would not end well."""
     save_tiny_llama(tmp_path)
     arguments = ("--model", str(tmp_path), *SETTINGS)
-    with launched(*arguments, module="tests.pretended_gpu.launch") as launch, ThreadPoolExecutor(3) as pool:
+    with (
+        launched(*arguments, module="tests.harness.pretended_gpu.launch") as launch,
+        ThreadPoolExecutor(3) as pool,
+    ):
         answers = list(pool.map(lambda last: token_ids(launch, last), (3, 4, 3)))
         assert answers[0] == answers[2] != answers[1]
         abandon(launch)
@@ -85,7 +88,10 @@ def test_a_step_for_which_memory_ends_ends_one_request(
         url, request = f"{launch.url}/v1/completions", {**body(3), "prompt": prompt}
         return httpx.post(url, json=request, timeout=TIMEOUT_S)
 
-    with launched(*arguments, module="tests.pretended_gpu.launch") as launch, ThreadPoolExecutor(4) as pool:
+    with (
+        launched(*arguments, module="tests.harness.pretended_gpu.launch") as launch,
+        ThreadPoolExecutor(4) as pool,
+    ):
         too_long = pool.submit(ask, launch, [3] * 60)
         others = [pool.submit(ask, launch, [last] * 4) for last in (5, 6, 7)]
         assert too_long.result().json()["error"]["code"] == "quarantined"

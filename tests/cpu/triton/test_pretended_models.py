@@ -19,16 +19,16 @@ from model_worker.kernels.fp8_rows import FP8, LARGEST
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.layers.rotary import reorder_rows
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
-from runtime.config import RuntimeConfig
-from runtime.plan import BatchPlan, SampleMasks
-from runtime.sampling_params import SamplingParams
-from runtime.wire import unpack_ids
-from tests.cpu.plans import FEEDBACK, VOCAB, PlanWriter, save_tiny_llama
-from tests.cpu.reference import make_checkpoint
-from tests.cpu.ring import Ring, Setting
-from tests.model_registry import CASES
-from tests.no_waits import no_waits
-from tests.pretended_gpu import pretended_gpu
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import BatchPlan, SampleMasks
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.models.model_registry import CASES
+from tests.harness.models.no_waits import no_waits
+from tests.harness.models.plans import FEEDBACK, VOCAB, PlanWriter, save_tiny_llama
+from tests.harness.models.reference import make_checkpoint
+from tests.harness.pretended_gpu import pretended_gpu
+from tests.harness.ring.serving_ring import Ring, Setting
 
 PROMPTS = [[1, 5, 9, 33, 2, 71, 8], [7, 7, 50, 21], [2] * 21]
 SAMPLING = [SamplingParams(max_tokens=4, temperature=0.0, seed=1, ignore_eos=True)] * len(PROMPTS)

@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from tests.no_waits import no_waits
-from tests.pretended_gpu import PretendedGpu, PretendedGpuError, pretended_gpu
-from tests.pretended_gpu.rank_process import RankProcess
+from tests.harness.models.no_waits import no_waits
+from tests.harness.pretended_gpu import PretendedGpu, PretendedGpuError, pretended_gpu
+from tests.harness.pretended_gpu.rank_process import RankProcess
 
 Work = Callable[[Any, int], Any]
 """What a rank does: (group, rank) -> what the test looks at."""

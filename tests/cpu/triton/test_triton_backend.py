@@ -18,13 +18,13 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from benchmarks.gpu.launches import as_if_on_a_gpu
+from benchmarks.gpu.kernels.launches import as_if_on_a_gpu
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.attention.triton import TritonAttention
-from model_worker.loader import load_model
+from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
-from runtime.model_config import ModelConfig
-from tests.cpu.paged_forward import PagedForward
+from runtime.checkpoint.model_config import ModelConfig
+from tests.harness.models.paged_forward import PagedForward
 
 _TINY: dict[str, Any] = {
     "vocab_size": 61,

@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.launches import count_launches
+from benchmarks.gpu.kernels.launches import count_launches
 from model_worker.kernels.triton import truncation
 from model_worker.sampling.sampler import DrawKind, Sampler
-from runtime.plan import RowSetup
-from tests.cpu.sampler_driver import CPU, random_logits, sampler_with, setup, who
+from runtime.wire.plan import RowSetup
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
+from tests.harness.models.sampler_driver import CPU, random_logits, sampler_with, setup, who
 
 VOCAB = 2500  # one block and a part of one
 # The interpreter is NumPy, which warns of differences of infinities.

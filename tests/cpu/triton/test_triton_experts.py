@@ -14,9 +14,9 @@ from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.expert_choice import choose_experts
 from model_worker.kernels.triton import expert_choice
 from model_worker.kernels.triton.experts import _sorted_by_expert, fused_experts
-from model_worker.loader import load_model
+from model_worker.loading.loader import load_model
 from model_worker.models.feed_forward import SparseMLP
-from runtime.model_config import ModelConfig
+from runtime.checkpoint.model_config import ModelConfig
 
 silu_and_mul = partial(activate_and_mul, "silu")
 

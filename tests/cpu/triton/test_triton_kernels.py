@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from benchmarks.gpu.launches import count_launches
+from benchmarks.gpu.kernels.launches import count_launches
 from model_worker.kernels import activation as activation_reference
 from model_worker.kernels import combine as combine_reference
 from model_worker.kernels import decode_inputs as inputs_reference
@@ -19,7 +19,7 @@ from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.kernels.triton import activation, combine, decode_inputs, embedding, fp8_rows, rope
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
-from runtime.model_config import Activation
+from runtime.checkpoint.model_config import Activation
 
 DTYPES = [torch.float32, torch.float16]
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3}

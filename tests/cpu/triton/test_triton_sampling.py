@@ -9,12 +9,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.kernels.triton.logit_edits import count_tokens, forbid_masked
 from model_worker.kernels.triton.top_logprobs import BLOCK, top_logprobs
 from model_worker.sampling.logprobs import logprobs_of
-from runtime.wire import pack_ids
-from tests.cpu.mask_cases import VOCABS, mask_case
-from tests.cpu.sampler_driver import CPU, random_logits, reopen, sampler_with, setup, who
+from model_worker.sampling.triton.logit_edits import count_tokens, forbid_masked
+from runtime.wire.format import pack_ids
+from tests.harness.models.mask_cases import VOCABS, mask_case
+from tests.harness.models.sampler_driver import CPU, random_logits, reopen, sampler_with, setup, who
 
 VOCAB = 2500  # one block and a part of one
 

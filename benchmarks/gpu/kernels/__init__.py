@@ -1,0 +1,1 @@
+"""Kernels one by one: how fast they are, how they are compiled and launched."""

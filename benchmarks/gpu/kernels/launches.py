@@ -1,0 +1,236 @@
+"""Count what a decode step launches on a GPU, without one.
+
+    python -m benchmarks.gpu.kernels.launches                              # a table: models, batch sizes
+    python -m benchmarks.gpu.kernels.launches --list --model qwen3-0.6b    # by name, in order
+    python -m benchmarks.gpu.kernels.launches --json                       # for the test that compares
+    python -m benchmarks.gpu.kernels.launches --record tests/cpu/triton/compiled/launches.json
+
+What GraphRunner records is run over tensors that have a shape but no memory and say that they are on a GPU,
+so models have their real size and every branch is the GPU's. A launch is a Triton kernel or a torch operation
+that computes or copies; a view is none. A torch operation that is several kernels on a GPU (a sort, a product
+that splits its depth) counts as one. Each costs a microsecond or two in a graph, however little it does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from triton.runtime.jit import KernelInterface
+
+from benchmarks.decode_rows import PAGE_SIZE, pages_for
+from benchmarks.gpu.shapes import write_config
+from model_worker.attention.triton import TritonAttention
+from model_worker.device.cpu import CpuDevice, Rerun
+from model_worker.kernels.fp8_rows import FP8
+from model_worker.kernels.triton.call_site import launches_by_triton_alone
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.models.spec import ModelSpec
+from model_worker.models.transformer import CausalLM
+from model_worker.quant.selection import select_quant_method
+from model_worker.runner.future_map import FutureMap
+from model_worker.runner.graph_runner import DeviceState, GraphRunner
+from model_worker.sampling.sampler import Sampler
+from runtime.base.registry import resolve
+from runtime.checkpoint.model_config import ModelConfig
+
+MODELS = ("llama-3.1-8b", "llama-3.1-8b-fp8", "qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "qwen3-30b-a3b")
+BATCHES = (1, 64)
+CONTEXT = 4096
+H200_MULTIPROCESSORS = 132
+GRAPHS = ("forward", "draw", "truncated draw")
+"""In the order in which GraphRunner records them."""
+
+
+class CountLaunches(TorchDispatchMode):
+    """A context. names: what was launched in it, in order; Triton's kernels do not run."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: list[str] = []
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        with self:
+            decomposed = func.decompose(*args, **kwargs)
+        if decomposed is not NotImplemented:
+            return decomposed
+        if _computes(func):
+            self.names.append(func.overloadpacket.__name__)
+        return func(*args, **kwargs)
+
+    def launch(self, kernel: Any) -> None:
+        self.names.append(kernel.fn.__name__)
+
+
+def _computes(func: Any) -> bool:
+    """Whether it does anything on the device: neither a view nor memory that is only reserved."""
+    if func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view", "detach", "lift")):
+        return False
+    returns = func._schema.returns
+    return not any(each.alias_info is not None and not each.alias_info.is_write for each in returns)
+
+
+@contextmanager
+def count_launches() -> Iterator[CountLaunches]:
+    counts = CountLaunches()
+
+    def take(kernel: Any, grid: object) -> Callable[..., None]:
+        return lambda *args, **kwargs: counts.launch(kernel)
+
+    with launches_by_triton_alone(), mock.patch.object(KernelInterface, "__getitem__", take), counts:
+        yield counts
+
+
+@contextmanager
+def as_if_on_a_gpu() -> Iterator[None]:
+    """All code takes the GPU's way, whatever device a tensor is on."""
+    with mock.patch.object(torch.Tensor, "is_cuda", True):
+        yield
+
+
+class CountingDevice(CpuDevice):
+    """A GPU of which nothing is there. graphs: the launches of each recording."""
+
+    name = "cuda"
+    torch_device = torch.device("meta")
+    prefers_one_pass = True
+
+    def __init__(self) -> None:
+        super().__init__(threaded=False)
+        self.graphs: list[list[str]] = []
+
+    def capture(self, fn: Callable[[], None]) -> Rerun:
+        with count_launches() as counts:
+            fn()
+        self.graphs.append(counts.names)
+        return Rerun(fn)
+
+
+class Step:
+    """A decode step's launches by graph, and those of one layer in the middle."""
+
+    def __init__(self, name: str, batch: int) -> None:
+        with as_if_on_a_gpu(), torch.inference_mode():
+            device = CountingDevice()
+            model = model_of(name, device)
+            marks = _watch(model.model.layers[len(model.model.layers) // 2])
+            _record(model, device, batch)
+        self.graphs = dict(zip(GRAPHS, device.graphs, strict=True))
+        (first, end) = marks
+        self.layer = self.graphs["forward"][first:end]
+
+    def counts(self) -> dict[str, int]:
+        return {"layer": len(self.layer)} | {graph: len(names) for graph, names in self.graphs.items()}
+
+
+def _watch(layer: torch.nn.Module) -> list[int]:
+    """Where in the list of launches the layer begins and ends, once it has run."""
+    marks: list[int] = []
+
+    def mark(*_: object) -> None:
+        (counts,) = (
+            mode
+            for mode in torch.utils._python_dispatch._get_current_dispatch_mode_stack()
+            if isinstance(mode, CountLaunches)
+        )
+        marks.append(len(counts.names))
+
+    layer.register_forward_pre_hook(mark)
+    layer.register_forward_hook(mark)
+    return marks
+
+
+def model_of(name: str, device: CountingDevice, dtype: torch.dtype = torch.bfloat16) -> CausalLM:
+    """The model of that shape, whose weights have no memory."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_config(name, Path(folder))
+        config = ModelConfig.from_path(Path(folder))
+    spec = resolve("model architecture", config.spec, {})
+    assert isinstance(spec, ModelSpec)
+    quant = select_quant_method("auto", config.quantization, device.name)
+    return CausalLM(config, spec, dtype=dtype, device=device.torch_device, quant=quant)
+
+
+def _record(model: CausalLM, device: CountingDevice, batch: int) -> None:
+    layout, at, vocab_size = model.kv_layout, device.torch_device, model.config.vocab_size
+    pool = MHATokenToKVPool(
+        batch * pages_for(CONTEXT),
+        PAGE_SIZE,
+        layout.num_layers,
+        layout.num_kv_heads,
+        layout.head_dim,
+        torch.bfloat16 if model.config.quantization is None else FP8,
+        at,
+    )
+    sampler = Sampler(device, max_rows=batch, max_len=CONTEXT, vocab_size=vocab_size)
+    table = ReqToTokenPool(batch, CONTEXT, PAGE_SIZE, device)
+    GraphRunner(
+        model,
+        TritonAttention(num_multiprocessors=H200_MULTIPROCESSORS),
+        device,
+        DeviceState(pool, table, FutureMap(batch, at), sampler),
+        sizes=[batch],
+        max_len=CONTEXT,
+        vocab_size=vocab_size,
+    ).capture(lambda: None)
+
+
+def _print(name: str, batch: int, step: Step, *, lists: bool) -> None:
+    print(f"{name:<16}{batch:>6}" + "".join(f"{count:>16}" for count in step.counts().values()))
+    if lists:
+        for part, names in {"layer": step.layer, **step.graphs}.items():
+            print(f"  {part}: " + ("" if part == "forward" else ", ".join(names)))
+            if part == "forward":
+                for launch, count in Counter(names).most_common():
+                    print(f"{count:>8}  {launch}")
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("--model", action="append", choices=MODELS, help="default: all")
+    parser.add_argument("--batch", action="append", type=int, help="default: 1 and 64")
+    parser.add_argument("--list", action="store_true", help="also the launches by name")
+    parser.add_argument("--json", action="store_true", help="one JSON object instead of a table")
+    parser.add_argument("--record", type=Path, help="write this file, which the test compares with")
+    arguments = parser.parse_args(argv)
+    steps = {
+        name: {batch: Step(name, batch) for batch in arguments.batch or BATCHES}
+        for name in arguments.model or MODELS
+    }
+    table = {
+        name: {f"batch {batch}": step.counts() for batch, step in by_batch.items()}
+        for name, by_batch in steps.items()
+    }
+    if arguments.record is not None:
+        lines = (f" {json.dumps(name)}: {json.dumps(counts)}" for name, counts in table.items())
+        arguments.record.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    if arguments.json:
+        print(json.dumps(table))
+        return 0
+    print(f"{'launches':<16}{'batch':>6}" + "".join(f"{part:>16}" for part in ("one layer", *GRAPHS)))
+    for name, by_batch in steps.items():
+        for batch, step in by_batch.items():
+            _print(name, batch, step, lists=arguments.list)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

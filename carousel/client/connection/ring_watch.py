@@ -1,0 +1,120 @@
+"""RingWatch: how the runtime behind a client is, and when it is gone: by the status page and the launcher's
+process where those can be seen, by what the ring says of itself elsewhere.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from typing import Protocol
+
+import msgspec
+
+from runtime.base.errors import RingClosed
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.ring_status import ring_status
+from runtime.ring.run_dir import is_held
+from runtime.wire.messages import RingStatus
+from runtime.wire.status_page import StatusPage
+
+GONE = {"failed": "it has failed", "absent": "it has been stopped"}
+"""What the launcher's last states mean."""
+
+
+class RingWatch(Protocol):
+    def why_gone(self) -> str:
+        """Why the ring is gone for good; empty while it is not."""
+
+    def hear(self, status: RingStatus) -> None:
+        """Take in what the ring says of itself."""
+
+    def status(self) -> RingStatus | None:
+        """What is known of it now; None while nothing is."""
+
+    def close(self) -> None: ...
+
+
+class PageWatch:
+    """For a ring on this machine, which lasts for as long as its launcher's process. One that is stopped
+    replaces nobody meanwhile, but whoever serves goes on.
+    """
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        """Open the status page. Raises RingClosed when there is none."""
+        self._run_dir = endpoints.run_dir
+        self._state_file = endpoints.state_file
+        try:
+            self._page = StatusPage(endpoints.status_file)
+        except (OSError, ValueError) as error:
+            raise RingClosed(f"there is no runtime of this version at {self._run_dir}: {error}") from None
+        self._pidfd = -1
+
+    def why_gone(self) -> str:
+        launcher = self._page.read("launcher")
+        if launcher.pid and launcher.state in GONE:
+            return GONE[launcher.state] + self._last_words()
+        return "its launcher is dead" if self._has_exited(launcher.pid) else ""
+
+    def hear(self, status: RingStatus) -> None:
+        """The page says the same, and sooner."""
+
+    def status(self) -> RingStatus:
+        return ring_status(self._page)
+
+    def _last_words(self) -> str:
+        """Which process failed and why, as the launcher wrote it down; empty when none did."""
+        try:
+            error = msgspec.json.decode(self._state_file.read_bytes(), type=_LauncherState).error
+        except (OSError, msgspec.MsgspecError):
+            return ""
+        return error and f": {error}"
+
+    def _has_exited(self, pid: int) -> bool:
+        """By a pidfd: it sees a zombie as dead and, once it is open, can never mean another process. `pid`: 0
+        between the making of the page and the launcher's first heartbeat.
+        """
+        if self._pidfd < 0:
+            if pid:
+                try:
+                    self._pidfd = os.pidfd_open(pid)
+                except ProcessLookupError:
+                    return True
+            # Looked at after it is open: a launcher that holds the lock now is the process that was opened.
+            if not is_held(self._run_dir):
+                return True
+            if not pid:
+                return False
+        poller = select.poll()
+        poller.register(self._pidfd, select.POLLIN)
+        return bool(poller.poll(0))
+
+    def close(self) -> None:
+        self._page.close()
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+
+
+class _LauncherState(msgspec.Struct):
+    """What is read here of state.json."""
+
+    error: str = ""
+
+
+class RemoteWatch:
+    """For a ring that only its messages show; its silence is the connection's to notice."""
+
+    def __init__(self) -> None:
+        self._status: RingStatus | None = None
+
+    def why_gone(self) -> str:
+        return "" if self._status is None else GONE.get(self._status.state, "")
+
+    def hear(self, status: RingStatus) -> None:
+        self._status = status
+
+    def status(self) -> RingStatus | None:
+        return self._status
+
+    def close(self) -> None:
+        """Holds nothing."""

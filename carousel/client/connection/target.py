@@ -1,0 +1,159 @@
+"""Target: where a runtime's sockets are, and how a client sees that it lives. Two kinds: the run directory of
+a launch on this machine, and a TCP address.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+import zmq
+
+from carousel.client.connection.ring_watch import PageWatch, RemoteWatch, RingWatch
+from runtime.base.environment import environment_run_dir
+from runtime.base.errors import ConfigError
+from runtime.ring.endpoints import MAX_PORT, TCP_SCHEME, Endpoints, TcpEndpoints
+from runtime.ring.keys import CLIENT, ClientKeys
+from runtime.ring.launch_state import read_zmq_bind
+from runtime.ring.run_dir import check_run_dir, live_run_dirs
+from runtime.wire.transport import MAX_FRAME_BYTES, MAX_TCP_FRAME_BYTES
+
+
+class Target(Protocol):
+    name: str
+    """For messages to users."""
+    wants_status: bool
+    """Ask the server for RingStatus messages."""
+    no_answer_hint: str
+    """What the reason may be when nobody answers."""
+    max_frame_bytes: int
+    """Longest request that the server's sockets take."""
+
+    def client_out(self, index: int) -> str:
+        """Address of a detokenizer."""
+
+    def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
+        """Address of a tokenizer."""
+
+    def prepare(self, socket: zmq.Socket[Any]) -> None:
+        """Set what a socket needs before it connects."""
+
+    def open_watch(self) -> RingWatch:
+        """Raises RingClosed when it is known at once that there is no runtime."""
+
+
+class RunDirTarget:
+    wants_status = False
+    max_frame_bytes = MAX_FRAME_BYTES
+    no_answer_hint = "it may still be loading its model"
+
+    def __init__(self, run_dir: Path) -> None:
+        """Raises ConfigError for a directory that another user may have put there."""
+        check_run_dir(run_dir)
+        self.run_dir = run_dir
+        self.name = str(run_dir)
+        self._endpoints = Endpoints(run_dir)
+
+    def client_out(self, index: int) -> str:
+        return self._endpoints.client_out(index)
+
+    def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
+        return self._endpoints.tokenizer_in(index)
+
+    def prepare(self, socket: zmq.Socket[Any]) -> None:
+        """Only this user can connect at all: nothing to set."""
+
+    def open_watch(self) -> RingWatch:
+        return PageWatch(self._endpoints)
+
+
+class TcpTarget:
+    """A ring elsewhere, or on this machine by its ports."""
+
+    wants_status = True
+    max_frame_bytes = MAX_TCP_FRAME_BYTES
+    no_answer_hint = "it may not be there, may still be loading its model, or may not know the client's key"
+
+    def __init__(self, address: str, curve_dir: Path | None = None) -> None:
+        """Read the keys, `client.key_secret` and `server.key`: those in `curve_dir`, else, for an address of
+        this machine, those of this user's launch that is served there.
+
+        Raises: ConfigError for an address or a key file that is wrong, missing or not to be found.
+        """
+        self.name = address
+        self._host, self._port = _split_address(address)
+        self._keys = ClientKeys.read(curve_dir or self._own_keys())
+
+    def client_out(self, index: int) -> str:
+        return self._endpoints(index + 1).client_out(index)
+
+    def tokenizer_in(self, index: int, num_detokenizers: int) -> str:
+        return self._endpoints(num_detokenizers).tokenizer_in(index)
+
+    def _endpoints(self, num_detokenizers: int) -> TcpEndpoints:
+        return TcpEndpoints(self._host, self._port, 1, num_detokenizers)
+
+    def prepare(self, socket: zmq.Socket[Any]) -> None:
+        socket.setsockopt(zmq.IPV6, 1 if self._host.startswith("[") else 0)
+        socket.curve_publickey = self._keys.public
+        socket.curve_secretkey = self._keys.secret
+        socket.curve_serverkey = self._keys.server
+
+    def open_watch(self) -> RingWatch:
+        return RemoteWatch()
+
+    def _own_keys(self) -> Path:
+        """Directory of the keys that a launch of this user has made for its clients. Raises ConfigError."""
+        if not _is_loopback(self._host):
+            raise ConfigError(f"curve_dir: needed for {self.name}; it holds this client's keys")
+        found = _keys_of_own_launch(self._port)
+        if found is None:
+            raise ConfigError(
+                f"curve_dir: no launch of this user that made its own keys is served at {self.name}; name "
+                "the directory of this client's keys (for a launch with --run-dir DIR it is DIR/keys/client)"
+            )
+        return found
+
+
+def make_target(where: str | Path, curve_dir: str | Path | None = None) -> Target:
+    """The target that a user names: a run directory, or tcp://HOST:PORT. Raises ConfigError."""
+    if isinstance(where, str) and where.startswith(TCP_SCHEME):
+        return TcpTarget(where, None if curve_dir is None else Path(curve_dir))
+    if curve_dir is not None:
+        raise ConfigError("curve_dir: keys are for an address tcp://HOST:PORT; a run directory needs none")
+    if "://" in str(where):
+        raise ConfigError(f"run_dir: {where} is neither a run directory nor an address tcp://HOST:PORT")
+    return RunDirTarget(Path(where).absolute())
+
+
+def _split_address(address: str) -> tuple[str, int]:
+    host, colon, port = address.removeprefix(TCP_SCHEME).rpartition(":")
+    is_number = port.isascii() and port.isdecimal()
+    if not host or not colon or "/" in host or not is_number or not 1 <= int(port) <= MAX_PORT:
+        raise ConfigError(f"run_dir: {address} is no address; write tcp://HOST:PORT")
+    return host, int(port)
+
+
+def _keys_of_own_launch(port: int) -> Path | None:
+    named = environment_run_dir()
+    for run_dir in [*([Path(named)] if named else []), *live_run_dirs()]:
+        endpoints = Endpoints(run_dir)
+        keys = endpoints.keys_dir / CLIENT
+        try:
+            zmq_bind = read_zmq_bind(endpoints.state_file)
+        except (OSError, msgspec.MsgspecError):
+            continue  # it has ended, or has not begun
+        if zmq_bind.endswith(f":{port}") and keys.is_dir():
+            return keys
+    return None
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False

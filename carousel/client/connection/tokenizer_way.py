@@ -1,0 +1,38 @@
+"""TokenizerWay: what callers have for one tokenizer. Their threads add to it, the I/O thread sends it."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import zmq
+
+from carousel.client.connection.lane import Socket
+from runtime.wire.handle import MAX_ABORT_HANDLES
+from runtime.wire.messages import AbortRequest
+from runtime.wire.transport import Codec
+
+
+class TokenizerWay:
+    def __init__(self, socket: Socket, codec: Codec) -> None:
+        self.socket = socket
+        self.unsent: deque[bytes] = deque()
+        """Messages as they go on the wire."""
+        self.aborts: deque[bytes] = deque()
+        """Handles of sequences to abort. Many callers may leave at once: one message for all of them."""
+        self._codec = codec
+
+    def try_send(self) -> bool:
+        """Send what is waiting, aborts behind the requests that they end. False: the other end has no room
+        for the rest.
+        """
+        while self.aborts:
+            count = min(len(self.aborts), MAX_ABORT_HANDLES)
+            handles = tuple(self.aborts.popleft() for _ in range(count))
+            self.unsent.append(self._codec.encode(AbortRequest(handles)))
+        while self.unsent:
+            try:
+                self.socket.send(self.unsent[0], zmq.NOBLOCK)
+            except zmq.Again:
+                return False
+            self.unsent.popleft()
+        return True

@@ -1,0 +1,149 @@
+"""Batch: many prompts of one call, as many in flight as the server takes. Knows no socket and no bar.
+
+All requests share one queue, so whichever ends first makes room for the next one, and of a finished request
+nothing is kept but its completion.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Any
+
+from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request_state import RequestState
+from carousel.client.core.result import Completion
+from carousel.client.core.session import Item, Session
+from runtime.base.errors import Overloaded
+from runtime.wire.sampling_params import SamplingParams
+
+# How often a batch that found no room on the way to the server looks for some again; far below the time of
+# one forward step of a loaded server.
+ROOM_POLL_S = 0.005
+MAX_IN_FLIGHT = 4096
+"""Sequences; arbitrary: enough for any server to choose from, and their prompts fit into memory."""
+
+
+class SharedMailbox:
+    """One request's place in the queue of its batch."""
+
+    __slots__ = ("_number", "_queue")
+
+    def __init__(self, queue: SimpleQueue[tuple[int, Item]], number: int) -> None:
+        self._queue = queue
+        self._number = number
+
+    def put(self, item: Item) -> None:
+        self._queue.put((self._number, item))
+
+
+class Batch:
+    """For one thread and one `run`."""
+
+    def __init__(
+        self,
+        session: Session[Any],
+        prompts: Sequence[Any],
+        all_sampling: Sequence[SamplingParams],
+        deadline: float | None,
+        options: RequestOptions,
+        on_completion: Callable[[Completion], None],
+    ) -> None:
+        self._session = session
+        self._prompts = prompts
+        self._all_sampling = all_sampling
+        self._deadline = deadline
+        self._options = options
+        self._on_completion = on_completion
+        self._queue: SimpleQueue[tuple[int, Item]] = SimpleQueue()
+        self._waiting = deque(range(len(prompts)))
+        self._open: dict[int, RequestState] = {}
+        self._num_in_flight = 0
+        self._next_open_at = 0.0
+        self._completions: dict[int, Completion] = {}
+
+    def run(self) -> list[Completion]:
+        """The completions in the order of the prompts. What the server refuses because others fill its queue
+        is tried again; any other error ends the batch and aborts what is in flight.
+
+        Raises: RequestError, RingClosed, TimeoutError.
+        """
+        max_in_flight = min(self._session.max_in_flight(), MAX_IN_FLIGHT)
+        try:
+            while self._waiting or self._open:
+                # One moment for both: what `_has_room` puts off, `_receive` wakes up for.
+                now = time.monotonic()
+                while self._waiting and self._has_room(max_in_flight, now):
+                    self._submit_next(now)
+                self._receive(now)
+        finally:
+            for state in self._open.values():
+                self._session.forget(state.number)
+        return [self._completions[number] for number in range(len(self._prompts))]
+
+    def _has_room(self, max_in_flight: int, now: float) -> bool:
+        """A request larger than the limit goes alone."""
+        if now < self._next_open_at:
+            return False
+        sampling = self._all_sampling[self._waiting[0]]
+        num_after = self._num_in_flight + _num_sequences(sampling)
+        if self._open and num_after > max_in_flight:
+            return False
+        connection = self._session.connection
+        if not connection.has_room and connection.error is None:
+            self._next_open_at = now + ROOM_POLL_S
+            return False
+        return True
+
+    def _submit_next(self, now: float) -> None:
+        number = self._waiting[0]
+        mailbox = SharedMailbox(self._queue, number)
+        try:
+            state = self._session.submit(
+                self._prompts[number], self._all_sampling[number], mailbox, stream=False, **self._options
+            )
+        except Overloaded:  # another thread took the room
+            self._next_open_at = now + ROOM_POLL_S
+            return
+        self._waiting.popleft()
+        self._open[number] = state
+        self._num_in_flight += len(state.sequences)
+
+    def _receive(self, now: float) -> None:
+        """Wait until something has come, or may be submitted again."""
+        wake_at = self._deadline
+        if self._waiting and self._next_open_at > now:
+            wake_at = self._next_open_at if wake_at is None else min(wake_at, self._next_open_at)
+        try:
+            number, item = self._queue.get(
+                timeout=None if wake_at is None else max(0.0, wake_at - time.monotonic())
+            )
+        except Empty:
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                raise TimeoutError("the time limit of the call is over") from None
+            return
+        state = self._open.get(number)
+        if state is None:
+            return  # what came after an error of its request
+        state.receive([item])
+        if isinstance(state.error, Overloaded):
+            self._close(number)
+            self._waiting.appendleft(number)
+            self._next_open_at = time.monotonic() + state.error.retry_after_s
+            return
+        state.check()
+        if state.ended:
+            self._close(number)
+            completion = self._completions[number] = state.completion()
+            self._on_completion(completion)
+
+    def _close(self, number: int) -> None:
+        self._num_in_flight -= len(self._open.pop(number).sequences)
+
+
+def _num_sequences(sampling: SamplingParams) -> int:
+    """What the request will count for; one that is wrong in itself is refused when it is submitted."""
+    wanted: Any = sampling.best_of or sampling.n
+    return wanted if isinstance(wanted, int) else 1

@@ -1,0 +1,31 @@
+"""What a caller may say to a running ring besides requests: the arguments of control calls, checked."""
+
+from __future__ import annotations
+
+from typing import TypedDict, get_args
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
+
+
+class ControlArguments(TypedDict, total=False):
+    """The fields of ControlRequest that an operation may have."""
+
+    mode: PauseMode
+    num_steps: int
+
+
+def check_mode(mode: PauseMode) -> PauseMode:
+    """Raises InvalidRequest."""
+    if mode not in get_args(PauseMode):
+        raise InvalidRequest(f"mode: one of {', '.join(get_args(PauseMode))}, got {mode!r}", param="mode")
+    return mode
+
+
+def check_num_steps(num_steps: int | None) -> int:
+    """As ControlRequest has it, where 0 stands for None. Raises InvalidRequest."""
+    if num_steps is None:
+        return 0
+    if type(num_steps) is not int or not 1 <= num_steps <= MAX_PROFILE_STEPS:
+        raise InvalidRequest(f"num_steps: 1 to {MAX_PROFILE_STEPS}, got {num_steps!r}", param="num_steps")
+    return num_steps

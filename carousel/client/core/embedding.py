@@ -1,0 +1,33 @@
+"""Embedding: the vector of one text, and how it is asked for: a request whose prompt is all of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from carousel.client.core.result import Completion
+from runtime.base.errors import RequestError
+from runtime.wire.format import FloatArray
+from runtime.wire.messages import Usage
+from runtime.wire.sampling_params import SamplingParams
+
+Inputs: TypeAlias = list[str] | list[list[int]]
+"""Several texts, or the token ids of several: what a type checker can tell from one."""
+NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
+"""Of a request that ends with its prompt: nothing is sampled."""
+
+
+@dataclass(frozen=True, slots=True)
+class Embedding:
+    vector: FloatArray = field(compare=False)
+    """[hidden_size] float32."""
+    usage: Usage
+    label: str = ""
+
+
+def embedding_of(completion: Completion) -> Embedding:
+    """Raises RequestError for a request that ended before its vector was there."""
+    if completion.embedding is None:
+        reason = completion.finish_reason
+        raise RequestError(f"the request ended early ({reason}), without a vector", code=reason, status=503)
+    return Embedding(completion.embedding, completion.usage, completion.label)

@@ -1,0 +1,345 @@
+"""From what users write to GenerateRequest: forms of a prompt, spellings, checks that name the argument.
+
+What needs the model (lengths, vocabulary, chat template) is checked by the tokenizer; what the wire bounds is
+checked here, so that a mistake is an error at the call.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias, TypedDict
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from carousel.retention import KvCacheRetentionConfig, retention_for_wire
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
+from runtime.wire.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
+from runtime.wire.sampling_params import SEEDS, SamplingParams
+
+TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
+Conversation: TypeAlias = Sequence[Mapping[str, str]]
+Prompt: TypeAlias = str | TokenIds | Conversation
+"""Text, token ids, or chat messages as {"role": ..., "content": ...}."""
+Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, str]]]
+"""Several of one form: what a type checker can tell from one prompt."""
+
+MAX_PRIORITY = 1000
+MAX_ID = (1 << 31) - 1
+MAX_TIME_LIMIT_S = 2_000_000
+"""23 days: the wire counts milliseconds in 31 bits."""
+MAX_ARRIVAL_TIME = 100_000_000_000
+"""Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
+MESSAGE_KEYS = frozenset(ChatMessage.__struct_fields__)
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Keyword arguments of every embedding call."""
+
+    priority: int
+    """Higher is served first; -1000 to 1000."""
+    cache_salt: str
+    """Requests with different salts never share cached prefixes."""
+    label: str
+    """The caller's own id, echoed in the completion. Refused while another request of this client has it."""
+    add_special_tokens: bool
+    """Of a text prompt: let the tokenizer add its begin-of-text token."""
+    time_limit: float | None
+    """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
+    arrival_time: float | None
+    """Seconds since 1970 when it was asked, for the server's statistics; the default is now."""
+
+
+class RequestOptions(EmbedOptions, total=False):
+    """Keyword arguments of every generating call."""
+
+    add_generation_prompt: bool | None
+    """Of a conversation: end with the header of the assistant's turn; the default unless its last message is
+    to be continued.
+    """
+    continue_final_message: bool
+    """Of a conversation: its last message is the beginning of the answer."""
+    chat_template_kwargs: Mapping[str, Any] | None
+    """Of a conversation: further variables of the chat template, JSON-like."""
+    task: Task
+    """Set by the calls that embed."""
+    kv_cache_retention_config: KvCacheRetentionConfig | None
+    """How firmly the server keeps its KV for requests that begin the same."""
+
+
+def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
+    """True for one prompt in any form, False for a sequence of prompts."""
+    if isinstance(prompts, np.ndarray):
+        return prompts.ndim == 1
+    if isinstance(prompts, str | bytes) or not isinstance(prompts, Sequence):
+        return True  # what is no prompt at all is refused as one
+    return len(prompts) > 0 and isinstance(prompts[0], int | np.integer | Mapping)
+
+
+def one_per_prompt(
+    sampling_params: SamplingParams | Sequence[SamplingParams] | None, num_prompts: int
+) -> Sequence[SamplingParams]:
+    """Raises InvalidRequest when it is neither, or a sequence of another length than the prompts."""
+    if sampling_params is None:
+        sampling_params = SamplingParams()
+    if isinstance(sampling_params, SamplingParams):
+        return [sampling_params] * num_prompts
+    several = sampling_params if isinstance(sampling_params, Sequence) else [sampling_params]
+    for each in several:
+        if not isinstance(each, SamplingParams):
+            raise InvalidRequest(
+                f"sampling_params must be SamplingParams or several, got {type(each).__name__}",
+                param="sampling_params",
+            )
+    if len(sampling_params) != num_prompts:
+        raise InvalidRequest(
+            f"sampling_params: {len(sampling_params)} for {num_prompts} prompts; give one, or one for each",
+            param="sampling_params",
+        )
+    return sampling_params
+
+
+def build_request(
+    handle: bytes,
+    prompt: Prompt,
+    sampling_params: SamplingParams | None = None,
+    *,
+    stream: bool,
+    priority: int = 0,
+    cache_salt: str = "",
+    label: str = "",
+    add_special_tokens: bool = True,
+    add_generation_prompt: bool | None = None,
+    continue_final_message: bool = False,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    time_limit: float | None = None,
+    arrival_time: float | None = None,
+    task: Task = "generate",
+    kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+) -> GenerateRequest:
+    """A request as the wire carries it. An unseeded one gets its seed here, so that a second attempt draws
+    the same tokens; `best_of` becomes the number of sequences.
+
+    Raises: InvalidRequest naming the argument.
+    """
+    _check_label("cache_salt", cache_salt)
+    _check_label("label", label)
+    _check_priority(priority)
+    _check_bool("add_special_tokens", add_special_tokens)
+    _check_bool("continue_final_message", continue_final_message)
+    sampling = normalize(SamplingParams() if sampling_params is None else sampling_params)
+    text, input_ids, messages = _prompt_forms(prompt)
+    template_kwargs = pack_template_kwargs(chat_template_kwargs)
+    if messages is None:
+        _refuse_for_other_prompts("continue_final_message", continue_final_message)
+        _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
+    add_generation_prompt = _ends_with_header(add_generation_prompt, continue_final_message)
+    return GenerateRequest(
+        handle,
+        _for_wire(sampling, stream),
+        text,
+        input_ids,
+        messages,
+        label=label,
+        stream=stream,
+        priority=priority,
+        cache_salt=cache_salt,
+        add_special_tokens=add_special_tokens,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        template_kwargs=template_kwargs,
+        arrival_time=time.time() if arrival_time is None else _unix_time(arrival_time),
+        time_limit_ms=0 if time_limit is None else _milliseconds(time_limit),
+        task=task,
+        retention=retention_for_wire(kv_cache_retention_config),
+    )
+
+
+def _ends_with_header(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
+    """Whether the assistant's turn is begun. Raises InvalidRequest."""
+    if continue_final_message and add_generation_prompt:
+        raise InvalidRequest(
+            "continue_final_message: the last message cannot be continued with add_generation_prompt",
+            param="continue_final_message",
+        )
+    if add_generation_prompt is None:
+        return not continue_final_message
+    _check_bool("add_generation_prompt", add_generation_prompt)
+    return add_generation_prompt
+
+
+def _check_label(name: str, value: Any) -> None:
+    if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS:
+        raise InvalidRequest(f"{name} must be a string of at most {MAX_LABEL_CHARS} characters", param=name)
+
+
+def normalize(sampling: SamplingParams) -> SamplingParams:
+    """Accept one stop string, lists, and a logit_bias mapping; draw a seed; check. Raises InvalidRequest."""
+    if not isinstance(sampling, SamplingParams):
+        raise InvalidRequest(
+            f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
+        )
+    bias: Any = sampling.logit_bias
+    if isinstance(bias, Mapping):
+        bias = [
+            (int(key) if isinstance(key, str) and key.isdecimal() else key, value)
+            for key, value in bias.items()
+        ]
+    bias = _as_tuple("logit_bias", bias)
+    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in bias):
+        raise InvalidRequest(
+            "logit_bias must be a mapping, or pairs of token id and bias", param="logit_bias"
+        )
+    changes: dict[str, Any] = {"logit_bias": bias}
+    for name in ("stop", "bad_words"):
+        texts: Any = getattr(sampling, name)
+        changes[name] = (texts,) if isinstance(texts, str) else _as_tuple(name, texts)
+    for name in ("stop_token_ids", "allowed_token_ids", "top_p_reset_ids"):
+        changes[name] = _as_tuple(name, getattr(sampling, name))
+    for name in ("stop_words_ids", "bad_words_ids"):
+        words = _as_tuple(name, getattr(sampling, name))
+        changes[name] = tuple(_as_tuple(name, word) for word in words)
+    if sampling.seed is None or sampling.seed == -1:
+        changes["seed"] = secrets.randbits(63)
+    elif type(sampling.seed) is int and -SEEDS <= sampling.seed < 2 * SEEDS:
+        changes["seed"] = sampling.seed % SEEDS
+    sampling = msgspec.structs.replace(sampling, **changes)
+    sampling.validate()
+    return sampling
+
+
+def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
+    """With `best_of` as the number of sequences, and with logprobs to choose by."""
+    best_of = sampling.best_of
+    if best_of is None:
+        return sampling
+    if best_of == sampling.n:
+        return msgspec.structs.replace(sampling, best_of=None)
+    if stream:
+        raise InvalidRequest(
+            f"best_of: the best {sampling.n} of {best_of} are known at the end only; "
+            "do not stream, or leave best_of out",
+            param="best_of",
+        )
+    logprobs = 0 if sampling.logprobs is None else sampling.logprobs
+    return msgspec.structs.replace(sampling, n=best_of, best_of=None, logprobs=logprobs)
+
+
+def _check_priority(priority: object) -> None:
+    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+        raise InvalidRequest(
+            f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
+        )
+
+
+def _check_bool(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, got {type(value).__name__}", param=name)
+
+
+def _refuse_for_other_prompts(name: str, value: object) -> None:
+    if value:
+        raise InvalidRequest(f"{name} is for a prompt of chat messages", param=name)
+
+
+def pack_template_kwargs(values: Any) -> bytes:
+    """A msgpack map; empty for none. Raises InvalidRequest for what the wire does not carry."""
+    name = "chat_template_kwargs"
+    if not values and (values is None or isinstance(values, Mapping)):
+        return b""
+    if not isinstance(values, Mapping) or not all(isinstance(key, str) for key in values):
+        raise InvalidRequest(f"{name} must be a mapping of names to JSON-like values", param=name)
+    try:
+        packed = msgspec.msgpack.encode(dict(values))
+    except (TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise InvalidRequest(f"{name}: {error}", param=name) from None
+    if len(packed) > MAX_TEMPLATE_KWARGS_BYTES:
+        raise InvalidRequest(f"{name}: at most {MAX_TEMPLATE_KWARGS_BYTES} bytes", param=name)
+    return packed
+
+
+def _milliseconds(time_limit: Any) -> int:
+    if not _is_number(time_limit) or not 0.0 < time_limit <= MAX_TIME_LIMIT_S:
+        raise InvalidRequest(
+            f"time_limit must be a number of seconds above 0 and at most {MAX_TIME_LIMIT_S}",
+            param="time_limit",
+        )
+    return math.ceil(float(time_limit) * 1000)
+
+
+def _unix_time(arrival_time: Any) -> float:
+    if not _is_number(arrival_time) or not 0.0 <= arrival_time <= MAX_ARRIVAL_TIME:
+        raise InvalidRequest("arrival_time must be a number of seconds since 1970", param="arrival_time")
+    return float(arrival_time)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a sequence, got {type(value).__name__}", param=name)
+    return tuple(value)
+
+
+def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatMessage, ...] | None]:
+    """(text, packed ids, messages), one of them set."""
+    if isinstance(prompt, str):
+        if len(prompt) > MAX_TEXT_CHARS:
+            raise InvalidRequest(
+                f"prompt: at most {MAX_TEXT_CHARS} characters, got {len(prompt)}", param="prompt"
+            )
+        return prompt, None, None
+    if not isinstance(prompt, Sequence | np.ndarray) or isinstance(prompt, bytes) or len(prompt) == 0:
+        raise InvalidRequest("prompt must be text, token ids or chat messages, and not empty", param="prompt")
+    if isinstance(prompt[0], Mapping):
+        if len(prompt) > MAX_TURNS:
+            raise InvalidRequest(f"messages: at most {MAX_TURNS}, got {len(prompt)}", param="messages")
+        return None, None, tuple(_chat_message(message) for message in prompt)
+    return None, _pack_prompt_ids(prompt), None
+
+
+def _pack_prompt_ids(ids: Any) -> bytes:
+    if len(ids) > MAX_PROMPT_TOKENS:
+        raise InvalidRequest(f"prompt: at most {MAX_PROMPT_TOKENS} token ids, got {len(ids)}", param="prompt")
+    # A bool is an int to Python and to numpy; as a token id it is a mistake.
+    if isinstance(ids, np.ndarray):
+        is_integer = ids.ndim == 1 and ids.dtype.kind in "iu"
+    else:
+        is_integer = all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, ids)))
+    if not is_integer:
+        raise InvalidRequest("prompt: neither token ids (integers) nor chat messages", param="prompt")
+    if min(ids) < 0 or max(ids) > MAX_ID:
+        raise InvalidRequest(f"prompt: token ids must be from 0 to {MAX_ID}", param="prompt")
+    return pack_ids(ids)
+
+
+def _chat_message(message: Any) -> ChatMessage:
+    if not isinstance(message, Mapping):
+        raise InvalidRequest("messages: each must be a mapping with role and content", param="messages")
+    unknown = sorted(set(message) - MESSAGE_KEYS)
+    if unknown:
+        raise InvalidRequest(f"messages: unknown key {unknown[0]!r}", param="messages")
+    try:
+        return msgspec.convert(dict(message), _MessageFields).to_wire()
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"messages: {error}", param="messages") from None
+
+
+class _MessageFields(msgspec.Struct, frozen=True):
+    """A ChatMessage by field name: on the wire it is an array."""
+
+    role: str
+    content: str
+    name: str = ""
+
+    def to_wire(self) -> ChatMessage:
+        return ChatMessage(self.role, self.content, self.name)

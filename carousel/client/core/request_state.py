@@ -1,0 +1,389 @@
+"""RequestState: one request on the client's side, and all that has come back of its sequences.
+
+The client is the owner of the original request and of everything received so far; both stay here until the
+last terminal message.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from carousel.client.core.result import (
+    UNKNOWN_ID,
+    Completion,
+    CompletionOutput,
+    Delta,
+    FinishReason,
+    PromptLogprobs,
+    TokenLogprob,
+    error_from_info,
+)
+from runtime.base.errors import CarouselError, RequestError
+from runtime.wire.format import TOKEN_BYTES, FloatArray, unpack_floats
+from runtime.wire.handle import sibling, split_handle
+from runtime.wire.messages import ErrorInfo, Finish, GenerateRequest, SequenceOutput, TensorEntry, Usage
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.transport import Frame
+
+TensorName: TypeAlias = Literal["context_logits", "generation_logits", "embedding"]
+
+
+class TensorPart(NamedTuple):
+    """Some rows of a tensor, as they came."""
+
+    entry: TensorEntry
+    data: Frame
+
+
+class SequenceState:
+    """All that has come back of one sequence."""
+
+    __slots__ = (
+        "_pieces",
+        "_prompt_ids",
+        "_tensors",
+        "_wants_logprobs",
+        "_wants_prompt_logprobs",
+        "finish",
+        "index",
+        "logprobs",
+        "num_chars",
+        "prompt_logprobs",
+        "token_ids",
+    )
+
+    def __init__(self, request: GenerateRequest, index: int, *, wants_logprobs: bool) -> None:
+        self.index = index
+        self.token_ids: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.prompt_logprobs: PromptLogprobs = []
+        self.finish: Finish | None = None
+        self.num_chars = 0
+        """Of its text."""
+        self._pieces: list[str] = []
+        self._prompt_ids = request.input_ids
+        self._wants_logprobs = wants_logprobs
+        self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
+        self._tensors: dict[TensorName, _RowCollector] = {}
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    def text_from(self, start: int) -> str:
+        """Its text from character `start` on. Costs what it gives, however much is before."""
+        num_missing = self.num_chars - start
+        parts: list[str] = []
+        for piece in reversed(self._pieces):
+            if num_missing <= 0:
+                break
+            parts.append(piece[-num_missing:])
+            num_missing -= len(piece)
+        return "".join(reversed(parts))
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """None while it goes on, and for one that has failed."""
+        reason = None if self.finish is None else self.finish.reason
+        return None if reason == "error" else reason
+
+    @property
+    def usage(self) -> Usage | None:
+        return None if self.finish is None else self.finish.usage
+
+    def receive(self, output: SequenceOutput) -> Delta:
+        """Take in the next output. The delta of one that fails has no finish reason."""
+        text, ids = output.text, _unpack_ids(output.token_ids)
+        if text:
+            self._pieces.append(text)
+            self.num_chars += len(text)
+        self.token_ids += ids
+        logprobs: list[TokenLogprob] = []
+        if output.logprobs and self._wants_logprobs:
+            logprobs = _unpack_logprobs(ids, output.logprobs, output.top_ids, output.top_logprobs)
+            self.logprobs += logprobs
+        prompt_logprobs = self._next_prompt_logprobs(output) if self._wants_prompt_logprobs else []
+        finish = output.finish
+        if finish is None:
+            return Delta(text, ids, logprobs, index=self.index, prompt_logprobs=prompt_logprobs)
+        self.finish = finish
+        reason = self.finish_reason
+        return Delta(text, ids, logprobs, reason, finish.matched, finish.usage, self.index, prompt_logprobs)
+
+    def receive_rows(self, part: TensorPart) -> None:
+        """Take in the next rows of a tensor. Raises RequestError when they are not the next ones."""
+        rows = self._tensors.setdefault(part.entry.name, _RowCollector())
+        rows.add(part)
+
+    def tensor(self, name: TensorName) -> FloatArray | None:
+        """[positions, vocabulary], as far as it has come; None when nothing has."""
+        rows = self._tensors.get(name)
+        return None if rows is None else rows.array()
+
+    def num_rows(self, name: TensorName) -> int:
+        """Positions of a tensor that have come."""
+        rows = self._tensors.get(name)
+        return 0 if rows is None else rows.num_rows
+
+    def output(self, index: int) -> CompletionOutput:
+        """The sequence so far, under its own index or another."""
+        text, token_ids, finish = self.text, list(self.token_ids), self.finish
+        return CompletionOutput(
+            index=index,
+            text=text,
+            token_ids=token_ids,
+            text_diff=text,
+            token_ids_diff=list(token_ids),
+            logprobs=list(self.logprobs),
+            finish_reason=self.finish_reason,
+            matched_stop=None if finish is None else finish.matched,
+            cumulative_logprob=None if finish is None else finish.cumulative_logprob,
+            usage=self.usage,
+            generation_logits=self.tensor("generation_logits"),
+            request_perf_metrics=None if finish is None else finish.perf_metrics,
+        )
+
+    def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:
+        """What an output adds; the first token's None comes with the first ones, or at the end."""
+        new: PromptLogprobs = []
+        if not self.prompt_logprobs and (output.prompt_logprobs or output.finish is not None):
+            new.append(None)
+        if output.prompt_logprobs:
+            num_values = len(output.prompt_logprobs) // 4
+            start = len(self.prompt_logprobs) + len(new)
+            new += _unpack_logprobs(
+                self._prompt_ids_from(start, num_values),
+                output.prompt_logprobs,
+                output.prompt_top_ids,
+                output.prompt_top_logprobs,
+            )
+        self.prompt_logprobs += new
+        return new
+
+    def _prompt_ids_from(self, start: int, num_ids: int) -> list[int]:
+        if self._prompt_ids is None:
+            return [UNKNOWN_ID] * num_ids
+        return _unpack_ids(self._prompt_ids[4 * start : 4 * (start + num_ids)])
+
+
+class RequestState:
+    """One request: what was asked, and its sequences."""
+
+    __slots__ = ("_num_unfinished", "asked", "by_handle", "error", "number", "request", "sequences")
+
+    def __init__(self, request: GenerateRequest, asked: SamplingParams) -> None:
+        """`asked` is what the caller wants; `request` may generate and measure more, to choose from."""
+        self.request = request
+        self.asked = asked
+        self.number = split_handle(request.handle)[1]
+        """Names the request in its session."""
+        # A further attempt of a sequence adds its handle: see OpenRequest.rename.
+        self.by_handle = {
+            sibling(request.handle, index): SequenceState(
+                request, index, wants_logprobs=asked.logprobs is not None
+            )
+            for index in range(request.sampling.n)
+        }
+        self.sequences = list(self.by_handle.values())
+        self._num_unfinished = len(self.sequences)
+        self.error: CarouselError | None = None
+        """The first that came of any sequence, or instead of them: the request has failed."""
+
+    @property
+    def ended(self) -> bool:
+        """Every sequence has its terminal."""
+        return self._num_unfinished == 0
+
+    @property
+    def is_complete(self) -> bool:
+        """It has ended, and not failed."""
+        return self.ended and self.error is None
+
+    @property
+    def text(self) -> str:
+        """Of the first sequence, and so are the next two."""
+        return self.sequences[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.sequences[0].token_ids
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.sequences[0].logprobs
+
+    def receive(self, items: Sequence[Any]) -> list[Delta]:
+        """Take in what a mailbox has collected, in order: one delta for each sequence with news.
+
+        Rows of tensors are kept and make no delta; an error is kept in `error`.
+        """
+        if len(items) == 1 and isinstance(items[0], SequenceOutput):  # by far the most frequent
+            return self._receive_output(items[0])
+        outputs: dict[bytes, list[SequenceOutput]] = {}
+        for item in items:
+            if isinstance(item, SequenceOutput):
+                outputs.setdefault(item.handle, []).append(item)
+            elif isinstance(item, TensorPart):
+                try:
+                    self.by_handle[item.entry.handle].receive_rows(item)
+                except RequestError as error:
+                    self._fail(error)
+            else:
+                assert isinstance(item, CarouselError)
+                self._fail(item)
+        return [delta for news in outputs.values() for delta in self._receive_output(_joined(news))]
+
+    def check(self) -> None:
+        """Raises the error that it has failed with."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+
+    def _receive_output(self, output: SequenceOutput) -> list[Delta]:
+        """Its delta; none for a failure that brings nothing else."""
+        delta = self.by_handle[output.handle].receive(output)
+        finish = output.finish
+        if finish is None:
+            return [delta]
+        self._num_unfinished -= 1
+        if finish.reason != "error":
+            return [delta]
+        self._fail(error_from_info(finish.error or ErrorInfo("the request failed without a reason")))
+        return [delta] if output.text or output.token_ids or output.prompt_logprobs else []
+
+    def _fail(self, error: CarouselError) -> None:
+        self.error = self.error or error
+
+    def completion(self) -> Completion:
+        """The whole of a request that has ended."""
+        assert self.ended, "the request has not ended"
+        first = self.sequences[0]
+        embedding = first.tensor("embedding")
+        return Completion(
+            outputs=self.outputs(),
+            usage=self._total_usage(),
+            prompt_logprobs=first.prompt_logprobs,
+            context_logits=first.tensor("context_logits"),
+            label=self.request.label,
+            embedding=None if embedding is None else embedding[0],
+        )
+
+    def outputs(self) -> list[CompletionOutput]:
+        """The `chosen` sequences so far, each under its place among them."""
+        return [sequence.output(index) for index, sequence in enumerate(self.chosen())]
+
+    def chosen(self) -> list[SequenceState]:
+        """The sequences in order. Where there are more than were asked for: the best ones, when all have
+        ended, and none before.
+        """
+        num_wanted = self.asked.n
+        if num_wanted == len(self.sequences):
+            return self.sequences
+        if not self.ended:
+            return []
+        # `sorted` is stable: of equals the first one generated.
+        return sorted(self.sequences, key=_rank)[:num_wanted]
+
+    def _total_usage(self) -> Usage:
+        usages = [sequence.usage for sequence in self.sequences]
+        first = usages[0]
+        assert first is not None
+        num_tokens = sum(usage.completion_tokens for usage in usages if usage is not None)
+        return Usage(first.prompt_tokens, num_tokens, first.cached_tokens)
+
+
+class _RowCollector:
+    """Rows of one tensor. Keeps the frames as they came until somebody asks for the whole. A later attempt of
+    the sequence brings some again: those are the same and are passed over.
+    """
+
+    __slots__ = ("_parts", "num_rows")
+
+    def __init__(self) -> None:
+        self._parts: list[FloatArray] = []
+        self.num_rows = 0
+
+    def add(self, part: TensorPart) -> None:
+        num_known = self.num_rows - part.entry.start
+        if num_known < 0:
+            raise RequestError(
+                f"{part.entry.name}: rows from {part.entry.start} on came where those from "
+                f"{self.num_rows} on were expected"
+            )
+        if memoryview(part.data).nbytes != 4 * math.prod(part.entry.shape):
+            raise RequestError(f"{part.entry.name}: a frame is not of the size that it was said to have")
+        rows = np.frombuffer(part.data, np.float32).reshape(part.entry.shape)
+        if num_known < len(rows):
+            self._parts.append(rows[num_known:])
+            self.num_rows += len(rows) - num_known
+
+    def array(self) -> FloatArray:
+        # Also of one part: the caller gets memory of his own, and the received frame is let go.
+        if len(self._parts) > 1 or not self._parts[0].flags.owndata:
+            self._parts = [np.concatenate(self._parts)]
+        return self._parts[0]
+
+
+def _rank(sequence: SequenceState) -> float:
+    """Lowest for the best. One that was ended before its first token is the best of nothing."""
+    finish = sequence.finish
+    if finish is None or finish.cumulative_logprob is None or not sequence.token_ids:
+        return math.inf
+    return -finish.cumulative_logprob
+
+
+def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
+    """What has piled up, as one output: its packed arrays are those of the parts one behind the other."""
+    if len(outputs) == 1:
+        return outputs[0]
+    return SequenceOutput(
+        outputs[0].handle,
+        "".join([output.text for output in outputs]),
+        b"".join([output.token_ids for output in outputs]),
+        b"".join([output.logprobs for output in outputs]),
+        b"".join([output.top_ids for output in outputs]),
+        b"".join([output.top_logprobs for output in outputs]),
+        outputs[-1].finish,
+        b"".join([output.prompt_logprobs for output in outputs]),
+        b"".join([output.prompt_top_ids for output in outputs]),
+        b"".join([output.prompt_top_logprobs for output in outputs]),
+    )
+
+
+def _unpack_ids(data: bytes) -> list[int]:
+    """As runtime.wire.format's, straight to ints."""
+    if len(data) == TOKEN_BYTES:  # by far the most frequent
+        return [int.from_bytes(data, "little")]
+    ids: list[int] = memoryview(data).cast("i").tolist()
+    return ids
+
+
+def _unpack_logprobs(
+    token_ids: list[int], chosen: bytes, top_ids: bytes, top_logprobs: bytes
+) -> list[TokenLogprob]:
+    values: list[float] = unpack_floats(chosen).tolist()
+    if not top_ids:
+        return [TokenLogprob(token, value) for token, value in zip(token_ids, values, strict=True)]
+    top_ids_of = np.frombuffer(top_ids, np.int32).reshape(len(values), -1).tolist()
+    top_values_of = unpack_floats(top_logprobs).reshape(len(values), -1).tolist()
+    return [
+        TokenLogprob(token, value, tuple(zip(ids, tops, strict=True)))
+        for token, value, ids, tops in zip(token_ids, values, top_ids_of, top_values_of, strict=True)
+    ]
+
+
+def num_logprob_bytes(items: Sequence[Any]) -> int:
+    """Packed log-probabilities in what a mailbox has collected, four bytes each."""
+    return sum(
+        len(item.logprobs)
+        + len(item.top_logprobs)
+        + len(item.prompt_logprobs)
+        + len(item.prompt_top_logprobs)
+        for item in items
+        if isinstance(item, SequenceOutput) and (item.logprobs or item.prompt_logprobs)
+    )

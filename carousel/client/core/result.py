@@ -1,0 +1,153 @@
+"""What a caller gets: deltas, completions and errors. Knows what they mean; knows no connection."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from runtime.base.errors import InvalidRequest, Overloaded, RequestAborted, RequestError, Unauthorized
+from runtime.wire.format import FloatArray
+from runtime.wire.messages import ErrorInfo, Usage
+from runtime.wire.perf_metrics import RequestPerfMetrics
+
+PROMPT_FIELDS = frozenset({"text", "input_ids"})
+FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout"]
+UNKNOWN_ID = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprob:
+    """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
+
+    token_id: int
+    """UNKNOWN_ID (-1) in a prompt that was given as text or messages: the client never sees its ids."""
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+    """(token id, logprob) of the most likely tokens, as many as were asked for, most likely first."""
+
+
+PromptLogprobs: TypeAlias = list[TokenLogprob | None]
+"""One for each token of the prompt, as far as it was computed. The first is None: nothing comes before it."""
+
+
+# A struct, because one is made for each token of each stream: a frozen dataclass costs ten times as much.
+class Delta(msgspec.Struct, frozen=True):
+    """What is new of one sequence. Its last one has a
+    `finish_reason`, `usage` and everything else that ends it.
+    """
+
+    text: str
+    token_ids: list[int]
+    logprobs: list[TokenLogprob]
+    """One for each of token_ids; empty when logprobs were not asked for."""
+    finish_reason: FinishReason | None = None
+    matched_stop: str | int | None = None
+    """The stop string, stop word or stop token id that ended it; None when the model's own end token, a limit
+    or an abort did.
+    """
+    usage: Usage | None = None
+    """Of this sequence."""
+    index: int = 0
+    """Number of the sequence in its request."""
+    prompt_logprobs: PromptLogprobs = []
+    """The next ones of the prompt, when asked for; with the first sequence only."""
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionOutput:
+    """One generated sequence: finished, or as far as it has come."""
+
+    index: int
+    """Number of the sequence in its request; after a choice by best_of its rank, best first."""
+    text: str
+    token_ids: list[int]
+    """Generated ids; the prompt is not among them."""
+    text_diff: str
+    """What is new since the last output that was taken; of a Completion everything."""
+    token_ids_diff: list[int]
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    """One for each of token_ids; empty when logprobs were not asked for."""
+    finish_reason: FinishReason | None = None
+    """None while the sequence goes on."""
+    matched_stop: str | int | None = None
+    """As in Delta."""
+    cumulative_logprob: float | None = None
+    """Sum over token_ids, of a finished sequence with logprobs or best_of."""
+    usage: Usage | None = None
+    """Of this sequence, when it has finished."""
+    generation_logits: FloatArray | None = field(default=None, compare=False)
+    """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
+    request_perf_metrics: RequestPerfMetrics | None = None
+    """With the end of the sequence, when asked for."""
+
+    @property
+    def stop_reason(self) -> str | int | None:
+        """`matched_stop` as others call it."""
+        return self.matched_stop
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """This one, where a result with several is expected."""
+        return [self]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A finished request. Its properties are those of the first (with best_of: the best) sequence."""
+
+    outputs: list[CompletionOutput]
+    """As many as `n` asked for."""
+    usage: Usage
+    """The prompt once, and all that was generated for it, also what best_of has not chosen; cached tokens are
+    those of the first sequence, before the others found its prompt.
+    """
+    prompt_logprobs: PromptLogprobs = field(default_factory=list)
+    """Empty when not asked for."""
+    context_logits: FloatArray | None = field(default=None, compare=False)
+    """[prompt tokens, vocabulary] float32, when asked for; None when none was computed."""
+    label: str = ""
+    embedding: FloatArray | None = field(default=None, compare=False)
+    """[hidden_size] float32, when that was what was asked for."""
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> list[int]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        reason = self.outputs[0].finish_reason
+        assert reason is not None
+        return reason
+
+    @property
+    def matched_stop(self) -> str | int | None:
+        return self.outputs[0].matched_stop
+
+    @property
+    def logprobs(self) -> list[TokenLogprob]:
+        return self.outputs[0].logprobs
+
+    @property
+    def cumulative_logprob(self) -> float | None:
+        return self.outputs[0].cumulative_logprob
+
+
+def error_from_info(info: ErrorInfo) -> RequestError:
+    """The exception that the other end described, in the caller's words: a prompt is one argument here."""
+    message, param = info.message, info.param
+    if param in PROMPT_FIELDS:
+        message, param = f"prompt: {message.removeprefix(f'{param}: ')}", "prompt"
+    if info.status == Overloaded.status and info.retry_after_s:
+        return Overloaded(message, code=info.code, retry_after_s=info.retry_after_s)
+    if info.status == Overloaded.status and info.code == Overloaded.code:
+        return Overloaded(message)
+    for kind in (InvalidRequest, Unauthorized, RequestAborted):
+        if info.status == kind.status:
+            return kind(message, param=param, code=info.code)
+    return RequestError(message, param=param, code=info.code, status=info.status)

@@ -1,0 +1,376 @@
+"""Session: the requests and control calls that are in flight on one connection, and who waits for each.
+
+The synchronous and the asynchronous client differ only in the mailbox a waiter sleeps on and in the thread
+that fills it; both are given. A request leaves the books with its last terminal or its first error, when its
+caller gives up, or when the ring is gone: nobody waits for ever.
+
+When a process of the ring has been replaced, what it may have lost is made again: the same sequence under the
+handle of its next attempt, with what has come of it. What still comes under the old handle is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, Unpack
+
+import msgspec
+
+from carousel.client.connection.connection import RING_TIMEOUT_S, Connection
+from carousel.client.connection.restarts import Restart
+from carousel.client.connection.target import Target
+from carousel.client.core.open_request import OpenRequest, OpenSequence, exhausted_error, failure
+from carousel.client.core.request_builder import Prompt, RequestOptions, build_request
+from carousel.client.core.request_state import RequestState, TensorPart
+from carousel.client.core.result import error_from_info
+from carousel.client.core.stats import StatsOp
+from runtime.base.errors import CarouselError, InvalidRequest, RequestAborted, RequestError
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import (
+    ControlOp,
+    ControlReply,
+    ControlRequest,
+    ErrorInfo,
+    OutputBatch,
+    SequenceOutput,
+    TensorBatch,
+)
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.transport import Framed
+
+Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
+
+
+class Mailbox(Protocol):
+    def put(self, item: Item) -> None:
+        """Keep an item and wake the one who waits. Called in the thread that `deliver` runs in."""
+
+
+M = TypeVar("M", bound=Mailbox)
+T = TypeVar("T")
+
+
+class OpenControl(NamedTuple):
+    """A question to the ring that has no answer yet."""
+
+    request: ControlRequest
+    mailbox: Mailbox
+
+
+class Session(Generic[M]):
+    def __init__(
+        self,
+        target: Target,
+        new_mailbox: Callable[[], M],
+        deliver_in_thread: Callable[[Callable[[Any], None], Any], None],
+        *,
+        connect_timeout_s: float,
+        ring_timeout_s: float = RING_TIMEOUT_S,
+        connect: Callable[..., Connection] = Connection,
+    ) -> None:
+        """`deliver_in_thread` is called by the I/O thread: it runs a function where the mailboxes live.
+        `connect` makes the connection.
+
+        Raises: RingClosed when there is no runtime at `target`.
+        """
+        self._new_mailbox = new_mailbox
+        # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
+        self._requests: dict[int, OpenRequest] = {}
+        self._sequences: dict[bytes, OpenSequence] = {}
+        self._labels: dict[str, int] = {}
+        self._controls: dict[int, OpenControl] = {}
+        self._request_numbers = itertools.count()
+        self._control_numbers = itertools.count()
+        # Sequences whose callers have left and whose end has not been heard of yet.
+        self._left: dict[bytes, int] = {}
+        # So that of one sequence the attempts are sent in their order. Not taken by what a destructor calls.
+        self._sending = threading.Lock()
+        self.connection = connect(
+            target,
+            on_message=lambda message: deliver_in_thread(self._deliver, message),
+            on_restart=lambda restart: deliver_in_thread(self._recover, restart),
+            on_closed=lambda error: deliver_in_thread(self.fail_all, error),
+            connect_timeout_s=connect_timeout_s,
+            ring_timeout_s=ring_timeout_s,
+        )
+
+    def max_in_flight(self) -> int:
+        """How many sequences the server lets one caller have waiting without refusing any. Valid once the
+        connection is opened.
+        """
+        return max(1, self.connection.max_waiting)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Sequences that have not ended, as far as is known here."""
+        return len(self._sequences)
+
+    # -- requests --------------------------------------------------------------------------------------------
+
+    def open_request(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        *,
+        stream: bool,
+        **options: Unpack[RequestOptions],
+    ) -> tuple[RequestState, M]:
+        """Submit a request: what is known of it, and where its sequences' outputs arrive.
+
+        Raises: what `submit` does.
+        """
+        mailbox = self._new_mailbox()
+        return self.submit(prompt, sampling, mailbox, stream=stream, **options), mailbox
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        mailbox: Mailbox,
+        *,
+        stream: bool,
+        **options: Unpack[RequestOptions],
+    ) -> RequestState:
+        """As `open_request`, with a mailbox of the caller's; requests may share one.
+
+        Raises: InvalidRequest that names the argument, also for a label that is in flight; what
+        `Connection.submit` does. Nothing has then been sent.
+        """
+        number = next(self._request_numbers)
+        handle = make_handle(self.connection.client_of(number), number)
+        asked = SamplingParams() if sampling is None else sampling
+        request = build_request(handle, prompt, asked, stream=stream, **options)
+        state = RequestState(request, asked)
+        self._hold_label(request.label, number)
+        with self._sending:
+            opened = OpenRequest(number, mailbox, state, self.connection.generation)
+            self._sequences.update(opened.sequences)
+            self._requests[number] = opened
+            try:
+                self.connection.submit(request, number)
+            except CarouselError:
+                self._end(opened)
+                raise
+        return state
+
+    def abort(self, number: int) -> None:
+        """Ask for the end of a request by RequestState.number; the terminals of its sequences come as usual.
+        Without effect on one that has ended or never was.
+        """
+        request = self._requests.get(number)
+        if request is not None:
+            request.is_aborted = True
+            self._send_abort(request)
+
+    def forget(self, number: int) -> None:
+        """End a request whose caller has left. Without effect on one that has ended."""
+        request = self._requests.get(number)
+        if request is not None and self._end(request):
+            # For another thread or task that still waits for it.
+            request.mailbox.put(RequestAborted("the stream was closed while it was read"))
+            self._send_last_abort(request)
+
+    def _hold_label(self, label: str, number: int) -> None:
+        if label and self._labels.setdefault(label, number) != number:
+            raise InvalidRequest(
+                f"label: a request labelled {label!r} is in flight; wait for its end or choose another",
+                param="label",
+                code="duplicate_label",
+            )
+
+    def _end(self, request: OpenRequest) -> bool:
+        """Take a request out of the books. True for the one caller who has."""
+        if self._requests.pop(request.number, None) is None:
+            return False
+        self._release(request)
+        return True
+
+    def _release(self, request: OpenRequest) -> None:
+        for handle in tuple(request.sequences):
+            self._sequences.pop(handle, None)
+        if request.label and self._labels.get(request.label) == request.number:
+            del self._labels[request.label]
+
+    def _send_abort(self, request: OpenRequest) -> None:
+        handles = tuple(request.sequences)
+        if handles:
+            # Where the connection has ended, its closing or the server's silence timer aborts all of ours.
+            with contextlib.suppress(CarouselError):
+                self.connection.abort(handles, request.number)
+
+    def _send_last_abort(self, request: OpenRequest) -> None:
+        """Of a request that nobody waits for any more."""
+        self._left.update(dict.fromkeys(tuple(request.sequences), request.number))
+        self._send_abort(request)
+
+    # -- control calls ---------------------------------------------------------------------------------------
+
+    def asking_stats(
+        self, op: StatsOp, after: int, *, wait: bool = False
+    ) -> contextlib.AbstractContextManager[M]:
+        """As `asking`, for statistics, as ControlRequest has it."""
+        return self.asking(op, after=after, wait=wait, own=self.connection.client_ids)
+
+    @contextlib.contextmanager
+    def asking(self, op: ControlOp, **about: Any) -> Iterator[M]:
+        """Ask the ring, with what ControlRequest says of it. The answer is one ControlReply in the mailbox;
+        who leaves before it has come is not asked for again.
+        """
+        number = next(self._control_numbers)
+        mailbox = self._new_mailbox()
+        request = ControlRequest(self.connection.client_of(0), number, op, **about)
+        self._controls[number] = OpenControl(request, mailbox)
+        try:
+            self.connection.submit(request, 0)
+            yield mailbox
+        finally:
+            self._controls.pop(number, None)
+
+    # -- the end ---------------------------------------------------------------------------------------------
+
+    def end_all(self, error: CarouselError) -> None:
+        """Abort what is in flight and give its callers `error`. Call `fail_all`
+        once more when the connection has been closed: until then others may submit.
+        """
+        if self._requests:
+            with contextlib.suppress(CarouselError):
+                self.connection.abort_all()
+        self.fail_all(error)
+
+    def fail_all(self, error: CarouselError) -> None:
+        """The one case in which a terminal is not the detokenizer's: nobody is there to send it."""
+        for request in _take_all(self._requests):
+            self._release(request)
+            request.mailbox.put(error)
+        for control in _take_all(self._controls):
+            control.mailbox.put(error)
+
+    # -- what arrives ----------------------------------------------------------------------------------------
+
+    def _deliver(self, message: OutputBatch | ControlReply | Framed) -> None:
+        if isinstance(message, OutputBatch):
+            self._deliver_outputs(message.outputs)
+        elif isinstance(message, ControlReply):
+            control = self._controls.pop(message.number, None)
+            if control is not None:
+                control.mailbox.put(message)
+        else:
+            assert isinstance(message.message, TensorBatch)
+            for entry, frame in zip(message.message.entries, message.frames, strict=True):
+                sequence = self._sequences.get(entry.handle)
+                if sequence is not None:
+                    sequence.request.mailbox.put(TensorPart(entry, frame))
+
+    def _deliver_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
+        sequences = self._sequences
+        failed: list[OpenRequest] = []
+        for output in outputs:
+            sequence = sequences.get(output.handle)
+            if sequence is None:
+                if self._left and output.finish is not None:
+                    self._left.pop(output.handle, None)
+                continue
+            if output.finish is None:
+                sequence.ids += output.token_ids
+                sequence.num_chars += len(output.text)
+                if sequence.has_logprobs:
+                    sequence.keep_logprobs(output)
+            else:
+                request = sequence.request
+                request.sequences.pop(output.handle, None)
+                sequences.pop(output.handle, None)
+                # The books are closed before the caller can see the end: he may use the label again at once.
+                if not request.sequences:
+                    self._end(request)
+                elif output.finish.reason == "error" and self._end(request):
+                    failed.append(request)
+            sequence.put(output)
+        for request in failed:
+            ended = {output.handle for output in outputs if output.finish is not None}
+            for handle in ended:
+                request.sequences.pop(handle, None)
+            self._send_last_abort(request)
+
+    # -- what is made again ----------------------------------------------------------------------------------
+
+    def _recover(self, restart: Restart) -> None:
+        """Make again what the process that was replaced may have lost."""
+        self._repeat_aborts(restart)
+        for request in list(self._requests.values()):
+            if request.generation < restart.generation and self._concerns(restart, request.number):
+                self._make_again(request, restart)
+        if self._concerns(restart, 0):
+            for control in list(self._controls.values()):
+                with contextlib.suppress(CarouselError):
+                    self.connection.resubmit(control.request, 0)
+
+    def _concerns(self, restart: Restart, number: int) -> bool:
+        """Whether the way of request `number` goes through the process."""
+        if restart.role == "engine":
+            return True
+        way = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
+        return way(number) == restart.index
+
+    def _make_again(self, request: OpenRequest, restart: Restart) -> None:
+        failed: list[SequenceOutput] = []
+        with self._sending:
+            request.generation = restart.generation
+            for old, sequence in tuple(request.sequences.items()):
+                if restart.role == "tokenizer" and sequence.is_with_scheduler:
+                    continue  # it has long been with the scheduler
+                message = sequence.next_attempt()
+                if message is None:
+                    failed.append(failure(old, exhausted_error()))
+                    continue
+                request.rename(old, sequence.handle)
+                self._sequences.pop(old, None)
+                self._sequences[sequence.handle] = sequence
+                try:
+                    self.connection.resubmit(message, request.number)
+                except RequestError as error:
+                    failed.append(failure(sequence.handle, ErrorInfo(error.message, error.code)))
+                except CarouselError:
+                    return  # the connection has ended, and with it every request
+        if request.number not in self._requests:  # its caller has left meanwhile
+            self._release(request)
+            self._send_last_abort(request)
+        elif request.is_aborted:
+            self._send_abort(request)
+        self._deliver_outputs(failed)
+
+    def _repeat_aborts(self, restart: Restart) -> None:
+        """Of requests that nobody waits for: the word may have been lost. They are then forgotten, because
+        who would tell of their end may not know them any more.
+        """
+        for handle, number in list(self._left.items()):
+            if self._concerns(restart, number):
+                self._left.pop(handle, None)
+                with contextlib.suppress(CarouselError):
+                    self.connection.abort((handle,), number)
+
+
+def _take_all(book: dict[int, T]) -> Iterator[T]:
+    """Empty a book that other threads use meanwhile: each entry goes to one of them."""
+    while True:
+        try:
+            _, entry = book.popitem()
+        except KeyError:
+            return
+        yield entry
+
+
+def deadline_after(timeout: float | None, now: float) -> float | None:
+    """When `timeout` seconds from `now` are over; None for never, and for longer than any clock can wait."""
+    return None if timeout is None or timeout >= threading.TIMEOUT_MAX else now + timeout
+
+
+def control_result(item: Item) -> Any:
+    """The body of a reply as plain data. Raises the error it carries."""
+    if isinstance(item, CarouselError):
+        raise item.with_traceback(None)
+    assert isinstance(item, ControlReply)
+    if not item.ok:
+        raise error_from_info(msgspec.msgpack.decode(item.body, type=ErrorInfo))
+    return msgspec.msgpack.decode(item.body)

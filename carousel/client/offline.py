@@ -1,0 +1,90 @@
+"""LLM: a client with a runtime of its own, a child process that ends with the object."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Unpack, overload
+
+from carousel.client.connection.connection import RING_TIMEOUT_S
+from carousel.client.core.request_builder import Prompt, Prompts, RequestOptions, is_single_prompt
+from carousel.client.core.result import Completion
+from carousel.client.own_runtime import OwnRuntime
+from carousel.client.progress import progress_bar
+from carousel.client.sync import Client
+from runtime.wire.sampling_params import SamplingParams
+
+
+class LLM(Client):
+    def __init__(
+        self, model: str | Path = "", *, ring_timeout: float = RING_TIMEOUT_S, **settings: Any
+    ) -> None:
+        """Start a runtime and wait until it is ready. Keywords are the settings of launch.py.
+
+        A process of it that dies is replaced, and calls wait for that; after `ring_timeout` seconds they end
+        with RingClosed. Its log shows warnings only, unless `log_level` is set.
+        Raises: ConfigError for an unknown or wrong setting, StartError with the runtime's last words.
+        """
+        runtime = OwnRuntime(model, settings)
+        # Also called when this object is dropped, and at exit.
+        self._stop_runtime = weakref.finalize(self, runtime.stop)
+        try:
+            runtime.wait_ready()
+            super().__init__(runtime.run_dir, ring_timeout=ring_timeout)
+        except BaseException:
+            self._stop_runtime()
+            raise
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = True,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """As Client.generate, with a progress bar over several prompts when stderr is a terminal."""
+        if not use_tqdm or is_single_prompt(prompt):
+            return super().generate(prompt, sampling_params, timeout=timeout, **options)
+        with progress_bar(len(prompt)) as on_completion:
+            return self._generate(prompt, sampling_params, timeout, on_completion, **options)
+
+    def close(self) -> None:
+        """Stop the runtime: afterwards none of its processes and files is left. Idempotent."""
+        super().close()
+        self._stop_runtime()

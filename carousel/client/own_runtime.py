@@ -1,0 +1,161 @@
+"""OwnRuntime: a runtime that serves this process alone, its child, and what it says while it starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import msgspec
+
+from runtime.base.errors import ConfigError, StartError
+from runtime.ring.endpoints import Endpoints
+from runtime.settings.config import RuntimeConfig, from_values, setting_of
+
+POLL_S = 0.05
+STOP_TIMEOUT_S = 10.0
+MAX_QUEUED = 1 << 20
+"""Nobody else shares this runtime, so it queues whatever its one caller has."""
+OWN_SETTINGS = frozenset(
+    {
+        "allowed_hosts",
+        "api_key",
+        "api_workers",
+        "cache_salt_per_api_key",
+        "drain_timeout",
+        "cors_origins",
+        "forwarded_allow_ips",
+        "host",
+        "max_connections",
+        "max_connections_per_address",
+        "metrics_open",
+        "no_http",
+        "parent_pid",
+        "port",
+        "run_dir",
+    }
+)
+"""What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""
+
+
+class OwnRuntime:
+    """A runtime that serves this process alone: the child process that is its launcher, and its words."""
+
+    def __init__(self, model: str | Path, settings: dict[str, Any]) -> None:
+        """Start it. Raises ConfigError, before anything is started, for an unknown or wrong setting."""
+        flags = _flags(
+            {
+                "max_queued_requests": MAX_QUEUED,
+                "max_queued_requests_per_client": MAX_QUEUED,
+                "log_level": "warning",
+                **settings,
+                "model": model,
+            }
+        )
+        self.run_dir = Path(tempfile.mkdtemp(prefix="carousel-llm-"))
+        self._owner_pid = os.getpid()
+        self._state_file = Endpoints(self.run_dir).state_file
+        self._last_lines: deque[str] = deque(maxlen=20)
+        # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                _launcher(),
+                *flags,
+                "--no-http",
+                f"--run-dir={self.run_dir}",
+                f"--parent-pid={os.getpid()}",
+                "--drain-timeout=0",  # whoever stops it is its only caller
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self._reader = threading.Thread(
+            target=_relay, args=(self._process.stderr, self._last_lines), name="carousel-log", daemon=True
+        )
+        self._reader.start()
+
+    def wait_ready(self) -> None:
+        """The launcher limits the time. Raises StartError when it gives up."""
+        while self._state() != "ready":
+            if self._process.poll() is not None:
+                self._reader.join(STOP_TIMEOUT_S)
+                error = StartError(self._last_words())
+                error.exit_code = self._process.returncode
+                raise error
+            time.sleep(POLL_S)
+
+    def _state(self) -> Any:
+        try:
+            return msgspec.json.decode(self._state_file.read_bytes())["state"]
+        except FileNotFoundError:
+            return "absent"
+
+    def _last_words(self) -> str:
+        said = [line for line in self._last_lines if line.startswith("error: ")] or list(self._last_lines)
+        reason = (
+            said[-1].removeprefix("error: ") if said else f"it ended with code {self._process.returncode}"
+        )
+        return f"the runtime could not start: {reason}"
+
+    def stop(self) -> None:
+        """End it and remove its files. Idempotent."""
+        if os.getpid() != self._owner_pid:
+            return  # a forked child has a copy of the object, but the runtime is its parent's
+        self._process.terminate()
+        try:
+            self._process.wait(STOP_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._reader.join(STOP_TIMEOUT_S)
+        shutil.rmtree(self.run_dir, ignore_errors=True)
+
+
+def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
+    with source:
+        for line in source:
+            text = line.decode(errors="replace").rstrip("\n")
+            last_lines.append(text)
+            print(text, file=sys.stderr, flush=True)
+
+
+def _launcher() -> str:
+    """The launcher by its file: it is found whatever directory this process was started in."""
+    spec = importlib.util.find_spec("launch")
+    if spec is None or spec.origin is None:
+        raise ConfigError("launch.py is not installed beside the client library")
+    return spec.origin
+
+
+def _flags(settings: dict[str, Any]) -> list[str]:
+    """Settings as a command line. Raises ConfigError that names a wrong one."""
+    known = set(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
+    values: dict[str, Any] = {}
+    for spelling, value in settings.items():
+        name = setting_of(spelling)
+        if name not in known:
+            raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")
+        if name in values:
+            raise ConfigError(f"{spelling}: {name} is given twice, under two names; give one of them")
+        values[name] = str(value) if isinstance(value, Path) else value
+    config = from_values(values)
+    flags = []
+    for name in values:
+        value = getattr(config, name)
+        if value == RuntimeConfig.__struct_defaults__[RuntimeConfig.__struct_fields__.index(name)]:
+            continue
+        flag = "--" + name.replace("_", "-")
+        flags.append(flag if value is True else f"{flag}={value}")
+    return flags

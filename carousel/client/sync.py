@@ -1,0 +1,397 @@
+"""Client: generate from a runtime that is already running, from synchronous code. Threads may share one."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Any, Self, Unpack, overload
+
+from carousel.client.connection.connection import RING_TIMEOUT_S
+from carousel.client.connection.discovery import find_target
+from carousel.client.core.batch import Batch
+from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
+from carousel.client.core.embedding import NO_OUTPUT, Embedding, Inputs, embedding_of
+from carousel.client.core.request_builder import (
+    EmbedOptions,
+    Prompt,
+    Prompts,
+    RequestOptions,
+    TokenIds,
+    is_single_prompt,
+    one_per_prompt,
+)
+from carousel.client.core.request_state import RequestState
+from carousel.client.core.result import Completion, Delta
+from carousel.client.core.session import Item, Session, control_result, deadline_after
+from carousel.client.core.stats import AskNow, StatsPlace, StatsStream
+from runtime.base.errors import RingClosed
+from runtime.wire.messages import ControlOp, PauseMode
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.stats import IterationStats, RequestStatsPerIteration
+
+CONNECT_TIMEOUT_S = 10.0
+CONTROL_TIMEOUT_S = 10.0
+
+
+class QueueMailbox:
+    """A waiter's queue, filled by the I/O thread."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self) -> None:
+        # SimpleQueue may be used from a destructor that interrupts another call of it; Queue may not.
+        self._queue: SimpleQueue[Item] = SimpleQueue()
+
+    def put(self, item: Item) -> None:
+        self._queue.put(item)
+
+    def take(self, deadline: float | None) -> list[Item]:
+        """Everything that is there, at least one item. Raises TimeoutError at the deadline."""
+        try:
+            items = [
+                self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
+            ]
+        except Empty:
+            raise TimeoutError("the time limit of the call is over") from None
+        # One thread reads, so what it sees there stays there.
+        while not self._queue.empty():
+            items.append(self._queue.get())
+        return items
+
+
+class ResultStream:
+    """Iterator over the deltas of all sequences of one request, for one thread: of each what is new, as it
+    comes. Leaving it early aborts the request; a thread that waits while another one calls `close` gets
+    RequestAborted.
+    """
+
+    def __init__(
+        self,
+        session: Session[QueueMailbox],
+        state: RequestState,
+        mailbox: QueueMailbox,
+        deadline: float | None,
+    ) -> None:
+        self.state = state
+        """All that has been received so far."""
+        self._session = session
+        self._mailbox = mailbox
+        self._deadline = deadline
+        self._deltas: deque[Delta] = deque()
+        self._closed = False
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        while self._closed or not self._deltas:
+            if self._closed or self.state.is_complete:
+                raise StopIteration
+            try:
+                if self.state.error is None:
+                    self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
+                if self._closed or not self._deltas:
+                    self.state.check()
+            except BaseException:
+                self.close()
+                raise
+        return self._deltas.popleft()
+
+    def close(self) -> None:
+        """Abort unless finished. Idempotent."""
+        self._closed = True
+        self._session.forget(self.state.number)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+class Client:
+    def __init__(
+        self,
+        run_dir: str | Path | None = None,
+        *,
+        curve_dir: str | Path | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_S,
+        ring_timeout: float = RING_TIMEOUT_S,
+    ) -> None:
+        """Connect to a runtime; by default to the one that CAROUSEL_RUN_DIR names, else the only one alive.
+
+        `run_dir` may be an address tcp://HOST:PORT; `curve_dir` then holds this client's `client.key_secret`
+        and the server's `server.key`, and is needed unless HOST is this machine.
+        When a process of the runtime is restarted, calls wait and then go on where they were; after
+        `ring_timeout` seconds without it they end with RingClosed.
+        Raises: RingClosed when there is none or it does not answer within connect_timeout seconds,
+        ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
+        """
+        self._session: Session[QueueMailbox] = Session(
+            find_target(run_dir, curve_dir),
+            QueueMailbox,
+            _call,
+            connect_timeout_s=connect_timeout,
+            ring_timeout_s=ring_timeout,
+        )
+        try:
+            self._session.connection.opened.result()
+        except BaseException:
+            self.close()
+            raise
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompts,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]: ...
+
+    def generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """Generate from one prompt (a Completion) or from several (a list in their order).
+
+        A prompt is text, token ids, or chat messages. `sampling_params` is one for all or one for each.
+        `timeout` is in seconds and holds for the whole call. Several prompts wait while the server is full;
+        any other error ends the call and aborts the rest.
+
+        Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed, TimeoutError.
+        """
+        return self._generate(prompt, sampling_params, timeout, _ignore, **options)
+
+    def _generate(
+        self,
+        prompt: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        timeout: float | None,
+        on_completion: Callable[[Completion], None],
+        **options: Unpack[RequestOptions],
+    ) -> Completion | list[Completion]:
+        """`on_completion` is called with each as it ends."""
+        deadline = deadline_after(timeout, time.monotonic())
+        single = is_single_prompt(prompt)
+        prompts: Any = [prompt] if single else prompt
+        all_sampling = one_per_prompt(sampling_params, len(prompts))
+        if len(prompts) == 1:
+            # Nothing else could wait for it, so a refusal is the caller's to see.
+            completion = _finish(self._open(prompts[0], all_sampling[0], False, deadline, options))
+            on_completion(completion)
+            return completion if single else [completion]
+        return Batch(self._session, prompts, all_sampling, deadline, options, on_completion).run()
+
+    @overload
+    def embed(
+        self, prompt: Inputs, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
+        self, prompt: list[str | list[int]], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> list[Embedding]: ...
+
+    @overload
+    def embed(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+    ) -> Embedding: ...
+
+    @overload
+    def embed(
+        self,
+        prompt: str | TokenIds | Sequence[str | TokenIds],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedding | list[Embedding]: ...
+
+    def embed(
+        self,
+        prompt: str | TokenIds | Sequence[str | TokenIds],
+        *,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
+    ) -> Embedding | list[Embedding]:
+        """The vector of one text, or of several in their order, from a server of --task embed.
+
+        A text may be given as token ids. `timeout` and errors as for `generate`.
+        """
+        done = self._generate(prompt, NO_OUTPUT, timeout, _ignore, task="embed", **options)
+        return [embedding_of(each) for each in done] if isinstance(done, list) else embedding_of(done)
+
+    def stream(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> ResultStream:
+        """Generate from one prompt and iterate over what comes, as it comes. The request is made at the call.
+
+        Raises: as `generate`, from the call or from the iteration.
+        """
+        deadline = deadline_after(timeout, time.monotonic())
+        return self._open(prompt, sampling_params, True, deadline, options)
+
+    def _open(
+        self,
+        prompt: Prompt,
+        sampling: SamplingParams | None,
+        stream: bool,
+        deadline: float | None,
+        options: RequestOptions,
+    ) -> ResultStream:
+        state, mailbox = self._session.open_request(prompt, sampling, stream=stream, **options)
+        return ResultStream(self._session, state, mailbox, deadline)
+
+    def abort(self, stream: ResultStream) -> None:
+        """End a request early; its iterator still delivers what there is, with finish_reason "abort"."""
+        self._session.abort(stream.state.number)
+
+    def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
+        info: dict[str, Any] = self._control("server_info", timeout)
+        return info
+
+    def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
+        """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
+        return self._control("flush_cache", timeout)
+
+    def iteration_stats(self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
+        """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
+
+        Raises: RequestError (stats_off when it keeps none), RingClosed, TimeoutError.
+        """
+        return StatsPlace.of_iterations(after).read(self._ask_stats(timeout))
+
+    def request_stats(
+        self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> list[RequestStatsPerIteration]:
+        """As `iteration_stats`, of each live request. Kept with `request_stats_max_iterations` only."""
+        return StatsPlace.of_requests(after).read(self._ask_stats(timeout))
+
+    def watch_stats(self, *, timeout: float | None = None) -> StatsStream:
+        """The statistics of each iteration as it ends: `for stats in client.watch_stats()`. It ends when none
+        has come for `timeout` seconds. Raises: as `iteration_stats`, from the iteration.
+        """
+
+        def ask(after: int, timeout: float | None) -> Any:
+            deadline = deadline_after(timeout, time.monotonic())
+            return _answer(self._session.asking_stats("iteration_stats", after, wait=True), deadline)
+
+        return StatsStream(ask, timeout)
+
+    def _ask_stats(self, timeout: float) -> AskNow:
+        deadline = deadline_after(timeout, time.monotonic())
+        return lambda op, after: _answer(self._session.asking_stats(op, after), deadline)
+
+    def pause_generation(
+        self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Launch no more steps until `continue_generation`; what comes meanwhile waits, and nothing is lost.
+        Deadlines pass. `mode` says what becomes of those that run: "in_place" they keep what they have;
+        "retract" they give their pages up, so that the whole cache can be flushed; "abort" they end, and so
+        does what waits.
+
+        Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
+        """
+        paused: dict[str, Any] = self._control("pause_generation", timeout, mode=check_mode(mode))
+        return paused
+
+    def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
+        answer: dict[str, Any] = self._control("continue_generation", timeout)
+        return answer
+
+    def start_profile(
+        self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
+    ) -> dict[str, Any]:
+        """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
+        10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
+
+        Returns: name of the file, written at the end to the launch's `profile_dir`, and num_steps.
+        Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
+        """
+        num_steps = check_num_steps(num_steps)
+        begun: dict[str, Any] = self._control("start_profile", timeout, num_steps=num_steps)
+        return begun
+
+    def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """End the profile: name of the file and num_steps that are in it. Raises: as `start_profile`."""
+        ended: dict[str, Any] = self._control("stop_profile", timeout)
+        return ended
+
+    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
+        return _answer(self._session.asking(op, **about), deadline_after(timeout, time.monotonic()))
+
+    def close(self) -> None:
+        """Abort what is in flight and disconnect; who waits in another thread gets RingClosed. Idempotent."""
+        error = RingClosed("the client was closed")
+        self._session.end_all(error)
+        self._session.connection.close()
+        self._session.fail_all(error)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _answer(asking: AbstractContextManager[QueueMailbox], deadline: float | None) -> Any:
+    """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
+    with asking as mailbox:
+        return control_result(mailbox.take(deadline)[0])
+
+
+def _call(function: Callable[[Any], None], argument: Any) -> None:
+    function(argument)
+
+
+def _ignore(_: Completion) -> None:
+    """Nobody watches."""
+
+
+def _finish(stream: ResultStream) -> Completion:
+    """Wait for the end of a request."""
+    for _ in stream:
+        pass
+    return stream.state.completion()

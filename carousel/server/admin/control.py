@@ -1,0 +1,120 @@
+"""/metrics, /stats and what is below it, /server_info, /flush_cache, /pause_generation,
+/continue_generation, /start_profile, /stop_profile: what operators ask and tell the runtime.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.server.admin.control_types import EmptyBody, PauseBody, ProfileBody
+from carousel.server.request.body import read_optional_body
+from carousel.server.server_state import ServerState
+from runtime.base.errors import InvalidRequest
+from runtime.ring.process import process_name
+from runtime.wire.status_page import Status
+
+MAX_DIGITS = 9
+SECRETS = frozenset({"api_key"})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text. 503 while the runtime does not answer."""
+    server: ServerState = request.app.state.server
+    info = await server.runtime_info()
+    text = server.metrics.render(server.status.read("scheduler"), info)
+    return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+async def stats(request: Request) -> Response:
+    """The status page: answered from memory, whatever state the processes are in."""
+    server: ServerState = request.app.state.server
+    load = server.status.read("scheduler")
+    return _json(
+        {
+            "processes": {
+                process_name(role, index, server.config): _process(server.status.read(role, index))
+                for role, index in server.status.slots()
+            },
+            "num_running": load.num_running,
+            "num_waiting": load.num_waiting,
+            "queued_prompt_tokens": load.queued_prompt_tokens,
+            "num_pages": load.num_pages,
+            "num_available_pages": load.num_free_pages,
+            "tokens_per_s": load.tokens_per_s,
+        }
+    )
+
+
+async def iteration_stats(request: Request) -> Response:
+    """The records of the iterations that the scheduler keeps; with ?after=N those after number N."""
+    server: ServerState = request.app.state.server
+    return _json(await server.statistics(server.client.iteration_stats, _after(request)))
+
+
+async def request_stats(request: Request) -> Response:
+    """As `iteration_stats`, of the requests that lived then."""
+    server: ServerState = request.app.state.server
+    return _json(await server.statistics(server.client.request_stats, _after(request)))
+
+
+def _after(request: Request) -> int:
+    """Raises InvalidRequest."""
+    text = request.query_params.get("after", "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS):
+        raise InvalidRequest(f"after: the number of an iteration, got {text[:32]!r}", param="after")
+    return int(text)
+
+
+async def server_info(request: Request) -> Response:
+    """The scheduler's account of itself, and the settings of the launch but for its secrets."""
+    server: ServerState = request.app.state.server
+    info = await server.runtime_info()
+    settings = msgspec.structs.asdict(server.config)
+    return _json({**info, "settings": {name: settings[name] for name in settings if name not in SECRETS}})
+
+
+async def flush_cache(request: Request) -> Response:
+    """Forget every cached prefix that no running request uses."""
+    server: ServerState = request.app.state.server
+    return _json(await server.ask(server.client.flush_cache))
+
+
+async def pause_generation(request: Request) -> Response:
+    """Launch no more steps; what comes waits."""
+    server: ServerState = request.app.state.server
+    body = await read_optional_body(request, PauseBody)
+    return _json(await server.ask(server.client.pause_generation, body.mode or "in_place"))
+
+
+async def continue_generation(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    await read_optional_body(request, EmptyBody)
+    return _json(await server.ask(server.client.continue_generation))
+
+
+async def start_profile(request: Request) -> Response:
+    """Where the file goes is the launch's to say (`--profile-dir`), never a request's."""
+    server: ServerState = request.app.state.server
+    body = await read_optional_body(request, ProfileBody)
+    return _json(await server.ask(server.client.start_profile, body.num_steps))
+
+
+async def stop_profile(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    await read_optional_body(request, EmptyBody)
+    return _json(await server.ask(server.client.stop_profile))
+
+
+def _process(status: Status) -> dict[str, Any]:
+    if status.state == "absent":
+        return {"state": status.state}
+    return {"state": status.state, "pid": status.pid, "heartbeat_age_s": round(status.age_s(), 3)}
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,62 @@
+"""/version, /model_info, /get_load: what routers and load generators of SGLang and vLLM ask before they send
+anything. Answered from memory, whatever state the processes are in.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import PackageNotFoundError
+from importlib.metadata import version as installed_version
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.server.server_state import ServerState
+
+
+class Version(msgspec.Struct):
+    version: str
+
+
+class ModelInfo(msgspec.Struct):
+    model_path: str
+    tokenizer_path: str
+    """Empty without a tokenizer."""
+    is_generation: bool
+    max_model_len: int
+
+
+class Load(msgspec.Struct):
+    """In SGLang's names; `num_tokens`: KV cache in use, and prompts that wait."""
+
+    dp_rank: int
+    num_reqs: int
+    num_waiting_reqs: int
+    num_tokens: int
+
+
+async def version(_: Request) -> Response:
+    """That of the installed package."""
+    try:
+        return _json(Version(installed_version("carousel")))
+    except PackageNotFoundError:  # launch.py of a checkout that is not installed
+        return _json(Version("unknown"))
+
+
+async def model_info(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    config = server.config
+    return _json(ModelInfo(config.model, config.tokenizer, config.task == "generate", config.context_length))
+
+
+async def get_load(request: Request) -> Response:
+    """A list, as there may be several engines elsewhere: one entry."""
+    server: ServerState = request.app.state.server
+    load = server.status.read("scheduler")
+    num_used_pages = load.num_pages - load.num_free_pages
+    num_tokens = num_used_pages * server.config.page_size + load.queued_prompt_tokens
+    return _json([Load(0, load.num_running + load.num_waiting, load.num_waiting, num_tokens)])
+
+
+def _json(body: msgspec.Struct | list[Load]) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

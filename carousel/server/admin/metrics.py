@@ -1,0 +1,218 @@
+"""Metrics: what an operator's Prometheus reads, under SGLang's names.
+
+The counters and latencies are of the sequences that came over HTTP, as their clients see them, whichever
+process of the HTTP server they came to; the gauges and the queue times are of the whole runtime, as its
+scheduler tells them at the moment of the scrape.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from carousel.client.core.result import Delta
+from carousel.server.admin.metric_file import CounterSpec, HistogramSpec, MetricFile
+from runtime.wire.messages import Usage
+from runtime.wire.status_page import Status
+
+PREFIX = "sglang:"
+LABELS = ("model_name",)
+COUNTERS = (
+    CounterSpec("num_requests", "Sequences asked for over HTTP."),
+    CounterSpec("num_aborted_requests", "Those of them that ended unfinished."),
+    CounterSpec("prompt_tokens", "Prompt tokens of finished requests."),
+    CounterSpec("cached_tokens", "Those of them that were in the cache."),
+    CounterSpec("generation_tokens", "Output tokens of finished sequences."),
+)
+HISTOGRAMS = (
+    HistogramSpec(
+        "time_to_first_token_seconds",
+        "From the request to the first output, of streams.",
+        (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 400),
+    ),
+    HistogramSpec(
+        "inter_token_latency_seconds",
+        "Between two output tokens, of streams.",
+        (0.001, 0.002, 0.004, 0.006, 0.01, 0.015, 0.025, 0.04, 0.06, 0.1, 0.2, 0.5, 1, 2, 6),
+    ),
+    HistogramSpec(
+        "e2e_request_latency_seconds",
+        "From the request to the end, of finished sequences.",
+        (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40, 80, 160, 400, 800, 1600),
+    ),
+)
+
+
+class Metrics:
+    """Owned by the event loop; one for each API process."""
+
+    def __init__(self, model: str, folder: Path, index: int = 0) -> None:
+        """`folder` is the same for all API processes of a launch, `index` is this one's number."""
+        self._model = model
+        self._file = MetricFile(folder, index, COUNTERS, HISTOGRAMS)
+        (
+            self.requests,
+            self.aborted,
+            self.prompt_tokens,
+            self.cached_tokens,
+            self.generation_tokens,
+        ) = self._file.counters
+        self.time_to_first_token, self.inter_token_latency, self.e2e_latency = self._file.histograms
+
+    def render(self, status: Status, info: Mapping[str, Any]) -> bytes:
+        """The text that Prometheus reads, with the scheduler's status and its server_info."""
+        registry = CollectorRegistry(auto_describe=False)
+        families = _Families(self._model)
+        counters, histograms = self._file.totals()
+        for spec, value in zip(COUNTERS, counters, strict=True):
+            families.add_counter(spec.name, spec.text, value)
+        for each, total in zip(HISTOGRAMS, histograms, strict=True):
+            families.add_histogram(each.name, each.text, each.bounds, total.counts, total.sum)
+        by_name = {spec.name: value for spec, value in zip(COUNTERS, counters, strict=True)}
+        hit_rate = by_name["cached_tokens"] / by_name["prompt_tokens"] if by_name["prompt_tokens"] else 0.0
+        families.add_gauge("cache_hit_rate", "Share of the prompt tokens that were in the cache.", hit_rate)
+        _add_runtime(families, status, info)
+        registry.register(families)
+        return generate_latest(registry)
+
+
+class RequestTimer:
+    """One prompt from `received_s`, by time.perf_counter(), when its request had been read, to the end of its
+    sequences; those that have not finished when it is left count as aborted.
+    """
+
+    __slots__ = ("_last_s", "_metrics", "_num_sequences", "_num_unfinished", "_received_s")
+
+    def __init__(self, metrics: Metrics, received_s: float, num_sequences: int = 1) -> None:
+        self._metrics = metrics
+        self._received_s = received_s
+        self._num_sequences = num_sequences
+        self._num_unfinished = num_sequences
+        self._last_s = [0.0] * num_sequences
+        """When the last token of each came; 0 before the first."""
+
+    def __enter__(self) -> Self:
+        self._metrics.requests.inc(self._num_sequences)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._num_unfinished:
+            self._metrics.aborted.inc(self._num_unfinished)
+
+    def note_delta(self, delta: Delta) -> None:
+        """Something came of a stream."""
+        num_new = len(delta.token_ids)
+        if num_new:
+            now = time.perf_counter()
+            last = self._last_s[delta.index]
+            if last:
+                self._metrics.inter_token_latency.observe((now - last) / num_new, num_new)
+            else:
+                self._metrics.time_to_first_token.observe(now - self._received_s)
+            self._last_s[delta.index] = now
+        if delta.usage is not None and delta.finish_reason != "abort":
+            # The sequences of a request share its prompt.
+            usage = delta.usage if delta.index == 0 else Usage(0, delta.usage.completion_tokens, 0)
+            self._note_ended(usage, 1)
+
+    def note_finished(self, usage: Usage) -> None:
+        """All sequences have come to their end at once."""
+        self._note_ended(usage, self._num_sequences)
+
+    def _note_ended(self, usage: Usage, num_sequences: int) -> None:
+        metrics = self._metrics
+        self._num_unfinished -= num_sequences
+        metrics.e2e_latency.observe(time.perf_counter() - self._received_s, num_sequences)
+        metrics.prompt_tokens.inc(usage.prompt_tokens)
+        metrics.cached_tokens.inc(usage.cached_tokens)
+        metrics.generation_tokens.inc(usage.completion_tokens)
+
+
+class _Families(Collector):
+    """Prometheus' form of what one scrape shows."""
+
+    def __init__(self, model: str) -> None:
+        self._labels = [model]
+        self._families: list[Metric] = []
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families
+
+    def add_counter(self, name: str, text: str, value: float) -> None:
+        family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        self._families.append(family)
+
+    def add_gauge(self, name: str, text: str, value: float) -> None:
+        family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+        family.add_metric(self._labels, value)
+        self._families.append(family)
+
+    def add_histogram(
+        self, name: str, text: str, bounds: Sequence[float], counts: Sequence[float], total: float
+    ) -> None:
+        """`counts`: of each bucket by itself, one more than there are bounds."""
+        family = HistogramMetricFamily(PREFIX + name, text, labels=LABELS)
+        edges = [*map(str, map(float, bounds)), "+Inf"]
+        family.add_metric(self._labels, list(zip(edges, accumulate(counts), strict=True)), total)
+        self._families.append(family)
+
+
+def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -> None:
+    page_size = info["page_size"]
+    num_used = status.num_pages - status.num_free_pages
+    share = num_used / status.num_pages if status.num_pages else 0.0
+    for name, text, value in (
+        ("num_running_reqs", "Sequences that hold a row.", status.num_running),
+        ("num_queue_reqs", "Sequences that wait for a row.", status.num_waiting),
+        ("num_used_tokens", "Tokens of KV that running sequences use.", num_used * page_size),
+        ("max_total_num_tokens", "Tokens of KV that there is room for.", status.num_pages * page_size),
+        ("token_usage", "Share of the KV cache that running sequences use.", share),
+        ("gen_throughput", "Output tokens per second.", status.tokens_per_s),
+    ):
+        families.add_gauge(name, text, value)
+    evicted = info["num_evicted_pages"] * page_size
+    families.add_counter("evicted_tokens", "Cached tokens that made room.", evicted)
+    families.add_counter("num_retracted_requests", "Retractions.", info["num_retracted"])
+    for name, text, field in (
+        ("num_iterations", "Steps of the model.", "num_iterations"),
+        ("context_tokens", "Tokens computed of prompts.", "num_ctx_tokens"),
+        (
+            "recomputed_tokens",
+            "Those of them that are computed again, or are output, after a pause.",
+            "num_recomputed_ctx_tokens",
+        ),
+        ("kv_new_blocks", "Pages given to requests, empty.", "num_new_pages"),
+        ("kv_reused_blocks", "Pages found in the cache.", "num_reused_pages"),
+        ("kv_missed_blocks", "Pages not found in the cache.", "num_missed_pages"),
+    ):
+        families.add_counter(name, text, info[field])
+    families.add_histogram(
+        "iteration_latency_seconds",
+        "From the end of a step, or its launch if that is later, to the end of the next.",
+        info["iter_latency_bounds_s"],
+        info["iter_latency_counts"],
+        info["iter_latency_sum_s"],
+    )
+    families.add_histogram(
+        "queue_time_seconds",
+        "From the scheduler's inbox to a row.",
+        info["queue_time_bounds_s"],
+        info["queue_time_counts"],
+        info["queue_time_sum_s"],
+    )

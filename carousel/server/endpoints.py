@@ -1,0 +1,170 @@
+"""ENDPOINTS: every path of the HTTP server, what it takes and what it answers. Routes and the description of
+the API are made from this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.server.admin import control, info, probes
+from carousel.server.admin.control_types import EmptyBody, PauseBody, ProfileBody
+from carousel.server.openai.chat import create_chat_completion
+from carousel.server.openai.completions import create_completion
+from carousel.server.openai.embedding_types import EmbeddingBody, EmbeddingResponse
+from carousel.server.openai.embeddings import create_embedding
+from carousel.server.openai.models import list_models, retrieve_model
+from carousel.server.openai.responses import (
+    ChatResponse,
+    CompletionResponse,
+    ModelCard,
+    ModelList,
+)
+from carousel.server.openai.types import ChatBody, CompletionBody
+from carousel.server.sglang.generate import generate
+from carousel.server.sglang.generate_types import GenerateBody, GenerateResponse
+from carousel.server.sglang.tokenize import detokenize, tokenize
+from carousel.server.sglang.tokenize_types import (
+    DetokenizeBody,
+    DetokenizeResponse,
+    TokenizeBody,
+    TokenizeResponse,
+)
+
+WITH_BODY = (400, 408, 413, 415, 500)
+RUNTIME = (500, 503)
+STATS = (400, *RUNTIME)
+"""Of what asks the runtime: it may be gone, not ready, or have no room."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    path: str
+    """As Starlette spells it."""
+    handler: Callable[[Request], Awaitable[Response]]
+    summary: str
+    response: Any
+    """Type of the body of a 200; None for plain text."""
+    methods: tuple[str, ...] = ("GET",)
+    body: type | None = None
+    body_is_optional: bool = False
+    streams: bool = False
+    """Answers `stream: true` with events."""
+    statuses: tuple[int, ...] = ()
+    """Of its errors, beside those that every path has. Each has the shape of OpenAI's."""
+    answers_503: Any = None
+    """Type of the body of a 503 that is no error."""
+    get_needs_key: bool = False
+    """The GET of this endpoint changes something. Any web page can have a browser send one, so that there is
+    none without a key, which no browser adds by itself.
+    """
+
+    def methods_with(self, *, has_key: bool) -> tuple[str, ...]:
+        """The methods that a server with or without an API key takes."""
+        if self.get_needs_key and not has_key:
+            return tuple(method for method in self.methods if method != "GET")
+        return self.methods
+
+
+def _generating(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
+    statuses = (404, *WITH_BODY, 503)
+    return Endpoint(path, handler, summary, response, ("POST",), body, streams=True, statuses=statuses)
+
+
+def _tokenizing(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
+    return Endpoint(path, handler, summary, response, ("POST",), body, statuses=(404, *WITH_BODY, 503))
+
+
+def _command(path: str, handler: Any, summary: str, body: type) -> Endpoint:
+    statuses = (409, *WITH_BODY, 503)
+    return Endpoint(
+        path, handler, summary, dict[str, Any], ("POST",), body, body_is_optional=True, statuses=statuses
+    )
+
+
+ENDPOINTS = (
+    _generating(
+        "/v1/completions", create_completion, "OpenAI completions", CompletionBody, CompletionResponse
+    ),
+    _generating("/v1/chat/completions", create_chat_completion, "OpenAI chat", ChatBody, ChatResponse),
+    _generating(
+        "/generate", generate, "SGLang's own request", GenerateBody, GenerateResponse | list[GenerateResponse]
+    ),
+    Endpoint(
+        "/v1/embeddings",
+        create_embedding,
+        "OpenAI embeddings, of a server of --task embed",
+        EmbeddingResponse,
+        ("POST",),
+        EmbeddingBody,
+        statuses=(404, *WITH_BODY, 503),
+    ),
+    *(
+        endpoint
+        for prefix in ("", "/v1")
+        for endpoint in (
+            _tokenizing(
+                f"{prefix}/tokenize", tokenize, "The ids of a prompt", TokenizeBody, TokenizeResponse
+            ),
+            _tokenizing(
+                f"{prefix}/detokenize", detokenize, "The text of ids", DetokenizeBody, DetokenizeResponse
+            ),
+        )
+    ),
+    Endpoint("/v1/models", list_models, "The one model that is served", ModelList),
+    Endpoint("/v1/models/{name:path}", retrieve_model, "A model by its name", ModelCard, statuses=(404,)),
+    Endpoint("/live", probes.live, "Whether the HTTP process answers", probes.ProbeAnswer),
+    *(
+        Endpoint(
+            path,
+            probes.ready,
+            "Whether a request would be served",
+            probes.ProbeAnswer,
+            answers_503=probes.ProbeAnswer,
+        )
+        for path in ("/ready", "/health")
+    ),
+    Endpoint(
+        "/health_generate",
+        probes.health_generate,
+        "Whether a request is served: one is made up",
+        probes.ProbeAnswer,
+        answers_503=probes.ProbeAnswer,
+    ),
+    Endpoint("/version", info.version, "The version of this server", info.Version),
+    *(
+        Endpoint(path, info.model_info, "What is served", info.ModelInfo)
+        for path in ("/model_info", "/get_model_info")
+    ),
+    Endpoint("/get_load", info.get_load, "Load, from memory", list[info.Load]),
+    Endpoint("/metrics", control.metrics, "Prometheus' text", None, statuses=RUNTIME),
+    Endpoint("/stats", control.stats, "State and load, from memory", dict[str, Any]),
+    *(
+        Endpoint(f"/stats/{kind}", handler, f"Statistics of {text}", list[dict[str, Any]], statuses=STATS)
+        for kind, handler, text in (
+            ("iterations", control.iteration_stats, "each iteration, ?after=N: those after number N"),
+            ("requests", control.request_stats, "each live request in each iteration"),
+        )
+    ),
+    *(
+        Endpoint(path, control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME)
+        for path in ("/server_info", "/get_server_info")
+    ),
+    Endpoint(
+        "/flush_cache",
+        control.flush_cache,
+        "Forget cached prefixes that nothing uses",
+        dict[str, Any],
+        ("GET", "POST"),
+        get_needs_key=True,
+        statuses=RUNTIME,
+    ),
+    _command("/pause_generation", control.pause_generation, "Launch no more steps", PauseBody),
+    _command("/continue_generation", control.continue_generation, "Go on after a pause", EmptyBody),
+    _command("/start_profile", control.start_profile, "Record the next steps", ProfileBody),
+    _command("/stop_profile", control.stop_profile, "Write what was recorded", EmptyBody),
+)

@@ -1,0 +1,370 @@
+"""HttpProtocol: uvicorn's protocol with bounds on all that is read of a connection: heads, framing, trailers,
+requests that wait behind others, bodies that nobody asks for. Most of it is seen by no application.
+
+The parser below it keeps a head of any size and waits for its end for ever. What is refused here is answered
+in the shape that all other errors have.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.errors import error_body, error_headers
+from carousel.server.http.flow import Flow, has_left, write_chunk
+from carousel.server.http.parse_turns import HEAD_EVENTS, ParseTurns
+from runtime.base.errors import Overloaded, RequestError
+
+MAX_HEAD_BYTES = 32 << 10
+MAX_HEADERS = 64
+HEAD_TIMEOUT_S = 10.0
+MAX_PIPELINED = 16
+"""Requests that wait on a connection while another one is in work."""
+MAX_FRAMING_BYTES = 16 << 10
+"""Sizes, extensions and trailers of a body's chunks, beyond as many bytes as the chunks hold."""
+UNREAD_TIMEOUT_S = 5.0
+"""Longest time from an answer to the end of its request, which nobody reads."""
+PIECE_BYTES = 16 << 10
+"""Bytes parsed at a time; a read gives up to 256,000."""
+# Asked every few seconds by machines; a line for each would be most of the log.
+UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection. The scope's state gets two ways past what stands in front of the endpoints, which looks
+    at heads only: `send_body`, the innermost `send`, and `write_chunk`, which does not wait; and `has_left`.
+    """
+
+    flow: Flow
+
+    def __init__(self, count: ConnectionCount, turns: ParseTurns, *args: Any, **kwargs: Any) -> None:
+        """count, turns: those of all connections of this process."""
+        super().__init__(*args, **kwargs)
+        self._count = count
+        self._logs_access: bool = self.access_log
+        self._turns = turns
+        self._unparsed = b""
+        """Bytes received that wait for a turn."""
+        self._num_events = 0
+        """Calls of the parser for the piece being parsed."""
+        self._awaits_head = True
+        self._is_all_head = False
+        """The piece being parsed neither begins nor completes a head."""
+        self._head_bytes = 0
+        """Received of a head that is not complete, after the piece in which it began."""
+        self._is_all_body = False
+        """The piece being parsed is of one body, but for that body's framing."""
+        self._chunk_bytes = 0
+        """Bytes of a body in the piece being parsed."""
+        self._framing_room = 0
+        """Bytes of framing that may still come before others of the body."""
+        self._plain_head = b""
+        """The head of a request that asks for another protocol, without asking."""
+        self._waiting_bytes = 0
+        """Bytes of the bodies of requests that came while another one was in work."""
+        self._head_timer: asyncio.TimerHandle | None = None
+        self._unread_timer: asyncio.TimerHandle | None = None
+        self._in_work: RequestResponseCycle | None = None
+        """The latest request that was begun; `cycle` is the latest that was read."""
+        self._refusal: RequestError | None = None
+        self._last_words: RequestError | None = None
+        """The refusal that follows the answers to the requests before it; nothing more is parsed."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.flow = Flow(transport)
+        self._start_head_timer()
+        if not self._count.add(self._address):
+            self._refuse(
+                Overloaded("this address has too many connections; close some", code="too_many_connections")
+            )
+
+    @property
+    def _address(self) -> str:
+        return self.client[0] if self.client else ""
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._count.remove(self._address)
+        self._stop_head_timer()
+        self._stop_unread_timer()
+        self._tell_of_the_end()
+        super().connection_lost(exc)
+
+    def eof_received(self) -> None:
+        """The client has left, which ends the connection. Who works for it hears of it now: until the
+        connection is lost a few turns of the loop pass, in which a request that came with it would begin.
+        """
+        self._tell_of_the_end()
+
+    # From a read to the parser, piece by piece
+
+    def data_received(self, data: bytes) -> None:
+        self._unset_keepalive_if_required()
+        if self._last_words is not None:
+            return
+        if self._awaits_head and self._head_timer is None:
+            self._start_head_timer()
+        self._unparsed += data
+        if self._turns.has_room():
+            self._parse()
+        else:
+            self._wait_for_turn()
+
+    def _wait_for_turn(self) -> None:
+        if not self.flow.is_held:
+            self.flow.is_held = True
+            self._turns.wait(self._begin_turn)
+
+    def _begin_turn(self) -> None:
+        if self.parser is not None:  # the connection is not lost
+            self.flow.is_held = False
+            self._parse()
+
+    def _parse(self) -> None:
+        """Parse what has come: a piece, and more while this turn of the loop has room."""
+        data = memoryview(self._unparsed)
+        at = 0
+        while at < len(data) and not self.transport.is_closing() and self._last_words is None:
+            if at and not self._turns.has_room():
+                self._unparsed = bytes(data[at:])
+                self._wait_for_turn()
+                return
+            at += self._feed(data[at : at + PIECE_BYTES])
+            self._turns.count(1 + self._num_events)
+        self._unparsed = b""
+
+    def _feed(self, piece: memoryview) -> int:
+        """Return how much of the piece has been parsed."""
+        self._num_events = self._chunk_bytes = 0
+        self._is_all_head, self._is_all_body = self._awaits_head, not self._awaits_head
+        try:
+            self.parser.feed_data(piece)
+        except httptools.HttpParserUpgrade as upgrade:
+            return self._go_on_without_upgrade(upgrade.args[0])
+        except httptools.HttpParserError:
+            self.logger.warning("Invalid HTTP request received.")
+            self._refuse_parsed(self._refusal or _invalid("Invalid HTTP request received."))
+        else:
+            self._bound_piece(len(piece))
+        return len(piece)
+
+    def _bound_piece(self, num_bytes: int) -> None:
+        if self._is_all_head:
+            self._head_bytes += num_bytes
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse(_head_too_large())
+        elif self._is_all_body:
+            room = self._framing_room + 2 * self._chunk_bytes - num_bytes
+            self._framing_room = min(room, MAX_FRAMING_BYTES)
+            if room < 0:
+                self._refuse(_invalid("the body is mostly chunk sizes, extensions or trailers"))
+
+    def _go_on_without_upgrade(self, parsed: int) -> int:
+        """Parse a request as if it had not asked for another protocol, which a server need not know.
+
+        The parser has stopped behind its head and would take its body for the next request.
+        """
+        self.parser = httptools.HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        head, self._plain_head = self._plain_head, b""
+        self._awaits_head = True
+        self._feed(memoryview(head))
+        return parsed
+
+    # Calls of the parser. Whatever they raise ends the parsing.
+
+    def on_message_begin(self) -> None:
+        if len(self.pipeline) >= MAX_PIPELINED:
+            self._refusal = Overloaded(
+                f"more than {MAX_PIPELINED} requests wait on this connection; send the next on another one",
+                code="too_many_pipelined",
+            )
+            raise self._refusal
+        super().on_message_begin()
+        self._unset_keepalive_if_required()
+        if self._head_timer is None:
+            self._start_head_timer()
+        self._num_events += HEAD_EVENTS
+        self._is_all_head = False
+        self._head_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._num_events += 1
+        if not self._awaits_head:
+            self._refusal = _invalid("trailers are not supported: send no fields behind the last chunk")
+            raise self._refusal
+        if len(self.headers) >= MAX_HEADERS:
+            self._refusal = _head_too_large()
+            raise self._refusal
+        super().on_header(name, value)
+
+    def on_headers_complete(self) -> None:
+        self._is_all_head = False
+        self._check_head()
+        if self.parser.should_upgrade():
+            self._plain_head = self._head_without_upgrade()
+            return
+        self._awaits_head = False
+        self._framing_room = MAX_FRAMING_BYTES
+        self._stop_head_timer()
+        self.access_log = self._logs_access and self.url.partition(b"?")[0] not in UNLOGGED_PATHS
+        super().on_headers_complete()
+        self._read_on_behind_pipeline()
+        self.scope["state"]["send_body"] = self.cycle.send
+        self.scope["state"]["write_chunk"] = partial(write_chunk, self.cycle)
+        self.scope["state"]["has_left"] = partial(has_left, self.cycle)
+
+    def _check_head(self) -> None:
+        size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
+        if size > MAX_HEAD_BYTES:
+            self._refusal = _head_too_large()
+            raise self._refusal
+        is_old = self.parser.get_http_version() == "1.0"
+        num_hosts = sum(name == b"host" for name, _ in self.headers)
+        if num_hosts > 1 or not (num_hosts or is_old):
+            self._refusal = _invalid("a request of HTTP/1.1 has one Host header")
+            raise self._refusal
+        # The parser finds out when the request has been begun.
+        codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
+        if codings and (is_old or codings != [b"chunked"]):
+            self._refusal = _invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out")
+            raise self._refusal
+
+    def _head_without_upgrade(self) -> bytes:
+        method = self.parser.get_method()
+        if method == b"CONNECT":
+            self._refusal = _invalid("CONNECT is for proxies")
+            raise self._refusal
+        lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
+        return b"\r\n".join([*lines, b"", b""])
+
+    def on_body(self, body: bytes) -> None:
+        self._num_events += 1
+        self._chunk_bytes += len(body)
+        super().on_body(body)
+        if self.pipeline:
+            self._waiting_bytes += len(body)
+            if self._waiting_bytes > HIGH_WATER_LIMIT:
+                self.flow.pause_reading()
+
+    def _read_on_behind_pipeline(self) -> None:
+        """Uvicorn reads no more once a request waits, so it would not see the client leave."""
+        if not self.pipeline:
+            self._waiting_bytes = 0
+        elif self._waiting_bytes <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
+
+    def on_message_complete(self) -> None:
+        self._is_all_body = False
+        if self._plain_head:
+            return
+        self._awaits_head = True
+        super().on_message_complete()
+        self._stop_unread_timer()
+        if self.cycle.response_complete and not self.transport.is_closing():
+            self._start_keep_alive_timer()
+
+    # The begin and the end of answers, the end of the connection
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        self._in_work = cycle
+        super()._start_asgi_task(cycle, app)
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.pipeline or not self.cycle.response_complete or self.transport.is_closing():
+            return
+        # What has come of a body that nobody has asked for.
+        self.cycle.body = bytearray()
+        if self._last_words is not None:
+            self._refuse(self._last_words)
+        elif not self._awaits_head:
+            self._unread_timer = self.loop.call_later(UNREAD_TIMEOUT_S, self.transport.close)
+
+    def _start_keep_alive_timer(self) -> None:
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(
+            self.timeout_keep_alive, self.timeout_keep_alive_handler
+        )
+
+    def _start_head_timer(self) -> None:
+        self._head_timer = self.loop.call_later(HEAD_TIMEOUT_S, self._on_head_timeout)
+
+    def _stop_head_timer(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _stop_unread_timer(self) -> None:
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+
+    def _on_head_timeout(self) -> None:
+        if self.cycle is not None and not self.cycle.response_complete:
+            # An answer is on its way; what has come behind its request may be no more than a line break.
+            self._start_head_timer()
+            return
+        self._refuse(
+            RequestError(f"no request came within {HEAD_TIMEOUT_S:.0f} s", code="timeout", status=408)
+        )
+
+    def _refuse_parsed(self, error: RequestError) -> None:
+        """Refuse what the parser has stopped at. Requests before one too many are still answered."""
+        if self.pipeline and isinstance(error, Overloaded):
+            self._stop_head_timer()
+            self._last_words = error
+        else:
+            self._refuse(error)
+
+    def _refuse(self, error: RequestError) -> None:
+        """Answer, unless the request at fault has its answer or others wait for theirs, and close the
+        connection.
+        """
+        cycle = self.cycle
+        has_answer = cycle is not None and cycle.response_started
+        is_next = cycle is not None and cycle.response_complete and self._awaits_head
+        if (is_next or not has_answer) and not self.pipeline:
+            self.transport.write(_answer_of(error))
+        self.transport.close()
+        self._tell_of_the_end()
+
+    def _tell_of_the_end(self) -> None:
+        """Tell whoever works on a request of this connection that nobody waits for the answer."""
+        for cycle in (self._in_work, self.cycle):
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True
+                cycle.message_event.set()
+
+
+def _answer_of(error: RequestError) -> bytes:
+    body = error_body(error)
+    fields = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        "connection": "close",
+        **error_headers(error),
+    }
+    lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}"]
+    lines += [f"{name}: {value}" for name, value in fields.items()]
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+def _invalid(message: str) -> RequestError:
+    return RequestError(message, code="invalid_http", status=400)
+
+
+def _head_too_large() -> RequestError:
+    return RequestError(
+        f"the request line and headers are more than {MAX_HEAD_BYTES >> 10} KiB or {MAX_HEADERS} fields",
+        code="headers_too_large",
+        status=431,
+    )

@@ -1,0 +1,48 @@
+"""RequestIdMiddleware: every request has an id, its sender's or a new one, which every answer carries."""
+
+from __future__ import annotations
+
+import uuid
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from carousel.server.http.errors import error_response
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import MAX_LABEL_CHARS
+
+HEADER = b"x-request-id"
+
+
+class RequestIdMiddleware:
+    """The id is `request.state.request_id`; a header that can be none is refused."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = [value for name, value in scope["headers"] if name == HEADER]
+        if given and not _is_id(given):
+            error = InvalidRequest(
+                f"X-Request-Id must be one header of 1 to {MAX_LABEL_CHARS} printable ASCII characters "
+                "without spaces",
+                param="X-Request-Id",
+            )
+            await error_response(error)(scope, receive, send)
+            return
+        request_id = given[0] if given else uuid.uuid4().hex.encode()
+        scope.setdefault("state", {})["request_id"] = request_id.decode()
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], (HEADER, request_id)]}
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+def _is_id(values: list[bytes]) -> bool:
+    value = values[0]
+    return len(values) == 1 and 0 < len(value) <= MAX_LABEL_CHARS and all(32 < byte < 127 for byte in value)

@@ -1,0 +1,86 @@
+"""HttpServer: uvicorn's server without its signal handlers, and with a bound on its connections."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+import uvicorn
+
+from carousel.server.http.connection_count import ConnectionCount, openable
+from carousel.server.http.parse_turns import ParseTurns
+from carousel.server.http.protocol import HttpProtocol
+
+RETRY_S = 1.0
+
+logger = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """Accepts connections from one listening socket, which other processes may have too. With as many
+    connections as it may have it accepts no more: the kernel keeps those that come, or another process takes
+    them.
+    """
+
+    def __init__(self, app: Any, *, max_connections: int, max_per_address: int, **settings: Any) -> None:
+        """max_per_address: 0 for any number; one more is answered with 503. settings: those of uvicorn."""
+        most = openable(max_connections)
+        if most < max_connections:
+            logger.warning(
+                "max_connections: %d instead of %d, because of the limit of file descriptors (ulimit -n)",
+                most,
+                max_connections,
+            )
+        self._count = ConnectionCount(most, max_per_address, self._stop_accepting, self._accept_again)
+        # Called as the class would be, with two arguments less.
+        protocol = cast(type[HttpProtocol], partial(HttpProtocol, self._count, ParseTurns()))
+        super().__init__(uvicorn.Config(app, http=protocol, **settings))
+        self._listener: socket.socket | None = None
+        self._accepting: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """SIGTERM is the process context's."""
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        assert sockets
+        (self._listener,) = sockets
+        # What is closed when no more are accepted is a copy.
+        await super().startup([self._listener.dup()])
+
+    def _stop_accepting(self) -> None:
+        logger.warning("all connections are in use; the next is accepted when one ends (--max-connections)")
+        for server in self.servers:
+            server.close()
+
+    def _accept_again(self) -> None:
+        if self._accepting is None or self._accepting.done():
+            self._accepting = asyncio.create_task(self._open())
+
+    async def _open(self) -> None:
+        loop = asyncio.get_running_loop()
+        while self._count.has_room() and not self.should_exit:
+            try:
+                assert self._listener is not None
+                self.servers = [
+                    await loop.create_server(
+                        self._make_protocol, sock=self._listener.dup(), backlog=self.config.backlog
+                    )
+                ]
+            except OSError as error:
+                logger.warning("no connection can be accepted: %s", error)
+                await asyncio.sleep(RETRY_S)
+            else:
+                return
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        # As uvicorn does when it starts.
+        return self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )

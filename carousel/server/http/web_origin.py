@@ -1,0 +1,94 @@
+"""WebOriginMiddleware: refuses requests that a web page of another site has its reader's browser send.
+
+A browser sends two headers that its pages cannot choose: `Host`, the name in the address, and `Origin`,
+where the page is from. A page whose own name an attacker lets resolve to this server's address (DNS
+rebinding) is of the same origin to the browser, and is known by its `Host` alone.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Iterable, Sequence
+from ipaddress import ip_address
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from carousel.server.http.errors import error_response
+from runtime.base.errors import RequestError
+
+LOCAL_SUFFIXES = (".localhost", ".local", ".internal")
+"""Endings of names that nobody can register in the public DNS."""
+SHOWN_CHARS = 100
+
+_HOST = re.compile(r"(?P<name>\[[0-9a-f:.%]+\]|[a-z0-9._-]+)(?::[0-9]*)?", re.IGNORECASE)
+
+
+class WebOriginMiddleware:
+    def __init__(
+        self, app: ASGIApp, *, own_hosts: Iterable[str], allowed_hosts: Sequence[str], origins: Sequence[str]
+    ) -> None:
+        """`own_hosts`: names of this machine; `allowed_hosts` and `origins` as in the settings, where `*`
+        stands for all, and a host like `*.example.com` for all names below it.
+        """
+        self._app = app
+        self._any_host, self._any_origin = "*" in allowed_hosts, "*" in origins
+        self._hosts = frozenset(_plain(name) for name in (*own_hosts, *allowed_hosts))
+        self._suffixes = (*LOCAL_SUFFIXES, *(_plain(name[1:]) for name in allowed_hosts if name[:2] == "*."))
+        self._origins = frozenset(origins)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        error = self._refusal(scope) if scope["type"] == "http" else None
+        if error is None:
+            await self._app(scope, receive, send)
+        else:
+            await error_response(error)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> RequestError | None:
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        for host in hosts:
+            if not self._any_host and not self._knows(host):
+                return RequestError(
+                    f"Host: {host[:SHOWN_CHARS]!r} is no name of this server; start it with --allowed-hosts "
+                    "to serve it under that name, or with --api-key",
+                    param="Host",
+                    code="host_not_allowed",
+                    status=403,
+                )
+        own = {f"{scheme}://{host}" for host in hosts for scheme in ("http", "https")}
+        for name, value in scope["headers"]:
+            origin = value.decode("latin-1")
+            if name == b"origin" and not (self._any_origin or origin in self._origins or origin in own):
+                return RequestError(
+                    f"Origin: pages of {origin[:SHOWN_CHARS]!r} may not call this server; --cors-origins "
+                    "names those that may",
+                    param="Origin",
+                    code="origin_not_allowed",
+                    status=403,
+                )
+        return None
+
+    def _knows(self, host: str) -> bool:
+        match = _HOST.fullmatch(host)
+        if match is None:
+            return False
+        name = _plain(match["name"])
+        return "." not in name or _is_address(name) or name in self._hosts or name.endswith(self._suffixes)
+
+
+def machine_names(listening_at: str) -> tuple[str, str]:
+    """Names under which this machine is known to itself; `listening_at`: the host setting."""
+    return socket.gethostname(), listening_at
+
+
+def _plain(name: str) -> str:
+    """The name in lower case, without the dot that may end it."""
+    return name.lower().removesuffix(".")
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ip_address(name.strip("[]"))
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,113 @@
+"""The API process: an HTTP server on the socket it inherits, in front of a client of the ring."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import socket
+from pathlib import Path
+
+import uvloop
+
+from carousel.client.async_ import AsyncClient
+from carousel.server.admin.metrics import Metrics
+from carousel.server.app import make_app
+from carousel.server.http.rare_warnings import make_warnings_rare
+from carousel.server.http.server import HttpServer
+from carousel.server.server_state import ServerState
+from runtime.base.errors import RequestError
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.ring.process import ProcessContext, run_process
+
+# Between two looks at whether to stop: short against the second after which the launcher kills what is left.
+TICK_S = 0.05
+SHUTDOWN_S = 0.8
+KEEP_ALIVE_S = 20
+"""Longer than callers' HTTP libraries keep an idle connection (httpx and openai 5 s, aiohttp 15 s), so
+that they close it: a request that meets the server's own end of it gets no answer but an error.
+"""
+
+
+def without_query(record: logging.LogRecord) -> bool:
+    """A filter of uvicorn's access log: a path's query may hold what is nobody's business."""
+    if isinstance(record.args, tuple) and len(record.args) == 5:
+        client, method, path, *rest = record.args
+        record.args = (client, method, str(path).partition("?")[0], *rest)
+    return True
+
+
+def main(context: ProcessContext) -> None:
+    logging.getLogger("uvicorn.access").addFilter(without_query)
+    make_warnings_rare()
+    # What has been imported stays. To look through it takes each full collection 29 ms, without service.
+    gc.collect()
+    gc.freeze()
+    uvloop.run(serve(context))
+
+
+async def serve(context: ProcessContext) -> None:
+    """Answer from the first moment (/live, /ready), serve once the ring has answered, until SIGTERM.
+
+    Raises: RingClosed when the ring is gone.
+    """
+    config = context.config
+    client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
+    metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
+    sampling = CheckpointConfig.read(Path(config.model)).sampling
+    server = _http_server(ServerState(client, config, sampling, context.status, metrics))
+    listener = _listening_socket(context.http_fd, config.slow_reader_timeout)
+    serving = asyncio.create_task(server.serve([listener]))
+    connecting = asyncio.create_task(client.connect())
+    is_ready = False
+    try:
+        while not context.stop.is_set():
+            if connecting.done() and not is_ready:
+                connecting.result()
+                is_ready = True
+                context.ready()
+            if client.error is not None:
+                raise client.error
+            if serving.done():
+                raise RuntimeError("the HTTP server has ended") from serving.exception()
+            context.beat(num_running=len(server.server_state.tasks))
+            await asyncio.sleep(TICK_S)
+    finally:
+        connecting.cancel()
+        # Every caller gets an answer, then the connections are closed.
+        error = RequestError("the server is shutting down", code="shutting_down", status=503)
+        await client.aclose(client.error or error)
+        server.should_exit = True
+        await asyncio.wait((serving,), timeout=SHUTDOWN_S)
+
+
+def _http_server(state: ServerState) -> HttpServer:
+    config = state.config
+    return HttpServer(
+        make_app(state),
+        max_connections=config.max_connections,
+        max_per_address=config.max_connections_per_address,
+        ws="none",
+        lifespan="off",
+        timeout_keep_alive=KEEP_ALIVE_S,
+        log_config=None,
+        access_log=config.log_level in ("debug", "info"),
+        server_header=False,
+        proxy_headers=bool(config.proxies),
+        forwarded_allow_ips="*" if "*" in config.proxies else config.proxies,
+    )
+
+
+def _listening_socket(fd: int, slow_reader_timeout_s: float) -> socket.socket:
+    """The launcher's, which all HTTP processes share."""
+    listener = socket.socket(fileno=fd)
+    listener.setblocking(False)
+    # Every connection inherits it. The kernel ends one whose client takes nothing for so long, whatever is
+    # being written, also when this process has already closed it.
+    timeout_ms = max(1, round(1000 * slow_reader_timeout_s))
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
+    return listener
+
+
+if __name__ == "__main__":
+    run_process("api", main)

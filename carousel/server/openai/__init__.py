@@ -1,0 +1,1 @@
+"""The routes of OpenAI's protocol, and vLLM's additions to it."""

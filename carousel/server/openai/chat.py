@@ -1,0 +1,92 @@
+"""/v1/chat/completions: a conversation in, `n` versions of the assistant's next turn out. Text only."""
+
+from __future__ import annotations
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.logprobs import TokenSpeller
+from carousel.server.openai.types import NEUTRAL, ChatBody
+from carousel.server.request.body import read_body
+from carousel.server.request.generation import Generation, Job
+from carousel.server.request.labels import request_labels
+from carousel.server.request.prompts import conversation, encode_prompts, template_options
+from carousel.server.request.sampling import (
+    PARAM_NAMES,
+    check_stream_options,
+    counts_continuously,
+    includes_usage,
+    request_options,
+    sampling_params,
+)
+from carousel.server.request.unsupported import refuse_unsupported
+from carousel.server.server_state import ServerState
+from runtime.base.errors import InvalidRequest
+
+
+async def create_chat_completion(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    body = await read_body(request, ChatBody)
+    refuse_unsupported(body, NEUTRAL)
+    server.check_model(body.model)
+    server.check_serving()
+    check_stream_options(body)
+    sampling = sampling_params(
+        body,
+        server.defaults,
+        max_tokens=_max_tokens(body, server.config.context_length),
+        logprobs=_num_logprobs(body),
+        prompt_logprobs=body.prompt_logprobs,
+    )
+    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    options.update(
+        template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
+    )
+    job = Job(
+        [conversation(body.messages, NEUTRAL)],
+        sampling,
+        options,
+        request_labels(request.state.request_id, 1),
+        labels_are_chosen=False,
+        stream=bool(body.stream),
+        param_names={**PARAM_NAMES, "prompt": "messages"},
+    )
+    job.check_size(server.config.context_length)
+    view = ChatView(
+        model=server.config.served_model_name,
+        num_choices=sampling.n,
+        shows_logprobs=sampling.logprobs is not None,
+        num_prompt_logprobs=body.prompt_logprobs,
+        shows_ids=bool(body.return_token_ids),
+        streams_usage=includes_usage(body),
+        counts_continuously=counts_continuously(body),
+    )
+    if view.shows_logprobs or view.num_prompt_logprobs is not None:
+        vocabulary = await server.tokenizer.vocabulary()
+        view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+    if view.shows_ids or view.counts_continuously or view.num_prompt_logprobs is not None:
+        ids = await encode_prompts(server.tokenizer, job.prompts, options, "messages")
+        (view.prompt_ids,) = ids
+        job.check_prompt_logprobs(len(view.prompt_ids))
+        job = job.with_ids(ids)
+    return Generation(server, job, ChatFormat(view))
+
+
+def _max_tokens(body: ChatBody, context_length: int) -> int:
+    """Without a limit, what the context leaves: the scheduler cuts this to it. Raises InvalidRequest."""
+    both = (body.max_completion_tokens, body.max_tokens)
+    if None not in both and both[0] != both[1]:
+        raise InvalidRequest(
+            "max_tokens and max_completion_tokens differ; give one", param="max_completion_tokens"
+        )
+    return next((limit for limit in both if limit is not None), context_length)
+
+
+def _num_logprobs(body: ChatBody) -> int | None:
+    """Raises InvalidRequest."""
+    if body.logprobs:
+        return body.top_logprobs or 0
+    if body.top_logprobs:
+        raise InvalidRequest("top_logprobs needs logprobs: true", param="top_logprobs")
+    return None

@@ -1,0 +1,159 @@
+"""ChatFormat: how /v1/chat/completions spells its answers. Knows no HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from msgspec import UNSET, UnsetType
+
+from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.server.openai.logprobs import (
+    TokenSpeller,
+    chat_logprobs,
+    chat_logprobs_json,
+    delta_pieces,
+    prompt_logprobs_json,
+)
+from carousel.server.openai.responses import (
+    ChatChoice,
+    ChatChunk,
+    ChatChunkChoice,
+    ChatDelta,
+    ChatLogprobs,
+    ChatMessageBody,
+    ChatResponse,
+    PromptLogprobs,
+    UsageBody,
+)
+from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
+from carousel.server.openai.usage import UsageCount, usage_of
+from carousel.server.request.sse import TEXT_MARK, TextEvent, sse_event
+from carousel.server.server_state import new_id
+
+
+@dataclass(slots=True)
+class ChatView:
+    """What an answer shows, beside the text."""
+
+    model: str
+    num_choices: int = 1
+    shows_logprobs: bool = False
+    num_prompt_logprobs: int | None = None
+    shows_ids: bool = False
+    streams_usage: bool = False
+    counts_continuously: bool = False
+    speller: TokenSpeller | None = None
+    """Given where there are logprobs of any kind."""
+    prompt_ids: list[int] = field(default_factory=list)
+    """Given where the answer shows or counts them."""
+
+
+class ChatFormat:
+    def __init__(self, view: ChatView) -> None:
+        self._id = new_id("chatcmpl")
+        self._created = int(time.time())
+        self._view = view
+        self._plain: list[TextEvent | None] = [None] * view.num_choices
+        self._begun: set[int] = set()
+        self._usage = UsageCount(1)
+        if view.prompt_ids:
+            self._usage.expect_prompts([len(view.prompt_ids)])
+        self._is_plain = not (view.counts_continuously or view.shows_ids or view.shows_logprobs)
+
+    def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
+        """As OpenAI: the role comes first and alone, and so does the reason of the end, last."""
+        self._usage.add(prompt, delta)
+        data = b""
+        if delta.index not in self._begun:
+            data = self._first_event(delta.index)
+        if delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids):
+            for part in delta_pieces(delta):
+                yield data + self._text_event(part)
+                data = b""
+        if delta.finish_reason is not None:
+            choice = ChatChunkChoice(
+                delta.index,
+                ChatDelta(),
+                None,
+                finish_reason_of(delta),
+                delta.matched_stop,
+                stop_reason_of(delta),
+            )
+            data += self._event(choice)
+        if data:
+            yield data
+
+    def last_events(self) -> bytes:
+        if not self._view.streams_usage:
+            return b""
+        return sse_event(self._chunk([], self._usage.body()))
+
+    def response(self, completions: Sequence[Completion]) -> ChatResponse:
+        (completion,) = completions
+        view = self._view
+        choices = [self._whole_choice(output) for output in completion.outputs]
+        response = ChatResponse(
+            self._id, "chat.completion", self._created, view.model, choices, usage_of(completions)
+        )
+        if view.num_prompt_logprobs is not None:
+            response.prompt_logprobs = self._prompt_logprobs(completion, view.num_prompt_logprobs)
+        if view.shows_ids:
+            response.prompt_token_ids = view.prompt_ids
+        return response
+
+    def _first_event(self, index: int) -> bytes:
+        chunk = self._chunk([ChatChunkChoice(index, ChatDelta("assistant", ""))], self._event_usage())
+        if self._view.shows_ids and not self._begun:
+            chunk.prompt_token_ids = self._view.prompt_ids
+        self._begun.add(index)
+        return sse_event(chunk)
+
+    def _text_event(self, delta: Delta) -> bytes:
+        if not self._is_plain:
+            choice = ChatChunkChoice(delta.index, ChatDelta(content=delta.text), self._logprobs(delta))
+            if self._view.shows_ids:
+                choice.token_ids = delta.token_ids
+            return self._event(choice)
+        event = self._plain[delta.index]
+        if event is None:
+            choice = ChatChunkChoice(delta.index, ChatDelta(content=TEXT_MARK))
+            event = self._plain[delta.index] = TextEvent(self._chunk([choice], self._event_usage()))
+        return event.with_text(delta.text)
+
+    def _event(self, choice: ChatChunkChoice) -> bytes:
+        return sse_event(self._chunk([choice], self._event_usage()))
+
+    def _event_usage(self) -> UsageBody | UnsetType | None:
+        if self._view.counts_continuously:
+            return self._usage.body()
+        return None if self._view.streams_usage else UNSET
+
+    def _chunk(self, choices: list[ChatChunkChoice], usage: UsageBody | UnsetType | None) -> ChatChunk:
+        return ChatChunk(self._id, "chat.completion.chunk", self._created, self._view.model, choices, usage)
+
+    def _whole_choice(self, output: CompletionOutput) -> ChatChoice:
+        reason = finish_reason_of(output)
+        assert reason is not None, "the sequence has not finished"
+        choice = ChatChoice(
+            output.index,
+            ChatMessageBody("assistant", output.text),
+            self._logprobs(output),
+            reason,
+            output.matched_stop,
+            stop_reason_of(output),
+        )
+        if self._view.shows_ids:
+            choice.token_ids = output.token_ids
+        return choice
+
+    def _logprobs(self, part: Delta | CompletionOutput) -> ChatLogprobs | None:
+        if not self._view.shows_logprobs or self._view.speller is None:
+            return None
+        spell = chat_logprobs if isinstance(part, Delta) else chat_logprobs_json
+        return spell(part.logprobs, self._view.speller)
+
+    def _prompt_logprobs(self, completion: Completion, num_top: int) -> PromptLogprobs:
+        assert self._view.speller is not None
+        return prompt_logprobs_json(completion.prompt_logprobs, self._view.speller.text, num_top)

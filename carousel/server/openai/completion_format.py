@@ -1,0 +1,236 @@
+"""CompletionFormat: how /v1/completions spells its answers. Knows no HTTP."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
+
+from msgspec import UNSET, UnsetType
+
+from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.server.openai.logprobs import (
+    TokenSpeller,
+    completion_logprobs,
+    completion_logprobs_json,
+    delta_pieces,
+    in_pieces,
+    prompt_logprobs_json,
+)
+from carousel.server.openai.responses import (
+    CompletionChoice,
+    CompletionLogprobs,
+    CompletionResponse,
+    PromptLogprobs,
+    UsageBody,
+)
+from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
+from carousel.server.openai.usage import UsageCount, usage_body, usage_of
+from carousel.server.request.sse import TEXT_MARK, TextEvent, sse_event
+from carousel.server.server_state import new_id
+
+
+@dataclass(slots=True)
+class CompletionView:
+    """What an answer shows, beside the text."""
+
+    model: str
+    num_choices: int = 1
+    """For each prompt."""
+    num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
+    shows_output: bool = True
+    """False: the prompt alone, of a request for no tokens."""
+    shows_ids: bool = False
+    streams_usage: bool = False
+    counts_continuously: bool = False
+    speller: TokenSpeller | None = None
+    """Given where there are logprobs of any kind."""
+    prompt_ids: list[list[int]] = field(default_factory=list)
+    """Given where the answer shows or counts them."""
+    prompt_texts: list[str] = field(default_factory=list)
+    """Given where the answer begins with them."""
+
+
+class CompletionFormat:
+    def __init__(self, view: CompletionView, num_prompts: int) -> None:
+        self._id = new_id("cmpl")
+        self._created = int(time.time())
+        self._view = view
+        num_choices = num_prompts * view.num_choices
+        self._offsets = [0] * num_choices
+        """Characters of each choice so far, as its logprobs count them."""
+        self._plain: list[TextEvent | None] = [None] * num_choices
+        self._prompt_logprobs: list[list[TokenLogprob | None]] = [[] for _ in range(num_prompts)]
+        self._held: list[list[Delta] | None] = [[] if view.prompt_texts else None for _ in range(num_prompts)]
+        """What came before all that the answer shows of the prompt; None when that is out."""
+        self._told_prompt_ids: set[int] = set()
+        """Choices that have shown the ids of their prompt: in a stream once is enough."""
+        self._usage = UsageCount(num_prompts)
+        if view.prompt_ids:
+            self._usage.expect_prompts([len(ids) for ids in view.prompt_ids])
+        self._is_plain = not (view.counts_continuously or view.shows_ids or view.num_logprobs is not None)
+
+    # -- a stream --------------------------------------------------------------------------------------------
+
+    def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
+        self._usage.add(prompt, delta)
+        held = self._held[prompt]
+        if held is None:
+            yield from self._events(prompt, delta)
+            return
+        held.append(delta)
+        self._prompt_logprobs[prompt] += delta.prompt_logprobs
+        # One that has ended before them will not bring them any more.
+        has_ended = delta.index == 0 and delta.finish_reason is not None
+        if not has_ended and self._awaits_prompt_logprobs(prompt):
+            return
+        self._held[prompt] = None
+        for index in range(self._view.num_choices):
+            yield from self._echo_events(prompt, index)
+        for each in held:
+            yield from self._events(prompt, each)
+
+    def last_events(self) -> bytes:
+        return sse_event(self._body([], self._total_usage())) if self._view.streams_usage else b""
+
+    def _awaits_prompt_logprobs(self, prompt: int) -> bool:
+        if self._view.num_logprobs is None:
+            return False
+        return len(self._prompt_logprobs[prompt]) < len(self._view.prompt_ids[prompt])
+
+    def _events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
+        return (data for part in delta_pieces(delta) if (data := self._event(prompt, part)))
+
+    def _event(self, prompt: int, delta: Delta) -> bytes:
+        number = prompt * self._view.num_choices + delta.index
+        if delta.finish_reason is None:
+            has_news = delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids)
+            if not self._view.shows_output or not has_news:
+                return b""
+            if self._is_plain:
+                return self._plain_event(number).with_text(delta.text)
+        choice = self._choice(number, delta)
+        if self._view.shows_output and self._view.num_logprobs is not None:
+            ids = [entry.token_id for entry in delta.logprobs]
+            choice.logprobs = self._next_columns(number, delta.logprobs, ids)
+        return sse_event(self._body([choice], self._event_usage()))
+
+    def _plain_event(self, number: int) -> TextEvent:
+        event = self._plain[number]
+        if event is None:
+            choice = CompletionChoice(number, TEXT_MARK, None, None, None, None)
+            event = self._plain[number] = TextEvent(self._body([choice], self._event_usage()))
+        return event
+
+    def _echo_events(self, prompt: int, index: int) -> Iterator[bytes]:
+        """The prompt's text, in the first of them, and its logprobs."""
+        number = prompt * self._view.num_choices + index
+        text = self._view.prompt_texts[prompt]
+        pieces: Iterable[CompletionLogprobs | None] = (None,)
+        if self._view.num_logprobs is not None:
+            pieces = self._echo_logprobs(prompt, number, self._prompt_logprobs[prompt])
+        for logprobs in pieces:
+            choice = CompletionChoice(number, text, logprobs, None, None, None)
+            yield sse_event(self._body([choice], self._event_usage()))
+            text = ""
+
+    def _event_usage(self) -> UsageBody | UnsetType | None:
+        if self._view.counts_continuously:
+            return self._total_usage()
+        return None if self._view.streams_usage else UNSET
+
+    def _total_usage(self) -> UsageBody:
+        return self._shown_usage(self._usage.body())
+
+    # -- a whole answer --------------------------------------------------------------------------------------
+
+    def response(self, completions: Sequence[Completion]) -> CompletionResponse:
+        choices = []
+        for prompt, completion in enumerate(completions):
+            for output in completion.outputs:
+                number = prompt * self._view.num_choices + output.index
+                choices.append(self._whole_choice(prompt, number, completion, output))
+        return self._body(choices, self._shown_usage(usage_of(completions)))
+
+    def _whole_choice(
+        self, prompt: int, number: int, completion: Completion, output: CompletionOutput
+    ) -> CompletionChoice:
+        view = self._view
+        choice = self._choice(number, output)
+        if view.num_logprobs is not None:
+            echoed = self._echo_logprobs(prompt, number, completion.prompt_logprobs)
+            shown = output.logprobs if view.shows_output else []
+            columns = self._columns(number, shown, [entry.token_id for entry in shown])
+            choice.logprobs = completion_logprobs_json(chain(echoed, columns))
+        if view.prompt_texts:
+            choice.text = view.prompt_texts[prompt] + choice.text
+        if view.num_prompt_logprobs is not None:
+            choice.prompt_logprobs = self._prompt_logprobs_body(completion.prompt_logprobs, prompt)
+        return choice
+
+    def _prompt_logprobs_body(self, logprobs: Sequence[TokenLogprob | None], prompt: int) -> PromptLogprobs:
+        view = self._view
+        assert view.speller is not None
+        assert view.num_prompt_logprobs is not None
+        return prompt_logprobs_json(logprobs, view.speller.text, view.num_prompt_logprobs)
+
+    # -- both ------------------------------------------------------------------------------------------------
+
+    def _choice(self, number: int, part: Delta | CompletionOutput) -> CompletionChoice:
+        view = self._view
+        reason, stop_reason = finish_reason_of(part), stop_reason_of(part)
+        if not view.shows_output:
+            return CompletionChoice(number, "", None, "length", None, None)
+        choice = CompletionChoice(number, part.text, None, reason, part.matched_stop, stop_reason)
+        if view.shows_ids:
+            choice.token_ids = part.token_ids
+            if number not in self._told_prompt_ids:
+                self._told_prompt_ids.add(number)
+                choice.prompt_token_ids = view.prompt_ids[number // view.num_choices]
+        return choice
+
+    def _echo_logprobs(
+        self, prompt: int, number: int, logprobs: Sequence[TokenLogprob | None]
+    ) -> Iterator[CompletionLogprobs]:
+        """Logprobs of the prompt's tokens, where the answer begins with them."""
+        if not self._view.prompt_texts:
+            return iter(())
+        ids = self._view.prompt_ids[prompt]
+        # A request that was ended early has not computed them all.
+        padded = [*logprobs, *[None] * (len(ids) - len(logprobs))]
+        return self._columns(number, padded, ids)
+
+    def _columns(
+        self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
+    ) -> Iterator[CompletionLogprobs]:
+        """Logprobs of the next tokens of a choice, a piece at a time."""
+        num_taken = 0
+        for piece in in_pieces(logprobs, self._view.num_logprobs or 0):
+            piece_ids = ids[num_taken : num_taken + len(piece)]
+            num_taken += len(piece)
+            yield self._next_columns(number, piece, piece_ids)
+
+    def _next_columns(
+        self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
+    ) -> CompletionLogprobs:
+        view = self._view
+        assert view.num_logprobs is not None
+        assert view.speller is not None
+        offset = self._offsets[number]
+        columns = completion_logprobs(logprobs, ids, view.speller.text, offset, view.num_logprobs)
+        self._offsets[number] += sum(map(len, columns.tokens))
+        return columns
+
+    def _shown_usage(self, usage: UsageBody) -> UsageBody:
+        if self._view.shows_output:
+            return usage
+        return usage_body(usage.prompt_tokens, 0, usage.prompt_tokens_details.cached_tokens)
+
+    def _body(
+        self, choices: list[CompletionChoice], usage: UsageBody | UnsetType | None
+    ) -> CompletionResponse:
+        return CompletionResponse(
+            self._id, "text_completion", self._created, self._view.model, choices, usage
+        )

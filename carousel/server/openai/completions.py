@@ -1,0 +1,130 @@
+"""/v1/completions: text or token ids in, text out; a list of prompts gives `n` choices for each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.client.core.request_builder import RequestOptions
+from carousel.server.openai.completion_format import CompletionFormat, CompletionView
+from carousel.server.openai.logprobs import TokenSpeller
+from carousel.server.openai.types import NEUTRAL, CompletionBody
+from carousel.server.request.body import read_body
+from carousel.server.request.generation import Generation, Job
+from carousel.server.request.labels import request_labels
+from carousel.server.request.prompts import encode_prompts, prompts_of
+from carousel.server.request.sampling import (
+    PARAM_NAMES,
+    check_stream_options,
+    counts_continuously,
+    includes_usage,
+    request_options,
+    sampling_params,
+)
+from carousel.server.request.unsupported import refuse_unsupported
+from carousel.server.server_state import ServerState
+from runtime.base.errors import InvalidRequest
+from runtime.wire.sampling_params import SamplingParams
+
+DEFAULT_MAX_TOKENS = 16
+
+
+async def create_completion(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    body = await read_body(request, CompletionBody)
+    refuse_unsupported(body, NEUTRAL)
+    server.check_model(body.model)
+    server.check_serving()
+    check_stream_options(body)
+    max_tokens = _max_tokens(body)
+    sampling = _sampling(body, server, max_tokens)
+    options = _options(body)
+    prompts = prompts_of(body.prompt)
+    job = Job(
+        prompts,
+        sampling,
+        options,
+        request_labels(request.state.request_id, len(prompts)),
+        labels_are_chosen=False,
+        stream=bool(body.stream),
+        param_names=PARAM_NAMES,
+    )
+    job.check_size(server.config.context_length)
+    view = CompletionView(
+        model=server.config.served_model_name,
+        num_choices=sampling.n,
+        num_logprobs=_num_logprobs(body),
+        num_prompt_logprobs=body.prompt_logprobs,
+        shows_output=max_tokens > 0,
+        shows_ids=_shows_ids(body, server),
+        streams_usage=includes_usage(body),
+        counts_continuously=counts_continuously(body),
+    )
+    job = await _look_at_tokens(server, body, job, view)
+    return Generation(server, job, CompletionFormat(view, len(job.prompts)))
+
+
+async def _look_at_tokens(server: ServerState, body: CompletionBody, job: Job, view: CompletionView) -> Job:
+    """Fill in what the answer shows of the prompt's tokens, and of others by themselves."""
+    tokenizer = server.tokenizer
+    shows_logprobs = view.num_logprobs is not None or body.prompt_logprobs is not None
+    if shows_logprobs:
+        vocabulary = await tokenizer.vocabulary()
+        view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
+    shows_prompt_tokens = view.shows_ids or view.counts_continuously or body.prompt_logprobs is not None
+    if shows_prompt_tokens or (body.echo and view.num_logprobs is not None):
+        view.prompt_ids = await encode_prompts(tokenizer, job.prompts, job.options)
+        name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
+        job.check_prompt_logprobs(sum(map(len, view.prompt_ids)) * view.num_choices, name)
+    if body.echo:
+        tokenizer.require("echo")
+        prompts: Sequence[Any] = job.prompts
+        skips = job.sampling.skip_special_tokens
+        view.prompt_texts = [
+            prompt if isinstance(prompt, str) else await tokenizer.decode(prompt, skip_special_tokens=skips)
+            for prompt in prompts
+        ]
+    return job.with_ids(view.prompt_ids) if view.prompt_ids else job
+
+
+def _max_tokens(body: CompletionBody) -> int:
+    """Raises InvalidRequest."""
+    if body.max_tokens == 0 and not body.echo:
+        raise InvalidRequest("max_tokens must be at least 1, except with echo: true", param="max_tokens")
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _num_logprobs(body: CompletionBody) -> int | None:
+    """False, which some libraries send for "none", is not zero. Raises InvalidRequest."""
+    if body.logprobs is True:
+        raise InvalidRequest("logprobs must be a number of tokens here, or null", param="logprobs")
+    return None if body.logprobs is False else body.logprobs
+
+
+def _sampling(body: CompletionBody, server: ServerState, max_tokens: int) -> SamplingParams:
+    """Raises InvalidRequest."""
+    logprobs = _num_logprobs(body)
+    wanted = (body.prompt_logprobs, logprobs if body.echo else None)
+    return sampling_params(
+        body,
+        server.defaults,
+        # The prompt's last position gives its logprobs with the first output token.
+        max_tokens=max(1, max_tokens),
+        logprobs=logprobs,
+        prompt_logprobs=max((each for each in wanted if each is not None), default=None),
+    )
+
+
+def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
+    """Without a tokenizer they are all there is to show."""
+    return not server.tokenizer.is_there if body.return_token_ids is None else body.return_token_ids
+
+
+def _options(body: CompletionBody) -> RequestOptions:
+    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    if body.add_special_tokens is not None:
+        options["add_special_tokens"] = body.add_special_tokens
+    return options

@@ -1,0 +1,52 @@
+"""The request and the answer of OpenAI's embeddings, field by field."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from carousel.server.openai.types import CacheSalt, Priority, PromptIds, TimeLimit
+from carousel.server.request.unsupported import ABSENT, Unsupported
+from runtime.wire.sampling_params import TokenId
+
+MAX_INPUTS = 2048
+EmbeddingInputs: TypeAlias = Annotated[
+    list[TokenId | str | PromptIds], Meta(min_length=1, max_length=1 << 20)
+]
+
+
+class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    input: str | EmbeddingInputs
+    model: str | None = None
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Annotated[int, Meta(ge=1, le=1 << 20)] | None = None
+    """The first so many components, as a vector of length one."""
+
+    # Beyond OpenAI, as other servers spell them.
+    add_special_tokens: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    time_limit: TimeLimit | None = None
+    """Seconds."""
+
+    user: Unsupported = ABSENT
+
+
+class EmbeddingUsage(Struct):
+    prompt_tokens: int
+    total_tokens: int
+
+
+class EmbeddingItem(Struct):
+    index: int
+    embedding: list[float] | str
+    """Numbers, or the base64 of packed little-endian float32."""
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingResponse(Struct):
+    data: list[EmbeddingItem]
+    model: str
+    usage: EmbeddingUsage
+    object: Literal["list"] = "list"

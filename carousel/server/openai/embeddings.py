@@ -1,0 +1,102 @@
+"""/v1/embeddings: a vector for each text."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.client.core.embedding import NO_OUTPUT, embedding_of
+from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.result import Completion
+from carousel.server.openai.embedding_types import (
+    MAX_INPUTS,
+    EmbeddingBody,
+    EmbeddingItem,
+    EmbeddingResponse,
+    EmbeddingUsage,
+)
+from carousel.server.openai.types import NEUTRAL
+from carousel.server.request.body import read_body
+from carousel.server.request.generation import Generation, Job
+from carousel.server.request.json_list import JsonList, encoded_as
+from carousel.server.request.labels import request_labels
+from carousel.server.request.prompts import prompts_of
+from carousel.server.request.sampling import request_options
+from carousel.server.request.unsupported import refuse_unsupported
+from carousel.server.server_state import ServerState
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import FloatArray
+
+PARAM_NAMES = {"prompt": "input"}
+
+
+async def create_embedding(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    body = await read_body(request, EmbeddingBody)
+    refuse_unsupported(body, NEUTRAL)
+    server.check_model(body.model)
+    server.check_serving()
+    inputs = prompts_of(body.input, "input", MAX_INPUTS)
+    job = Job(
+        inputs,
+        NO_OUTPUT,
+        _options(body),
+        request_labels(request.state.request_id, len(inputs)),
+        labels_are_chosen=False,
+        stream=False,
+        param_names=PARAM_NAMES,
+    )
+    return Generation(server, job, EmbeddingFormat(body, server.config.served_model_name))
+
+
+def _options(body: EmbeddingBody) -> RequestOptions:
+    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    options["task"] = "embed"
+    if body.add_special_tokens is not None:
+        options["add_special_tokens"] = body.add_special_tokens
+    return options
+
+
+class EmbeddingFormat:
+    """The answer; there is nothing to stream."""
+
+    def __init__(self, body: EmbeddingBody, model: str) -> None:
+        self._body = body
+        self._model = model
+
+    def response(self, completions: Sequence[Completion]) -> msgspec.Struct:
+        """Raises InvalidRequest when the vectors have fewer dimensions than were asked for."""
+        items = JsonList()
+        for index, completion in enumerate(completions):
+            items.extend([EmbeddingItem(index, self._spelled(embedding_of(completion).vector))])
+        num_tokens = sum(completion.usage.prompt_tokens for completion in completions)
+        data = encoded_as(list[EmbeddingItem], b"[", items.data, b"]")
+        return EmbeddingResponse(data, self._model, EmbeddingUsage(num_tokens, num_tokens))
+
+    def _spelled(self, vector: FloatArray) -> list[float] | str:
+        if self._body.dimensions is not None:
+            vector = shortened(vector, self._body.dimensions)
+        if self._body.encoding_format == "base64":
+            return base64.b64encode(vector.astype("<f4").tobytes()).decode()
+        numbers: list[float] = vector.tolist()
+        return numbers
+
+
+def shortened(vector: FloatArray, num_dimensions: int) -> FloatArray:
+    """Its first components, of length one again: for models that were trained so that these are worth most.
+
+    Raises: InvalidRequest when it has not as many.
+    """
+    if num_dimensions > len(vector):
+        raise InvalidRequest(
+            f"dimensions: {num_dimensions} were asked for, the model's vectors have {len(vector)}",
+            param="dimensions",
+        )
+    first: FloatArray = vector[:num_dimensions]
+    length = float(np.linalg.norm(first))
+    return first / np.float32(length) if length else first

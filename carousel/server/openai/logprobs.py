@@ -1,0 +1,182 @@
+"""Logprobs in OpenAI's shapes: the columns of completions, the entries of chat, and vLLM's of a prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from carousel.client.core.result import Delta, TokenLogprob
+from carousel.server.openai.responses import (
+    ChatLogprobs,
+    ChatTokenLogprob,
+    CompletionLogprobs,
+    PromptLogprob,
+    PromptLogprobs,
+    TopLogprob,
+)
+from carousel.server.request.json_list import JsonList, encoded_as
+from carousel.server.request.tokenizer import TokenText, Vocabulary
+
+T = TypeVar("T")
+
+PIECE_ENTRIES = 2048
+"""Log-probabilities, spelled in one turn of the event loop."""
+REPLACEMENT = "\ufffd"
+LOWEST = -9999.0
+"""Stands for minus infinity, which JSON cannot say."""
+
+
+class TokenSpeller:
+    """How one answer shows single tokens. What a token's bytes are is asked once: most come up many times."""
+
+    def __init__(self, vocabulary: Vocabulary, *, as_ids: bool) -> None:
+        self.text: TokenText = _id_text if as_ids else vocabulary.token_text
+        self._vocabulary = vocabulary
+        self._bytes: dict[int, list[int] | None] = {}
+
+    def bytes(self, token_id: int) -> list[int] | None:
+        """Null where nothing tells them: a part of a character whose text depends on the tokens beside it.
+        Not to be changed.
+        """
+        if token_id not in self._bytes:
+            self._bytes[token_id] = self._find_bytes(token_id)
+        return self._bytes[token_id]
+
+    def _find_bytes(self, token_id: int) -> list[int] | None:
+        data = self._vocabulary.token_bytes(token_id)
+        if data is None:
+            text = self._vocabulary.token_text(token_id)
+            data = None if REPLACEMENT in text else text.encode()
+        return None if data is None else list(data)
+
+
+def completion_logprobs(
+    logprobs: Sequence[TokenLogprob | None],
+    token_ids: Sequence[int],
+    token_text: TokenText,
+    text_offset: int,
+    num_top: int,
+) -> CompletionLogprobs:
+    """`text_offset`: characters before the first of these tokens; None stands for a token without a value."""
+    columns = CompletionLogprobs([], [], [], [])
+    for entry, token_id in zip(logprobs, token_ids, strict=True):
+        token = token_text(token_id)
+        columns.tokens.append(token)
+        columns.text_offset.append(text_offset)
+        text_offset += len(token)
+        if entry is None:
+            columns.token_logprobs.append(None)
+            columns.top_logprobs.append(None)
+            continue
+        value = finite(entry.logprob)
+        columns.token_logprobs.append(value)
+        # Parts of characters may read the same. The last one stays: the most likely, or the one in the text.
+        top = {token_text(each): finite(logprob) for each, logprob in reversed(entry.top[:num_top])}
+        columns.top_logprobs.append({**top, token: value})
+    return columns
+
+
+def chat_logprobs(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
+    content = []
+    for entry in logprobs:
+        top = [
+            TopLogprob(speller.text(token_id), finite(value), speller.bytes(token_id))
+            for token_id, value in entry.top
+        ]
+        content.append(
+            ChatTokenLogprob(
+                speller.text(entry.token_id), finite(entry.logprob), speller.bytes(entry.token_id), top
+            )
+        )
+    return ChatLogprobs(content)
+
+
+def chat_logprobs_json(logprobs: Sequence[TokenLogprob], speller: TokenSpeller) -> ChatLogprobs:
+    """Return what `chat_logprobs` does, encoded: for as many as a whole answer has."""
+    content = JsonList()
+    for piece in in_pieces(logprobs, _num_top(logprobs)):
+        content.extend(chat_logprobs(piece, speller).content)
+    return encoded_as(ChatLogprobs, b'{"content":[', content.data, b'],"refusal":null}')
+
+
+def completion_logprobs_json(parts: Iterable[CompletionLogprobs]) -> CompletionLogprobs:
+    """All parts in one, encoded."""
+    columns = {name: JsonList() for name in CompletionLogprobs.__struct_fields__}
+    for part in parts:
+        for name, column in columns.items():
+            column.extend(getattr(part, name))
+    fields = [b'"%b":[%b]' % (name.encode(), bytes(column.data)) for name, column in columns.items()]
+    return encoded_as(CompletionLogprobs, b"{", b",".join(fields), b"}")
+
+
+def prompt_logprobs_json(
+    logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
+) -> PromptLogprobs:
+    """vLLM's shape, encoded: for each token a mapping with itself and the most likely ones, by their ids."""
+    body = JsonList()
+    for piece in in_pieces(logprobs, num_top):
+        body.extend(_prompt_logprobs(piece, token_text, num_top))
+    return encoded_as(PromptLogprobs, b"[", body.data, b"]")
+
+
+def _prompt_logprobs(
+    logprobs: Sequence[TokenLogprob | None], token_text: TokenText, num_top: int
+) -> PromptLogprobs:
+    body: PromptLogprobs = []
+    for entry in logprobs:
+        if entry is None:
+            body.append(None)
+            continue
+        ranks = {token_id: rank for rank, (token_id, _) in enumerate(entry.top, 1)}
+        values = dict(entry.top[:num_top]) | {entry.token_id: entry.logprob}
+        body.append(
+            {
+                str(token_id): PromptLogprob(finite(value), ranks.get(token_id), token_text(token_id))
+                for token_id, value in values.items()
+            }
+        )
+    return body
+
+
+def in_pieces(entries: Sequence[T], num_top: int) -> Iterator[Sequence[T]]:
+    """Slices of what is told of many tokens, with `num_top` others of each: a few milliseconds' work each."""
+    size = max(1, PIECE_ENTRIES // (num_top + 1))
+    for start in range(0, len(entries), size):
+        yield entries[start : start + size]
+
+
+def delta_pieces(delta: Delta) -> Iterator[Delta]:
+    """A delta of many tokens with their logprobs as several, of which the first has all its text and the last
+    what ends the sequence. Most are one.
+    """
+    num_top = _num_top(delta.logprobs)
+    if len(delta.logprobs) * (num_top + 1) <= PIECE_ENTRIES:
+        yield delta
+        return
+    text, num_taken = delta.text, 0
+    for piece in in_pieces(delta.logprobs, num_top):
+        part = msgspec.structs.replace(
+            delta,
+            text=text,
+            token_ids=delta.token_ids[num_taken : num_taken + len(piece)],
+            logprobs=list(piece),
+        )
+        num_taken += len(piece)
+        if num_taken < len(delta.logprobs):
+            part = msgspec.structs.replace(part, finish_reason=None, matched_stop=None, usage=None)
+        yield part
+        text = ""
+
+
+def _num_top(logprobs: Sequence[TokenLogprob]) -> int:
+    return len(logprobs[0].top) if logprobs else 0
+
+
+def finite(logprob: float) -> float:
+    return max(logprob, LOWEST)
+
+
+def _id_text(token_id: int) -> str:
+    return f"token_id:{token_id}"

@@ -1,0 +1,17 @@
+"""How OpenAI's clients are told why a sequence has ended."""
+
+from __future__ import annotations
+
+from carousel.client.core.result import CompletionOutput, Delta
+
+TIME_LIMIT = "time_limit"
+
+
+def finish_reason_of(part: Delta | CompletionOutput) -> str | None:
+    """Strict clients know no "timeout": to them a limit of time is a limit of length."""
+    return "length" if part.finish_reason == "timeout" else part.finish_reason
+
+
+def stop_reason_of(part: Delta | CompletionOutput) -> str | int | None:
+    """vLLM's field: what stopped it."""
+    return TIME_LIMIT if part.finish_reason == "timeout" else part.matched_stop

@@ -1,0 +1,184 @@
+"""The requests of the OpenAI API: what a body may hold, field by field, with its bounds.
+
+A field that is not declared is refused by name. One that is declared but not built is in `NEUTRAL`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import Meta, Struct
+
+from carousel.client.core.request_builder import MAX_PRIORITY
+from carousel.server.request.unsupported import ABSENT, ANY_TEXT, Unsupported
+from runtime.wire.format import MAX_LABEL_CHARS, TURNS
+from runtime.wire.sampling_params import (
+    MAX_ALLOWED_IDS,
+    MAX_LOGIT_BIAS,
+    MAX_LOGPROBS,
+    MAX_SEQUENCES,
+    MAX_STOP_CHARS,
+    MAX_STOP_STRINGS,
+    MAX_STOP_TOKEN_IDS,
+    MAX_TOKENS_LIMIT,
+    MAX_TOP_K,
+    MAX_WORDS,
+    TokenId,
+)
+
+MAX_PROMPTS = 64
+MAX_TIME_LIMIT_S = 1_000_000.0
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "suffix": (None, ""),
+    "audio": (None,),
+    "modalities": (None, ["text"]),
+    "prediction": (None,),
+    "response_format": (None, {"type": "text"}),
+    "tools": (None, []),
+    "tool_choice": (None, "none", "auto"),
+    "parallel_tool_calls": (None, True, False),
+    "functions": (None, []),
+    "function_call": (None, "none", "auto"),
+    "reasoning_effort": (None, "none"),
+    "verbosity": (None,),
+    "web_search_options": (None,),
+    "store": (None, False),
+    "metadata": (None, {}),
+    "service_tier": (None, "auto", "default"),
+    "prompt_cache_key": (None, ""),
+    "user": (None, ANY_TEXT),
+    "safety_identifier": (None, ANY_TEXT),
+    "refusal": (None,),
+    "annotations": (None, []),
+    "tool_calls": (None, []),
+}
+
+Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
+TopP: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
+TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOP_K)]
+MinP: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
+RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0.0, le=10.0)]
+Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+NumTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)]
+NumTokensOrNone: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)]
+NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
+NumSequences: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+StopTexts: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
+StopIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
+BadWords: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_WORDS)]
+AllowedIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)]
+LogitBias: TypeAlias = Annotated[
+    dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_LOGIT_BIAS)
+]
+Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
+CacheSalt: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
+PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
+
+
+class StreamOptions(Struct, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+    """Beyond OpenAI: each event has the usage so far."""
+    include_obfuscation: Literal[False] | None = None
+
+
+class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both kinds of request share. Null is the same as absent."""
+
+    model: str | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    n: NumSequences | None = None
+    seed: Seed | None = None
+    stop: StopText | StopTexts | None = None
+    frequency_penalty: Penalty | None = None
+    presence_penalty: Penalty | None = None
+    logit_bias: LogitBias | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    # Beyond OpenAI, as other servers spell them.
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    min_tokens: NumTokensOrNone | None = None
+    stop_token_ids: StopIds | None = None
+    bad_words: BadWords | None = None
+    allowed_token_ids: AllowedIds | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    prompt_logprobs: NumLogprobs | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    time_limit: TimeLimit | None = None
+    """Seconds."""
+
+    metadata: Unsupported = ABSENT
+    prompt_cache_key: Unsupported = ABSENT
+    safety_identifier: Unsupported = ABSENT
+    service_tier: Unsupported = ABSENT
+    store: Unsupported = ABSENT
+    user: Unsupported = ABSENT
+
+
+class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    prompt: str | list[TokenId | str | PromptIds]
+    max_tokens: NumTokensOrNone | None = None
+    """0 only with echo: the prompt and its logprobs, and nothing after it."""
+    logprobs: NumLogprobs | bool | None = None
+    echo: bool | None = None
+    best_of: NumSequences | None = None
+    add_special_tokens: bool | None = None
+
+    suffix: Unsupported = ABSENT
+
+
+class TextPart(Struct, forbid_unknown_fields=True):
+    text: str
+    type: Literal["text"]
+
+
+class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+
+    refusal: Unsupported = ABSENT
+    annotations: Unsupported = ABSENT
+    audio: Unsupported = ABSENT
+    function_call: Unsupported = ABSENT
+    tool_calls: Unsupported = ABSENT
+
+
+Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
+
+
+class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
+    messages: Messages
+    max_tokens: NumTokens | None = None
+    max_completion_tokens: NumTokens | None = None
+    logprobs: bool | None = None
+    top_logprobs: NumLogprobs | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    audio: Unsupported = ABSENT
+    function_call: Unsupported = ABSENT
+    functions: Unsupported = ABSENT
+    modalities: Unsupported = ABSENT
+    parallel_tool_calls: Unsupported = ABSENT
+    prediction: Unsupported = ABSENT
+    reasoning_effort: Unsupported = ABSENT
+    response_format: Unsupported = ABSENT
+    tool_choice: Unsupported = ABSENT
+    tools: Unsupported = ABSENT
+    verbosity: Unsupported = ABSENT
+    web_search_options: Unsupported = ABSENT

@@ -1,0 +1,48 @@
+"""UsageCount: what an answer over several prompts and sequences has used. Each prompt counts once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from carousel.client.core.result import Completion, Delta
+from carousel.server.openai.responses import PromptTokensDetails, UsageBody
+
+
+class UsageCount:
+    __slots__ = ("_cached", "_completion", "_prompt")
+
+    def __init__(self, num_prompts: int) -> None:
+        self._prompt = [0] * num_prompts
+        self._cached = [0] * num_prompts
+        self._completion: dict[tuple[int, int], int] = {}
+        """By (prompt, sequence)."""
+
+    def expect_prompts(self, num_tokens: Sequence[int]) -> None:
+        """Lengths of the prompts, for counts before the first sequence has ended."""
+        self._prompt = list(num_tokens)
+
+    def add(self, prompt: int, delta: Delta) -> None:
+        sequence = prompt, delta.index
+        if delta.usage is None:
+            self._completion[sequence] = self._completion.get(sequence, 0) + len(delta.token_ids)
+            return
+        self._completion[sequence] = delta.usage.completion_tokens
+        self._prompt[prompt] = delta.usage.prompt_tokens
+        if delta.index == 0:
+            self._cached[prompt] = delta.usage.cached_tokens
+
+    def body(self) -> UsageBody:
+        return usage_body(sum(self._prompt), sum(self._completion.values()), sum(self._cached))
+
+
+def usage_of(completions: Sequence[Completion]) -> UsageBody:
+    usages = [completion.usage for completion in completions]
+    return usage_body(
+        sum(usage.prompt_tokens for usage in usages),
+        sum(usage.completion_tokens for usage in usages),
+        sum(usage.cached_tokens for usage in usages),
+    )
+
+
+def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
+    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))

@@ -1,0 +1,132 @@
+"""/openapi.json: the description of the HTTP API, made from the table of endpoints and the bodies' types."""
+
+from __future__ import annotations
+
+from functools import partial
+from http import HTTPStatus
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from carousel.server.endpoints import ENDPOINTS, Endpoint
+from carousel.server.http.errors import ErrorBody
+from carousel.server.openai import embedding_types
+from carousel.server.openai import types as openai_types
+from carousel.server.request.unsupported import NeutralValues, neutral_schema
+from carousel.server.sglang import generate_types
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import MAX_LABEL_CHARS
+
+PATH = "/openapi.json"
+REF_TEMPLATE = "#/components/schemas/{name}"
+JSON_TYPE = "application/json"
+REQUEST_ID = {
+    "name": "X-Request-Id",
+    "in": "header",
+    "description": "Comes back in the answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": MAX_LABEL_CHARS, "pattern": "^[!-~]+$"},
+}
+NEUTRAL: dict[type, NeutralValues] = {
+    openai_types.CompletionBody: openai_types.NEUTRAL,
+    openai_types.ChatBody: openai_types.NEUTRAL,
+    openai_types.MessageBody: openai_types.NEUTRAL,
+    embedding_types.EmbeddingBody: openai_types.NEUTRAL,
+    generate_types.GenerateBody: generate_types.NEUTRAL,
+    generate_types.GenerateSampling: generate_types.NEUTRAL,
+}
+"""Fields whose types say nothing, because they are accepted in a few values only."""
+
+
+def document_route(config: RuntimeConfig) -> Route:
+    """Serves the document, which is made once."""
+    document = msgspec.json.encode(describe(config))
+
+    async def openapi(_: Request) -> Response:
+        return Response(document, media_type=JSON_TYPE)
+
+    return Route(PATH, openapi)
+
+
+def describe(config: RuntimeConfig) -> dict[str, Any]:
+    """The OpenAPI document. Its components are JSON Schemas of exactly what is decoded and encoded."""
+    types = _types()
+    schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
+    for kind, neutral in NEUTRAL.items():
+        properties = components[kind.__name__]["properties"]
+        for name in properties.keys() & neutral.keys():
+            properties[name] = neutral_schema(neutral[name])
+    schema_of = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
+    own = Endpoint(PATH, _nobody, "This document", dict[str, Any])
+    paths = {
+        endpoint.path.replace(":path", ""): {
+            method.lower(): _operation(endpoint, method, config, schema_of)
+            for method in endpoint.methods_with(has_key=bool(config.api_key))
+        }
+        for endpoint in (*ENDPOINTS, own)
+    }
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Carousel", "version": "1", "description": "See docs/openai.md."},
+        "paths": paths,
+        "components": {"schemas": components},
+    }
+    if config.api_key:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        document["security"] = [{"key": []}]
+    return document
+
+
+def _types() -> list[Any]:
+    found: dict[str, Any] = {repr(kind): kind for kind in (ErrorBody, dict[str, Any])}
+    for endpoint in ENDPOINTS:
+        for kind in (endpoint.body, endpoint.response, endpoint.answers_503):
+            if kind is not None:
+                found[repr(kind)] = kind
+    return list(found.values())
+
+
+def _operation(
+    endpoint: Endpoint, method: str, config: RuntimeConfig, schema_of: dict[str, Any]
+) -> dict[str, Any]:
+    # Any answer may be that to a malformed X-Request-Id, without the key, and to a page of another site.
+    statuses = {400, 500, *endpoint.statuses} | ({401} if config.api_key else set())
+    statuses |= {403} if config.checks_web_origin else set()
+    answer = partial(_answer, schema_of=schema_of)
+    responses = {str(status): answer(status, ErrorBody) for status in sorted(statuses)}
+    responses["200"] = answer(200, endpoint.response, streams=endpoint.streams)
+    if endpoint.answers_503 is not None:
+        responses["503"] = answer(503, endpoint.answers_503)
+    operation: dict[str, Any] = {
+        "operationId": f"{method.lower()}{endpoint.path.replace(':path', '')}",
+        "summary": endpoint.summary,
+        "parameters": [REQUEST_ID, *_path_parameters(endpoint.path)],
+        "responses": responses,
+    }
+    if endpoint.body is not None:
+        content = {JSON_TYPE: {"schema": schema_of[repr(endpoint.body)]}}
+        operation["requestBody"] = {"required": not endpoint.body_is_optional, "content": content}
+    return operation
+
+
+def _path_parameters(path: str) -> list[dict[str, Any]]:
+    if "{name" not in path:
+        return []
+    return [{"name": "name", "in": "path", "required": True, "schema": {"type": "string"}}]
+
+
+def _answer(status: int, kind: Any, *, schema_of: dict[str, Any], streams: bool = False) -> dict[str, Any]:
+    if kind is None:
+        content: dict[str, Any] = {"text/plain": {"schema": {"type": "string"}}}
+    else:
+        content = {JSON_TYPE: {"schema": schema_of[repr(kind)]}}
+    if streams:
+        # No schema: in OpenAPI 3.1 some tools read it as one event's, others as the whole stream's.
+        content["text/event-stream"] = {}
+    return {"description": HTTPStatus(status).phrase, "content": content}
+
+
+async def _nobody(_: Request) -> Response:
+    raise AssertionError("the document is served by its own route")

@@ -1,0 +1,84 @@
+"""From the bytes of an HTTP request to a typed body: limits, and errors that name the field."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TypeVar
+
+from starlette.requests import ClientDisconnect, Request
+
+from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
+from carousel.server.request.decode import decode_body
+from carousel.server.server_state import ServerState
+from runtime.base.errors import RequestAborted, RequestError
+
+BODY_TIMEOUT_S = 30.0
+
+T = TypeVar("T")
+
+
+async def read_body(request: Request, kind: type[T]) -> T:
+    """When it was there is `request.state.received_s`, by time.perf_counter().
+
+    Raises RequestError with the status of what is wrong: 400, 408, 413 or 415; Overloaded where there is no
+    room for a large body; RequestAborted where nobody waits for an answer any more.
+    """
+    server: ServerState = request.app.state.server
+    share = server.bodies.share()
+    try:
+        return await _decoded(request, await _read_bytes(request, share), kind)
+    finally:
+        share.release()
+
+
+async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
+    request.state.received_s = time.perf_counter()
+    server: ServerState = request.app.state.server
+    await server.entrance.enter(len(data))
+    if request.state.has_left():
+        raise RequestAborted("the client has left")
+    return await decode_body(data, kind, server.max_ids)
+
+
+async def read_optional_body(request: Request, kind: type[T]) -> T:
+    """As `read_body`; no body at all stands for the defaults. Raises RequestError."""
+    headers = request.headers
+    is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
+    # A page in a browser can send this too without asking first, but not without saying where it is from.
+    if is_empty and "origin" not in headers and "content-type" not in headers:
+        return kind()
+    return await read_body(request, kind)
+
+
+async def _read_bytes(request: Request, share: BodyShare) -> bytearray:
+    headers = request.headers
+    # A page in a browser can send any other type to this server without asking first.
+    if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+        raise RequestError("Content-Type must be application/json", code="unsupported_media_type", status=415)
+    if headers.get("content-encoding", "identity").lower() != "identity":
+        raise RequestError("Content-Encoding is not supported", code="unsupported_encoding", status=415)
+    length = headers.get("content-length", "")
+    if length.isdecimal() and int(length) > MAX_BODY_BYTES:
+        raise _too_large()
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            async for part in request.stream():
+                if len(body) + len(part) > MAX_BODY_BYTES:
+                    raise _too_large()
+                await share.grow_to(len(body) + len(part))
+                body += part
+    except TimeoutError:
+        raise RequestError(
+            f"the body took longer than {BODY_TIMEOUT_S:.0f} s", code="timeout", status=408
+        ) from None
+    except ClientDisconnect:
+        raise RequestAborted("the client has left") from None
+    return body
+
+
+def _too_large() -> RequestError:
+    return RequestError(
+        f"the body is larger than {MAX_BODY_BYTES >> 20} MiB", code="request_too_large", status=413
+    )

@@ -1,0 +1,280 @@
+"""Generation: runs one HTTP request's sequences and writes them out, as one JSON body or as events.
+
+The response begins with the first thing that comes back, so what is refused is an HTTP error; a failure after
+that is an event. As soon as the HTTP client has gone, whatever its request is doing is aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from contextlib import ExitStack, aclosing
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from carousel.client.core.request_builder import Prompt, RequestOptions
+from carousel.client.core.result import Completion, Delta
+from carousel.server.admin.metrics import RequestTimer
+from carousel.server.http.errors import as_request_error, error_body, respelled
+from carousel.server.request.merged_stream import merged
+from carousel.server.request.sse import DONE, EventWriter
+from carousel.server.server_state import ServerState
+from carousel.server.tenancy.auth import salt_of_tenant
+from runtime.base.errors import InvalidRequest, RequestError
+from runtime.wire.sampling_params import SamplingParams
+
+MAX_SEQUENCES = 128
+"""Of one HTTP request, over all of its prompts."""
+MAX_LOGPROB_ENTRIES = 1 << 18
+"""Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
+is complete.
+"""
+LARGE_WRITE_BYTES = 64 << 10
+EncodingOption: TypeAlias = Literal[
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
+]
+ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a checked body asks for: `sampling.n` choices for each prompt."""
+
+    prompts: Sequence[Prompt]
+    sampling: SamplingParams
+    options: RequestOptions
+    labels: Sequence[str]
+    """One for each prompt."""
+    labels_are_chosen: bool
+    """By the caller, as names of these requests and no others."""
+    stream: bool
+    param_names: Mapping[str, str] = field(default_factory=dict)
+    """The body's names of what the client library calls otherwise, for errors."""
+
+    @property
+    def num_sequences(self) -> int:
+        """What is generated for each prompt, also what best_of does not choose."""
+        return self.sampling.best_of or self.sampling.n
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
+
+    def with_ids(self, ids: Sequence[list[int]]) -> Job:
+        """The same for prompts that are encoded already: what says how is of no more use."""
+        options = self.options.copy()
+        for name in ENCODING_OPTIONS:
+            options.pop(name, None)
+        return replace(self, prompts=ids, options=options)
+
+    def check_size(self, context_length: int) -> None:
+        """Raises InvalidRequest by the names of SamplingParams when the answer could be too large."""
+        num_sequences = len(self.prompts) * self.num_sequences
+        if num_sequences > MAX_SEQUENCES:
+            raise InvalidRequest(
+                f"n: {len(self.prompts)} prompts with {self.num_sequences} sequences each are more than "
+                f"{MAX_SEQUENCES}",
+                param="n",
+            )
+        max_tokens = self.sampling.max_tokens
+        num_tokens = min(max_tokens or context_length, context_length) * num_sequences
+        if (
+            self.sampling.logprobs is not None
+            and num_tokens * (self.sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES
+        ):
+            raise InvalidRequest(
+                f"logprobs: {self.sampling.logprobs} for {num_tokens} tokens are more than "
+                f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
+                param="logprobs",
+            )
+
+    def check_prompt_logprobs(self, num_tokens: int, name: str = "prompt_logprobs") -> None:
+        """`num_tokens`: of the prompts, each as often as the answer shows it; `name`: what asks for them.
+
+        Raises InvalidRequest when the answer could be too large.
+        """
+        num_top = self.sampling.prompt_logprobs
+        if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
+            raise InvalidRequest(
+                f"{name}: {num_top} for {num_tokens} tokens of the prompts are more than "
+                f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer prompts or choices",
+                param=name,
+            )
+
+
+class Format(Protocol):
+    """How one endpoint spells its answers."""
+
+    def response(self, completions: Sequence[Completion]) -> msgspec.Struct | msgspec.Raw | list[msgspec.Raw]:
+        """The body of an answer that is not streamed."""
+
+
+@runtime_checkable
+class StreamFormat(Format, Protocol):
+    """Of an endpoint that can stream."""
+
+    def events(self, prompt: int, delta: Delta) -> Iterable[bytes]:
+        """Whole events of a delta of the prompt's sequences, if there is anything to tell. Each item is made
+        when it is asked for, with a few milliseconds' work; one without bytes is work that tells nothing yet.
+        """
+
+    def last_events(self) -> bytes:
+        """The events after all sequences have ended, but for the one that says so."""
+
+
+class Generation(Response):
+    """The ASGI response of a generating endpoint."""
+
+    def __init__(self, server: ServerState, job: Job, answer: Format) -> None:
+        """`answer`: a StreamFormat, if the job streams."""
+        super().__init__()
+        self._server = server
+        self._client = server.client
+        self._job = job
+        self._answer = answer
+        self._received_s = 0.0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Raises RequestError and RingClosed only while nothing has been sent."""
+        self._server.check_room(self._prompts_at_once * self._job.num_sequences)
+        state = scope["state"]
+        self._received_s = state["received_s"]
+        if "tenant" in state:
+            options = self._job.options
+            options["cache_salt"] = salt_of_tenant(state["tenant"], options.get("cache_salt", ""))
+        if self._job.stream:
+            assert isinstance(self._answer, StreamFormat)
+            writer = EventWriter(send, state["send_body"], state["write_chunk"])
+            work = self._stream(writer, self._answer)
+        else:
+            work = self._complete(scope, receive, send)
+        try:
+            await run_until_disconnect(receive, work)
+        except RequestError as error:
+            raise respelled(error, self._job.param_names) from None
+
+    @property
+    def _prompts_at_once(self) -> int:
+        """All, if they are streamed; else as many as the queue takes of one caller."""
+        num_prompts = len(self._job.prompts)
+        if self._job.stream:
+            return num_prompts
+        return min(num_prompts, max(1, self._client.max_in_flight // self._job.num_sequences))
+
+    async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
+        job = self._job
+        # The names are free again when the answer goes out: its reader may use them at once.
+        with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
+            room = asyncio.Semaphore(self._prompts_at_once)
+            try:
+                async with asyncio.TaskGroup() as group:
+                    calls = [
+                        group.create_task(self._generate(prompt, label, room))
+                        for prompt, label in zip(job.prompts, labels, strict=True)
+                    ]
+            except ExceptionGroup as errors:
+                raise errors.exceptions[0] from None
+        completions = [call.result() for call in calls]
+        # Spelling many log-probabilities or vectors takes long: nobody else's tokens wait for it.
+        is_long = job.has_logprobs or job.options.get("task") == "embed"
+        body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
+        await Response(body, media_type="application/json")(scope, receive, send)
+
+    def _body(self, completions: Sequence[Completion]) -> bytes:
+        return msgspec.json.encode(self._answer.response(completions))
+
+    async def _generate(self, prompt: Prompt, label: str, room: asyncio.Semaphore) -> Completion:
+        job = self._job
+        async with room:
+            with RequestTimer(self._server.metrics, self._received_s, job.num_sequences) as timer:
+                options = RequestOptions(**job.options, label=label)
+                completion = await self._client.generate(prompt, job.sampling, **options)
+                if any(output.finish_reason == "abort" for output in completion.outputs):
+                    raise _aborted()
+                timer.note_finished(completion.usage)
+                return completion
+
+    async def _stream(self, writer: EventWriter, answer: StreamFormat) -> None:
+        job = self._job
+        try:
+            with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
+                await self._write_events(writer, answer, labels)
+            last = answer.last_events() + DONE
+        except Exception as error:
+            if not writer.has_begun:
+                raise
+            last = b"data: %b\n\n" % error_body(as_request_error(error))
+        await writer.end(last)
+
+    async def _write_events(self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str]) -> None:
+        """Write what one step has brought in one piece, unless it is much: then in several, between which
+        other tasks of the event loop run.
+        """
+        job, metrics = self._job, self._server.metrics
+        with ExitStack() as stack:
+            timers = [
+                stack.enter_context(RequestTimer(metrics, self._received_s, job.num_sequences))
+                for _ in labels
+            ]
+            streams = [
+                self._client.stream(prompt, job.sampling, **RequestOptions(**job.options, label=label))
+                for prompt, label in zip(job.prompts, labels, strict=True)
+            ]
+            async with aclosing(merged(streams)) as batches:
+                async for batch in batches:
+                    data = b""
+                    for prompt, delta in batch:
+                        timers[prompt].note_delta(delta)
+                        if delta.finish_reason == "abort":
+                            raise _aborted()
+                        for number, events in enumerate(answer.events(prompt, delta)):
+                            data = data + events if data else events
+                            if number:
+                                await asyncio.sleep(0)
+                            if len(data) >= LARGE_WRITE_BYTES:
+                                await self._write_much(writer, data)
+                                data = b""
+                    if data and not writer.try_write(data):
+                        await writer.write(data)
+
+    async def _write_much(self, writer: EventWriter, data: bytes) -> None:
+        """Write a large piece, and wait for as long as all such writes of this server together have to.
+        Events that repeat what came before hold the more tokens the longer they get.
+        """
+        if not writer.try_write(data):
+            await writer.write(data)
+        await self._server.pace.spend(len(data))
+
+
+def _aborted() -> RequestError:
+    return RequestError("the server ended this request early", code="aborted", status=503)
+
+
+async def run_until_disconnect(receive: Receive, work: Coroutine[Any, Any, None]) -> None:
+    """Run `work` to its end, or cancel it at the moment the HTTP client disconnects."""
+    watch = asyncio.create_task(_disconnected(receive))
+    # Who left while his request waited for this process is known by now: nothing is begun for him.
+    await asyncio.sleep(0)
+    if watch.done():
+        work.close()
+        return
+    task = asyncio.create_task(work)
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watch.cancel()
+        if not task.done():
+            task.cancel()
+        await asyncio.wait((task, watch))
+    if not task.cancelled():
+        task.result()
+
+
+async def _disconnected(receive: Receive) -> None:
+    message: Any = {"type": ""}
+    while message["type"] != "http.disconnect":
+        message = await receive()

@@ -1,0 +1,65 @@
+"""The deltas of several streams, one for each prompt of a request, as they come."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import AsyncExitStack
+from typing import TypeAlias
+
+from carousel.client.async_ import AsyncResultStream
+from carousel.client.core.result import Delta
+
+Batch: TypeAlias = list[tuple[int, Delta]]
+"""Pairs of a stream's number and a delta: all there is at a time."""
+
+
+def merged(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[Batch]:
+    """Batches until all streams have ended. Raises the first error of any; closing it closes them all."""
+    return _of_one(streams[0]) if len(streams) == 1 else _of_several(streams)
+
+
+async def _of_one(stream: AsyncResultStream) -> AsyncGenerator[Batch]:
+    async with stream:
+        batch: Batch = []
+        async for delta in stream:
+            batch.append((0, delta))
+            if not stream.has_news:
+                yield batch
+                batch = []
+
+
+async def _of_several(streams: Sequence[AsyncResultStream]) -> AsyncGenerator[Batch]:
+    news: asyncio.Queue[tuple[int, Delta] | Exception | None] = asyncio.Queue()
+
+    async def pump(number: int, stream: AsyncResultStream) -> None:
+        try:
+            async for delta in stream:
+                news.put_nowait((number, delta))
+            news.put_nowait(None)
+        except Exception as error:
+            news.put_nowait(error)
+
+    async with AsyncExitStack() as stack:
+        for stream in streams:
+            await stack.enter_async_context(stream)
+        pumps = [asyncio.create_task(pump(number, stream)) for number, stream in enumerate(streams)]
+        for task in pumps:
+            stack.callback(task.cancel)
+        num_live = len(pumps)
+        while num_live:
+            batch: Batch = []
+            items = [await news.get()]
+            while not news.empty():
+                items.append(news.get_nowait())
+            for item in items:
+                if isinstance(item, Exception):
+                    if batch:
+                        yield batch
+                    raise item
+                if item is None:
+                    num_live -= 1
+                else:
+                    batch.append(item)
+            if batch:
+                yield batch

@@ -1,0 +1,95 @@
+"""Prompts of a body as the client library takes them, and what an answer has to know of their tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from carousel.client.core.request_builder import Prompt, RequestOptions, pack_template_kwargs
+from carousel.server.http.errors import respelled
+from carousel.server.openai.types import MAX_PROMPTS, MessageBody
+from carousel.server.request.tokenizer import ServerTokenizer
+from carousel.server.request.unsupported import refuse_unsupported
+from runtime.base.errors import InvalidRequest
+
+# Chat templates know "system"; "developer" is what OpenAI calls the same thing for its newer models.
+ROLES = {"developer": "system"}
+
+
+def prompts_of(prompt: str | list[Any], name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
+    """The prompts of the four forms that OpenAI has, in the field `name`. Raises InvalidRequest."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if not prompt:
+        raise InvalidRequest(f"{name} is empty", param=name)
+    kinds = set(map(type, prompt))
+    if kinds == {int}:
+        return [prompt]
+    if len(kinds) > 1:
+        raise InvalidRequest(f"{name} must be all text, all token ids or all lists of token ids", param=name)
+    if len(prompt) > max_prompts:
+        raise InvalidRequest(f"{name}: at most {max_prompts} of them, got {len(prompt)}", param=name)
+    return prompt
+
+
+def conversation(messages: Sequence[MessageBody], neutral: Any) -> list[dict[str, str]]:
+    """The messages as the chat template takes them; text parts become lines. Raises InvalidRequest."""
+    if not messages:
+        raise InvalidRequest("messages is empty", param="messages")
+    turns = []
+    for index, message in enumerate(messages):
+        refuse_unsupported(message, neutral, f"messages[{index}].")
+        content = message.content or ""
+        if not isinstance(content, str):
+            content = "\n".join(part.text for part in content)
+        turn = {"role": ROLES.get(message.role, message.role), "content": content}
+        if message.name is not None:
+            turn["name"] = message.name
+        turns.append(turn)
+    return turns
+
+
+def template_options(
+    add_generation_prompt: bool | None,
+    continue_final_message: bool | None,
+    chat_template_kwargs: dict[str, Any] | None,
+) -> RequestOptions:
+    """A message that is continued is followed by no new turn. Raises InvalidRequest for both, and for
+    variables that are too large.
+    """
+    options = RequestOptions()
+    if add_generation_prompt is not None:
+        options["add_generation_prompt"] = add_generation_prompt
+    if continue_final_message:
+        if add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins a new "
+                "one: set only one of them",
+                param="continue_final_message",
+            )
+        options["continue_final_message"] = True
+        options["add_generation_prompt"] = False
+    if chat_template_kwargs is not None:
+        # Where the prompt is encoded here, nothing packs them: the same are refused.
+        pack_template_kwargs(chat_template_kwargs)
+        options["chat_template_kwargs"] = chat_template_kwargs
+    return options
+
+
+async def encode_prompts(
+    tokenizer: ServerTokenizer, prompts: Sequence[Prompt], options: RequestOptions, field: str = "prompt"
+) -> list[list[int]]:
+    """Return the ids of each prompt. `field`: where the body has them.
+
+    Raises: RequestError that names the field, also for a prompt without tokens; Overloaded.
+    """
+    encoded = []
+    for prompt in prompts:
+        try:
+            ids = await tokenizer.encode(prompt, options)
+        except InvalidRequest as error:
+            raise respelled(error, {"prompt": field}) from None
+        if not ids:
+            raise InvalidRequest(f"{field} is empty", param=field)
+        encoded.append(ids)
+    return encoded

@@ -1,0 +1,100 @@
+"""SamplingParams and options of an OpenAI body.
+
+A field that the body leaves out takes what the model's generation_config.json recommends, else OpenAI's
+default, which is neutral (temperature 1, top_p 1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from carousel.client.core.request_builder import RequestOptions
+from carousel.server.openai.types import GenerationBody
+from runtime.base.errors import InvalidRequest
+from runtime.checkpoint.checkpoint_config import SamplingDefaults
+from runtime.wire.sampling_params import SamplingParams
+
+PARAM_NAMES = {"label": "X-Request-Id"}
+"""Of the OpenAI bodies: what the client library calls otherwise."""
+
+
+def sampling_params(
+    body: GenerationBody,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+) -> SamplingParams:
+    """A seed that is not given stays open: each prompt draws its own. Raises InvalidRequest."""
+    names = set(SamplingParams.__struct_fields__).intersection(body.__struct_fields__)
+    given = {name: getattr(body, name) for name in names}
+    given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
+    return checked_sampling(defaults, given)
+
+
+def checked_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> SamplingParams:
+    """`given`: values by the names of SamplingParams as JSON has them, None where there is none.
+
+    Raises InvalidRequest.
+    """
+    recommended = msgspec.structs.asdict(defaults)
+    values = {name: value for name, value in recommended.items() if value is not None}
+    values |= {name: value for name, value in given.items() if value is not None}
+    stop = values.get("stop")
+    if isinstance(stop, str):
+        values["stop"] = (stop,)
+    if "logit_bias" in values:
+        values["logit_bias"] = _logit_bias(values["logit_bias"])
+    for name, value in values.items():
+        if isinstance(value, list):
+            values[name] = tuple(value)
+    sampling = SamplingParams(**values)
+    sampling.validate()
+    return sampling
+
+
+def request_options(
+    *, priority: int | None, cache_salt: str | None, time_limit: float | None
+) -> RequestOptions:
+    options = RequestOptions()
+    if priority is not None:
+        options["priority"] = priority
+    if cache_salt is not None:
+        options["cache_salt"] = cache_salt
+    if time_limit is not None:
+        options["time_limit"] = time_limit
+    return options
+
+
+def check_stream_options(body: GenerationBody) -> None:
+    """Raises InvalidRequest for what only one of a stream and a whole answer can do."""
+    if body.stream_options is not None and not body.stream:
+        wanted = body.stream_options
+        if wanted.include_usage or wanted.continuous_usage_stats:
+            raise InvalidRequest("stream_options is for requests with stream: true", param="stream_options")
+    if body.prompt_logprobs is not None and body.stream:
+        raise InvalidRequest("prompt_logprobs is for requests without stream: true", param="prompt_logprobs")
+
+
+def includes_usage(body: GenerationBody) -> bool:
+    """A last event with the usage."""
+    return body.stream_options is not None and bool(body.stream_options.include_usage)
+
+
+def counts_continuously(body: GenerationBody) -> bool:
+    """The usage so far in every event."""
+    return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
+
+
+def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
+    """JSON has no integer keys."""
+    pairs = []
+    for key, value in bias.items():
+        if not (key.isascii() and key.isdigit() and len(key) <= 10):
+            raise InvalidRequest(f"logit_bias: {key!r:.40} is not a token id", param="logit_bias")
+        pairs.append((int(key), value))
+    return tuple(pairs)

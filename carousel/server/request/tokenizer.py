@@ -1,0 +1,202 @@
+"""ServerTokenizer: the model's tokenizer in the API process, for answers that show tokens.
+
+The runtime encodes every prompt by itself. Here it is done for what the wire does not carry back: the ids and
+the text of a prompt's tokens, and single tokens of logprobs. It is loaded when the first request needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+from carousel.client.core.request_builder import Prompt, RequestOptions
+from runtime.base.errors import InvalidRequest, Overloaded
+from runtime.text.no_tokenizer import needs_tokenizer
+from runtime.text.selection import open_decoders, open_tokenizer
+
+if TYPE_CHECKING:
+    from runtime.text.codec import Codec
+
+T = TypeVar("T")
+TokenText: TypeAlias = Callable[[int], str]
+
+NUM_THREADS = 2
+MAX_WAITING_CHARS = 1 << 24
+"""Characters, or ids, that wait for the threads together; who comes beyond them is told to come again. It is
+no limit to the number of prompts: a thousand short ones at once are a usual load and take no time.
+"""
+CHARS_PER_CALL = 1 << 10
+"""What each call counts besides: it waits, too."""
+
+
+class Vocabulary:
+    """Single tokens, and prompts as the runtime's own tokenizer process reads them."""
+
+    def __init__(self, tokenizer: Codec) -> None:
+        self._tokenizer = tokenizer
+        self._decoders = open_decoders(tokenizer)
+        self._texts: dict[int, str] = {}
+        self._max_token_chars: int | None = 0
+        """0: not asked yet; it takes a walk over the vocabulary."""
+
+    @property
+    def vocab_size(self) -> int:
+        return self._tokenizer.vocab_size
+
+    def token_text(self, token_id: int) -> str:
+        """The text of a token by itself; a part of a character reads as replacement characters."""
+        text = self._texts.get(token_id)
+        if text is None:
+            text = self._texts[token_id] = self._decoders.text_of((token_id,))
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """None where they depend on the tokens beside it."""
+        return self._tokenizer.token_bytes(token_id)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """The tokens as the vocabulary spells them."""
+        return self._tokenizer.token_strings(ids)
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+    def encode(self, prompt: Any, options: RequestOptions, max_chars: int | None = None) -> list[int]:
+        """The ids of a prompt in any of its forms. `max_chars`: of its text, the template's included.
+
+        Raises: InvalidRequest.
+        """
+        if isinstance(prompt, str):
+            text, add_special_tokens = prompt, options.get("add_special_tokens", True)
+        elif prompt and not isinstance(prompt[0], int):
+            text, add_special_tokens = self._render(prompt, options), False
+        else:
+            return list(prompt)
+        if max_chars is not None and len(text) > max_chars:
+            raise InvalidRequest(
+                f"prompt: {len(text)} characters, at most {max_chars} are taken",
+                param="prompt",
+                code="context_length_exceeded",
+            )
+        (ids,) = self._tokenizer.encode_batch([text], add_special_tokens=add_special_tokens)
+        encoded: list[int] = ids.tolist()
+        return encoded
+
+    def max_chars_of(self, num_tokens: int) -> int | None:
+        """Most characters of a text of so many tokens; None where there is no bound."""
+        if self._max_token_chars == 0:
+            self._max_token_chars = self._tokenizer.max_token_chars()
+        return None if self._max_token_chars is None else num_tokens * self._max_token_chars
+
+    def _render(self, messages: Sequence[dict[str, str]], options: RequestOptions) -> str:
+        continues = options.get("continue_final_message", False)
+        add_generation_prompt = options.get("add_generation_prompt")
+        return self._tokenizer.apply_chat_template(
+            messages,
+            add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
+            continue_final_message=continues,
+            template_kwargs=options.get("chat_template_kwargs"),
+        )
+
+
+class _Line:
+    """Threads, and what waits for them."""
+
+    def __init__(self, num_threads: int, name: str) -> None:
+        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._num_waiting_chars = 0
+
+    async def run(self, work: Callable[[], T], num_chars: int) -> T:
+        """Do the work in one of the threads. Who finds nobody waiting is let in, however much it has. Raises
+        Overloaded.
+        """
+        cost = num_chars + CHARS_PER_CALL
+        if self._num_waiting_chars and self._num_waiting_chars + cost > MAX_WAITING_CHARS:
+            raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
+        self._num_waiting_chars += cost
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        finally:
+            self._num_waiting_chars -= cost
+
+
+class ServerTokenizer:
+    """Belongs to the event loop; what takes time is done in threads of its own."""
+
+    def __init__(
+        self,
+        tokenizer_dir: str,
+        chat_template: str,
+        context_length: int,
+        *,
+        allow_special_tokens: bool = False,
+    ) -> None:
+        """Take settings as a resolved configuration has them; the first two may be empty."""
+        self._tokenizer_dir = tokenizer_dir
+        self._chat_template = chat_template
+        self._allow_special_tokens = allow_special_tokens
+        self._context_length = context_length
+        self._line = _Line(NUM_THREADS, "tokenizer")
+        self._tool_line = _Line(1, "tokenize")
+        self._lock = asyncio.Lock()
+        self._vocabulary: Vocabulary | None = None
+
+    @property
+    def is_there(self) -> bool:
+        """False where the server runs without a tokenizer."""
+        return bool(self._tokenizer_dir)
+
+    def require(self, field: str) -> None:
+        """Raises InvalidRequest naming `field`, which needs a tokenizer, where there is none."""
+        if not self.is_there:
+            raise needs_tokenizer(field)
+
+    async def vocabulary(self) -> Vocabulary:
+        """Loaded by the first who asks."""
+        if self._vocabulary is None:
+            async with self._lock:
+                if self._vocabulary is None:
+                    self._vocabulary = await self._line.run(self._load, 0)
+        return self._vocabulary
+
+    async def encode(self, prompt: Prompt, options: RequestOptions) -> list[int]:
+        """A prompt for the runtime: a text that cannot fit is refused before the work of encoding it.
+
+        Raises: InvalidRequest by the names of the client library, Overloaded.
+        """
+        vocabulary = await self.vocabulary()
+
+        def encode() -> list[int]:
+            return vocabulary.encode(prompt, options, vocabulary.max_chars_of(self._context_length))
+
+        return await self._line.run(encode, num_chars(prompt))
+
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Raises Overloaded."""
+        vocabulary = await self.vocabulary()
+        decode = partial(vocabulary.decode, ids, skip_special_tokens=skip_special_tokens)
+        return await self._line.run(decode, len(ids))
+
+    async def run_tool(self, work: Callable[[Vocabulary], T], num_chars: int) -> T:
+        """Do work for /tokenize or /detokenize, in a thread for which no answer of the model waits. Raises
+        Overloaded.
+        """
+        vocabulary = await self.vocabulary()
+        return await self._tool_line.run(partial(work, vocabulary), num_chars)
+
+    def _load(self) -> Vocabulary:
+        return Vocabulary(
+            open_tokenizer(
+                self._tokenizer_dir, self._chat_template, allow_special_tokens=self._allow_special_tokens
+            )
+        )
+
+
+def num_chars(prompt: Any) -> int:
+    """Of a text or a conversation; of ids their number."""
+    if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
+        return sum(len(message.get("content") or "") for message in prompt)
+    return len(prompt)

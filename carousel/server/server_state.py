@@ -1,0 +1,127 @@
+"""ServerState: what the endpoints share. Made once by main; knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from carousel.client.async_ import AsyncClient
+from carousel.server.admin.metrics import Metrics
+from carousel.server.http.body_pool import BodyPool
+from carousel.server.http.write_pace import WritePace
+from carousel.server.request.labels import LabelBook
+from carousel.server.request.tokenizer import ServerTokenizer
+from carousel.server.tenancy.entrance import Entrance
+from runtime.base.errors import InvalidRequest, Overloaded, RequestError, RingClosed
+from runtime.checkpoint.checkpoint_config import SamplingDefaults
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.status_page import StatusPage
+
+# A scrape gives up after ten seconds by default; it is to get this answer before.
+CONTROL_TIMEOUT_S = 5.0
+MIN_MAX_IDS = 1 << 16
+
+
+@dataclass(slots=True, eq=False)
+class ServerState:
+    client: AsyncClient
+    config: RuntimeConfig
+    defaults: SamplingDefaults
+    status: StatusPage
+    metrics: Metrics
+    tokenizer: ServerTokenizer = field(init=False)
+    labels: LabelBook = field(default_factory=LabelBook)
+    entrance: Entrance = field(default_factory=Entrance)
+    pace: WritePace = field(default_factory=WritePace)
+    probe: asyncio.Task[tuple[str, str]] | None = None
+    """The latest request that /health_generate has made up."""
+    bodies: BodyPool = field(default_factory=BodyPool)
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        config = self.config
+        self.tokenizer = ServerTokenizer(
+            config.tokenizer,
+            config.chat_template,
+            config.context_length,
+            allow_special_tokens=config.allow_special_tokens,
+        )
+
+    @property
+    def max_ids(self) -> int:
+        """Longest list of token ids that a body may have; a longer one is refused unread."""
+        return max(2 * self.config.context_length, MIN_MAX_IDS)
+
+    def check_serving(self) -> None:
+        """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""
+        if self.client.error is not None:
+            raise self.client.error
+        state = self.status.read("launcher").state
+        if state == "failed":
+            raise RingClosed("the runtime has failed")
+        if state == "draining":
+            raise RequestError("the server is shutting down", code="shutting_down", status=503)
+        if state != "ready" or not self.client.is_connected:
+            raise RequestError("the server is not ready yet", code="not_ready", status=503)
+
+    def check_room(self, num_new: int) -> None:
+        """Raises Overloaded when so many more sequences are beyond this process's share of the queue: the
+        ring would say so at more cost. InvalidRequest for more than there can ever be.
+        """
+        config, num_in_flight = self.config, self.client.num_in_flight
+        most = config.max_running_requests + config.max_waiting_of_lone_client
+        if num_new > most:
+            raise InvalidRequest(
+                f"{num_new} sequences at once; this server runs and queues {most} at most. Ask for fewer, or "
+                "for several prompts without stream: they are then begun as there is room"
+            )
+        is_shared = self.status.read("detokenizer").num_clients > 1
+        limit = config.max_running_requests + config.max_waiting_of_client if is_shared else most
+        if num_in_flight and num_in_flight + num_new > limit:
+            raise Overloaded(
+                f"{num_in_flight} sequences of this server are running or waiting, at most {limit} may be; "
+                "try again later",
+                code="client_overloaded",
+            )
+
+    async def runtime_info(self) -> dict[str, Any]:
+        """What the scheduler says of itself now. Raises RequestError (503), RingClosed."""
+        return await self.ask(self.client.server_info)
+
+    async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:
+        """What `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
+        self.check_serving()
+        try:
+            return await read(after, timeout=CONTROL_TIMEOUT_S)
+        except TimeoutError:
+            raise _no_answer() from None
+
+    async def ask(self, question: Callable[..., Awaitable[dict[str, Any]]], *about: Any) -> dict[str, Any]:
+        """What the ring answers to a control call of the client, made with `about`.
+
+        Raises: RequestError, (503) when it does not answer in time or is not ready; RingClosed.
+        """
+        self.check_serving()
+        try:
+            return await question(*about, timeout=CONTROL_TIMEOUT_S)
+        except TimeoutError:
+            raise _no_answer() from None
+
+    def check_model(self, name: str | None) -> None:
+        """Raises RequestError (404) for a model that is not served here. None means the one there is."""
+        if name is not None and name != self.config.served_model_name:
+            raise RequestError(
+                f"The model `{name:.100}` does not exist", param="model", code="model_not_found", status=404
+            )
+
+
+def _no_answer() -> RequestError:
+    return RequestError("the runtime has not answered in time", code="timeout", status=503)
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid.uuid4().hex}"

@@ -1,0 +1,138 @@
+"""/generate: SGLang's own endpoint. Text or token ids in; text, token ids and an account of them out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.client.core.request_builder import Prompt
+from carousel.server.http.errors import respelled
+from carousel.server.request.body import read_body
+from carousel.server.request.generation import Generation, Job
+from carousel.server.request.labels import request_labels
+from carousel.server.request.prompts import encode_prompts, prompts_of
+from carousel.server.request.sampling import checked_sampling, request_options
+from carousel.server.request.unsupported import refuse_unsupported
+from carousel.server.server_state import ServerState
+from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
+from carousel.server.sglang.generate_types import NEUTRAL, GenerateBody, GenerateSampling
+from runtime.base.errors import InvalidRequest, RequestError
+from runtime.checkpoint.checkpoint_config import SamplingDefaults
+from runtime.wire.sampling_params import SamplingParams
+
+DEFAULT_MAX_NEW_TOKENS = 128
+SPELLINGS = {
+    "max_tokens": "max_new_tokens",
+    "min_tokens": "min_new_tokens",
+    "seed": "sampling_seed",
+    "include_stop_str_in_output": "no_stop_trim",
+}
+"""Fields of SamplingParams that go by another name here."""
+PARAM_NAMES = {
+    **{name: f"sampling_params.{SPELLINGS.get(name, name)}" for name in SamplingParams.__struct_fields__},
+    "logprobs": "top_logprobs_num",
+    "prompt_logprobs": "logprob_start_len",
+    "label": "rid",
+}
+
+
+async def generate(request: Request) -> Response:
+    server: ServerState = request.app.state.server
+    body = await read_body(request, GenerateBody)
+    sampling_body = body.sampling_params or GenerateSampling()
+    refuse_unsupported(body, NEUTRAL)
+    refuse_unsupported(sampling_body, NEUTRAL, "sampling_params.")
+    server.check_serving()
+    field, prompts = _prompts(body)
+    is_list = prompts[0] is not getattr(body, field)
+    names = {**PARAM_NAMES, "prompt": field}
+    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    try:
+        sampling = _sampling(body, sampling_body, server.defaults)
+        if body.rid is None:
+            labels = request_labels(request.state.request_id, len(prompts))
+        else:
+            labels = _labels(body.rid, len(prompts), is_list=is_list)
+        job = Job(
+            prompts,
+            sampling,
+            options,
+            labels,
+            labels_are_chosen=body.rid is not None,
+            stream=bool(body.stream),
+            param_names=names,
+        )
+        job.check_size(server.config.context_length)
+        view = GenerateView(
+            ids=labels,
+            is_list=is_list or sampling.n > 1,
+            num_choices=sampling.n,
+            shows_logprobs=sampling.logprobs is not None,
+            num_top=sampling.logprobs or 0,
+        )
+        if body.return_text_in_logprobs:
+            server.tokenizer.require("return_text_in_logprobs")
+            view.token_text = (await server.tokenizer.vocabulary()).token_text
+        if sampling.prompt_logprobs is not None:
+            view.input_start = body.logprob_start_len or 0
+            view.input_ids = await encode_prompts(server.tokenizer, job.prompts, options)
+            job.check_prompt_logprobs(sum(map(len, view.input_ids)) * sampling.n)
+            job = job.with_ids(view.input_ids)
+    except RequestError as error:
+        raise respelled(error, names) from None
+    return Generation(server, job, GenerateFormat(view, len(prompts)))
+
+
+def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:
+    """The field they are in, and the prompts. Raises InvalidRequest."""
+    if (body.text is None) == (body.input_ids is None):
+        raise InvalidRequest("text or input_ids is needed, one of the two", param="text")
+    field = "input_ids" if body.text is None else "text"
+    prompt: Any = getattr(body, field)
+    try:
+        return field, prompts_of(prompt)
+    except InvalidRequest as error:
+        raise respelled(error, {"prompt": field}) from None
+
+
+def _labels(rid: str | list[str], num_prompts: int, *, is_list: bool) -> list[str]:
+    """One for each prompt. Raises InvalidRequest."""
+    if isinstance(rid, str):
+        return request_labels(rid, num_prompts) if is_list else [rid]
+    if not is_list:
+        raise InvalidRequest("rid: several are for a list of prompts; give one", param="rid")
+    if len(rid) != num_prompts:
+        raise InvalidRequest(
+            f"rid: {len(rid)} for {num_prompts} prompts; give one, or one for each", param="rid"
+        )
+    return rid
+
+
+def _num_logprobs(body: GenerateBody) -> int | None:
+    """Raises InvalidRequest."""
+    if body.return_logprob:
+        return body.top_logprobs_num or 0
+    for name in ("top_logprobs_num", "return_text_in_logprobs"):
+        if getattr(body, name):
+            raise InvalidRequest(f"{name} needs return_logprob: true", param=name)
+    if body.logprob_start_len is not None and body.logprob_start_len >= 0:
+        raise InvalidRequest("logprob_start_len needs return_logprob: true", param="logprob_start_len")
+    return None
+
+
+def _sampling(body: GenerateBody, sampling: GenerateSampling, defaults: SamplingDefaults) -> SamplingParams:
+    """Raises InvalidRequest by the names of SamplingParams."""
+    logprobs = _num_logprobs(body)
+    given = {
+        name: getattr(sampling, SPELLINGS.get(name, name), None)
+        for name in SamplingParams.__struct_fields__
+        if name not in NEUTRAL
+    }
+    if sampling.max_new_tokens is None:
+        given["max_tokens"] = DEFAULT_MAX_NEW_TOKENS
+    given["logprobs"] = logprobs
+    if body.logprob_start_len is not None and body.logprob_start_len >= 0:
+        given["prompt_logprobs"] = logprobs
+    return checked_sampling(defaults, given)

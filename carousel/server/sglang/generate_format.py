@@ -1,0 +1,189 @@
+"""GenerateFormat: how /generate spells its answers. An event repeats all there is so far. Knows no HTTP.
+
+What a token adds is encoded once, when it comes, and kept as bytes of JSON. An event is put together from
+these, so that it costs a copy of its bytes, and all events of a stream cost no more encoding than the answer.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.server.openai.logprobs import finite, in_pieces
+from carousel.server.request.json_list import JsonList
+from carousel.server.request.tokenizer import TokenText
+from carousel.server.sglang.generate_types import FinishInfo, Logprob, MetaInfo
+from runtime.wire.messages import Usage
+
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class GenerateView:
+    """What an answer shows, beside text and ids."""
+
+    ids: list[str]
+    """Of each prompt."""
+    is_list: bool = False
+    num_choices: int = 1
+    """For each prompt."""
+    shows_logprobs: bool = False
+    num_top: int = 0
+    token_text: TokenText | None = None
+    input_ids: list[list[int]] = field(default_factory=list)
+    """Of each prompt, where the answer shows its logprobs,"""
+    input_start: int = 0
+    """from this token on."""
+
+
+class _Sequence:
+    """All that has come of one sequence so far; of its text the JSON without the quotes."""
+
+    __slots__ = ("ids", "logprobs", "num_tokens", "text", "top")
+
+    def __init__(self) -> None:
+        self.text = bytearray()
+        self.num_tokens = 0
+        self.ids, self.logprobs, self.top = JsonList(), JsonList(), JsonList()
+
+
+class _Input:
+    """The logprobs of one prompt so far."""
+
+    __slots__ = ("logprobs", "num_tokens", "top")
+
+    def __init__(self) -> None:
+        self.num_tokens = 0
+        """Tokens of the prompt that have come, from its first on, whether they are shown or not."""
+        self.logprobs, self.top = JsonList(), JsonList()
+
+
+class GenerateFormat:
+    def __init__(self, view: GenerateView, num_prompts: int) -> None:
+        self._began_s = time.perf_counter()
+        self._view = view
+        self._sequences = [_Sequence() for _ in range(num_prompts * view.num_choices)]
+        self._inputs = [_Input() for _ in range(num_prompts)]
+
+    def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
+        number = prompt * self._view.num_choices + delta.index
+        for _ in self._take(prompt, number, delta.prompt_logprobs, delta):
+            yield b""
+        if delta.finish_reason is not None:
+            for _ in self._complete_input(prompt):
+                yield b""
+        if delta.token_ids or delta.text or delta.finish_reason is not None:
+            index = number if self._view.is_list else UNSET
+            yield b"".join((b"data: ", *self._body(number, delta, index), b"\n\n"))
+
+    def last_events(self) -> bytes:
+        """None: every sequence has told its own."""
+        return b""
+
+    def response(self, completions: Sequence[Completion]) -> msgspec.Raw | list[msgspec.Raw]:
+        bodies: list[msgspec.Raw] = []
+        for prompt, completion in enumerate(completions):
+            prompt_logprobs = completion.prompt_logprobs
+            for output in completion.outputs:
+                number = prompt * self._view.num_choices + output.index
+                _exhaust(self._take(prompt, number, prompt_logprobs, output))
+                prompt_logprobs = []
+                _exhaust(self._complete_input(prompt))
+                bodies.append(msgspec.Raw(b"".join(self._body(number, output, UNSET))))
+        return bodies if self._view.is_list else bodies[0]
+
+    def _take(
+        self,
+        prompt: int,
+        number: int,
+        prompt_logprobs: Sequence[TokenLogprob | None],
+        part: Delta | CompletionOutput,
+    ) -> Iterator[None]:
+        """Encode what has come; between the pieces of much, others may run."""
+        if prompt_logprobs and self._view.input_ids:
+            yield from self._take_input(prompt, prompt_logprobs)
+        sequence = self._sequences[number]
+        sequence.text += _encode(part.text)[1:-1]
+        sequence.num_tokens += len(part.token_ids)
+        sequence.ids.extend(part.token_ids)
+        for entries in in_pieces(part.logprobs, self._view.num_top):
+            sequence.logprobs.extend([self._logprob(entry.logprob, entry.token_id) for entry in entries])
+            if self._view.num_top:
+                sequence.top.extend([self._top(entry) for entry in entries])
+            yield
+
+    def _take_input(self, prompt: int, entries: Sequence[TokenLogprob | None]) -> Iterator[None]:
+        """Encode logprobs of a prompt. As in SGLang, the first token that is shown has no value, whatever
+        stands before it.
+        """
+        ids, start, taken = self._view.input_ids[prompt], self._view.input_start, self._inputs[prompt]
+        for piece in in_pieces(entries, self._view.num_top):
+            tokens: list[Logprob] = []
+            tops: list[list[Logprob] | None] = []
+            for position, entry in enumerate(piece, taken.num_tokens):
+                if position >= start and position < len(ids):
+                    shown = entry if position > start else None
+                    tokens.append(self._logprob(None if shown is None else shown.logprob, ids[position]))
+                    tops.append(None if shown is None else self._top(shown))
+            taken.num_tokens += len(piece)
+            taken.logprobs.extend(tokens)
+            if self._view.num_top:
+                taken.top.extend(tops)
+            yield
+
+    def _complete_input(self, prompt: int) -> Iterator[None]:
+        """Tokens of the prompt that were not computed before its end have no value."""
+        if self._view.input_ids:
+            num_missing = len(self._view.input_ids[prompt]) - self._inputs[prompt].num_tokens
+            yield from self._take_input(prompt, [None] * num_missing)
+
+    def _body(
+        self, number: int, part: Delta | CompletionOutput, shown_index: int | UnsetType
+    ) -> Iterable[bytes | bytearray]:
+        """The pieces of a GenerateResponse."""
+        view, sequence = self._view, self._sequences[number]
+        prompt = number // view.num_choices
+        meta = MetaInfo(view.ids[prompt], _finish_info(part, sequence.num_tokens), sequence.num_tokens)
+        usage: Usage | None = part.usage
+        if usage is not None:
+            meta.prompt_tokens = usage.prompt_tokens
+            meta.completion_tokens = usage.completion_tokens
+            meta.cached_tokens = usage.cached_tokens
+            meta.e2e_latency = time.perf_counter() - self._began_s
+        yield from (b'{"text":"', sequence.text, b'","output_ids":[', sequence.ids.data, b'],"meta_info":')
+        yield _encode(meta)[:-1]
+        if view.shows_logprobs:
+            # Those of the prompt once, at the end, as all else that is told of it.
+            shown = self._inputs[prompt] if part.finish_reason is not None else _Input()
+            yield from (b',"input_token_logprobs":[', shown.logprobs.data, b"]")
+            if view.num_top and view.input_ids:
+                yield from (b',"input_top_logprobs":[', shown.top.data, b"]")
+            yield from (b',"output_token_logprobs":[', sequence.logprobs.data, b"]")
+            if view.num_top:
+                yield from (b',"output_top_logprobs":[', sequence.top.data, b"]")
+        yield b"}}" if isinstance(shown_index, UnsetType) else b'},"index":%d}' % shown_index
+
+    def _top(self, entry: TokenLogprob) -> list[Logprob]:
+        return [self._logprob(value, token_id) for token_id, value in entry.top]
+
+    def _logprob(self, value: float | None, token_id: int) -> Logprob:
+        text = None if self._view.token_text is None else self._view.token_text(token_id)
+        return Logprob(None if value is None else finite(value), token_id, text)
+
+
+def _exhaust(pieces: Iterable[None]) -> None:
+    for _ in pieces:
+        pass
+
+
+def _finish_info(part: Delta | CompletionOutput, num_tokens: int) -> FinishInfo | None:
+    if part.finish_reason == "stop":
+        return FinishInfo("stop", matched=part.matched_stop)
+    if part.finish_reason == "length":
+        return FinishInfo("length", length=num_tokens)
+    return FinishInfo("timeout") if part.finish_reason == "timeout" else None

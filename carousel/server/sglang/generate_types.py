@@ -1,0 +1,171 @@
+"""The bodies of /generate, as SGLang spells them: what a request may hold, and what an answer holds."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, TypeAlias
+
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from carousel.server.openai.types import (
+    MAX_PROMPTS,
+    CacheSalt,
+    LogitBias,
+    MinP,
+    NumLogprobs,
+    NumSequences,
+    NumTokens,
+    NumTokensOrNone,
+    Penalty,
+    Priority,
+    PromptIds,
+    RepetitionPenalty,
+    Seed,
+    StopIds,
+    StopText,
+    StopTexts,
+    Temperature,
+    TimeLimit,
+    TopK,
+    TopP,
+)
+from carousel.server.request.unsupported import ABSENT, Unsupported
+from runtime.wire.format import MAX_LABEL_CHARS
+from runtime.wire.sampling_params import TokenId
+
+RequestLabel: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
+
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "token_ids_logprob": (None, []),
+    "input_embeds": (None,),
+    "image_data": (None, []),
+    "video_data": (None, []),
+    "audio_data": (None, []),
+    "modalities": (None, []),
+    "return_hidden_states": (None, False),
+    "return_routed_experts": (None, False),
+    "session_params": (None, {}),
+    "lora_path": (None, ""),
+    "custom_logit_processor": (None, ""),
+    "bootstrap_host": (None,),
+    "bootstrap_port": (None,),
+    "bootstrap_room": (None,),
+    "background": (None, False),
+    "log_metrics": (None, True),
+    "best_of": (None, 1),
+    "json_schema": (None,),
+    "regex": (None,),
+    "ebnf": (None,),
+    "structural_tag": (None,),
+    "stop_regex": (None, "", []),
+    "spaces_between_special_tokens": (None, True),
+    "stream_interval": (None, 1),
+    "custom_params": (None, {}),
+}
+
+
+class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Null is the same as absent."""
+
+    max_new_tokens: NumTokens | None = None
+    min_new_tokens: NumTokensOrNone | None = None
+    temperature: Temperature | None = None
+    top_p: TopP | None = None
+    top_k: TopK | None = None
+    min_p: MinP | None = None
+    repetition_penalty: RepetitionPenalty | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    sampling_seed: Seed | None = None
+    n: NumSequences | None = None
+    stop: StopText | StopTexts | None = None
+    stop_token_ids: StopIds | None = None
+    ignore_eos: bool | None = None
+    no_stop_trim: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: LogitBias | None = None
+
+    best_of: Unsupported = ABSENT
+    json_schema: Unsupported = ABSENT
+    regex: Unsupported = ABSENT
+    ebnf: Unsupported = ABSENT
+    structural_tag: Unsupported = ABSENT
+    stop_regex: Unsupported = ABSENT
+    spaces_between_special_tokens: Unsupported = ABSENT
+    stream_interval: Unsupported = ABSENT
+    custom_params: Unsupported = ABSENT
+
+
+class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    text: str | list[str] | None = None
+    input_ids: list[TokenId | PromptIds] | None = None
+    sampling_params: GenerateSampling | None = None
+    rid: RequestLabel | Annotated[list[RequestLabel], Meta(max_length=MAX_PROMPTS)] | None = None
+    """One, or one for each prompt."""
+    return_logprob: bool | None = None
+    logprob_start_len: Annotated[int, Meta(ge=-1)] | None = None
+    """The first token of the prompt to give logprobs of; -1: none, those of the output only."""
+    top_logprobs_num: NumLogprobs | None = None
+    return_text_in_logprobs: bool | None = None
+    stream: bool | None = None
+    priority: Priority | None = None
+    cache_salt: CacheSalt | None = None
+    time_limit: TimeLimit | None = None
+    """Seconds."""
+
+    token_ids_logprob: Unsupported = ABSENT
+    input_embeds: Unsupported = ABSENT
+    image_data: Unsupported = ABSENT
+    video_data: Unsupported = ABSENT
+    audio_data: Unsupported = ABSENT
+    modalities: Unsupported = ABSENT
+    return_hidden_states: Unsupported = ABSENT
+    return_routed_experts: Unsupported = ABSENT
+    session_params: Unsupported = ABSENT
+    lora_path: Unsupported = ABSENT
+    custom_logit_processor: Unsupported = ABSENT
+    bootstrap_host: Unsupported = ABSENT
+    bootstrap_port: Unsupported = ABSENT
+    bootstrap_room: Unsupported = ABSENT
+    background: Unsupported = ABSENT
+    log_metrics: Unsupported = ABSENT
+
+
+class Logprob(Struct, array_like=True, gc=False):
+    logprob: float | None
+    """Null for the first token of the prompt that is shown."""
+    token_id: int
+    text: str | None
+
+
+class FinishInfo(Struct, omit_defaults=True):
+    type: Literal["stop", "length", "timeout"]
+    matched: str | int | UnsetType | None = UNSET
+    """Of a stop: the stop string or id; null where the model ended by its own end token."""
+    length: int | UnsetType = UNSET
+    """Of a length: the tokens that came."""
+
+
+class MetaInfo(Struct):
+    """The usage of the prompt and the time are known at the end; the events before it are without them."""
+
+    id: str
+    finish_reason: FinishInfo | None
+    completion_tokens: int
+    prompt_tokens: int | UnsetType = UNSET
+    cached_tokens: int | UnsetType = UNSET
+    e2e_latency: float | UnsetType = UNSET
+    """Seconds."""
+    input_token_logprobs: list[Logprob] | UnsetType = UNSET
+    input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
+    output_token_logprobs: list[Logprob] | UnsetType = UNSET
+    output_top_logprobs: list[list[Logprob]] | UnsetType = UNSET
+
+
+class GenerateResponse(Struct):
+    """Also each event of a stream: text, ids and logprobs are all there are so far, not what is new."""
+
+    text: str
+    output_ids: list[int]
+    meta_info: MetaInfo
+    index: int | UnsetType = UNSET
+    """Of a stream over several prompts or sequences: whose event it is."""

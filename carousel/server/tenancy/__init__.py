@@ -1,0 +1,1 @@
+"""API keys, and the entrance of an HTTP process."""

@@ -1,0 +1,383 @@
+"""GenerationExecutor: submit and collect later, with the semantics of TensorRT-LLM's executor.
+
+Thin over Session: a request's id is its number there, so nothing maps one to the other. Two back ends: a
+runtime of its own, or one that is already running; they differ in who stops it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, overload
+
+from carousel.client.connection.connection import RING_TIMEOUT_S
+from carousel.client.connection.target import RunDirTarget
+from carousel.client.core.batch import MAX_IN_FLIGHT
+from carousel.client.core.request_builder import TokenIds, is_single_prompt, one_per_prompt
+from carousel.client.core.session import Session, deadline_after
+from carousel.client.own_runtime import OwnRuntime
+from carousel.client.sync import CONNECT_TIMEOUT_S
+from carousel.trtllm.executor_settings import runtime_settings
+from carousel.trtllm.executor_stats import StatsReader
+from carousel.trtllm.generation_request import GenerationRequest
+from carousel.trtllm.generation_result import GenerationResult
+from carousel.trtllm.response_board import ResponseBoard
+from carousel.trtllm.responses import Response
+from carousel.trtllm.result_mailbox import ResultMailbox
+from runtime.base.errors import CarouselError, ConfigError, InvalidRequest, RingClosed
+from runtime.ring.endpoints import TCP_SCHEME, Endpoints
+from runtime.ring.process import LaunchFile
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import StatusPage
+
+SHUT_DOWN = "the executor was shut down"
+
+
+@dataclass(frozen=True, slots=True)
+class ExecutorStats:
+    """What the scheduler says of itself, at most a step old."""
+
+    num_active_requests: int
+    """Admitted and not finished."""
+    num_queued_requests: int
+    """Waiting to be admitted, for the first time or after a retraction."""
+    num_received_requests: int
+    """Since its start."""
+    current_batch_size: int
+    """Sequences in the newest step; 0 when there was nothing to compute."""
+    num_free_pages: int
+    num_pages: int
+
+
+class GenerationExecutor(StatsReader):
+    """Any thread and any event loop may use one. Make it with `create`; it ends with `shutdown`, the `with`
+    block or the process, or when it is dropped.
+    """
+
+    def __init__(
+        self, run_dir: Path, runtime: OwnRuntime | None, connect_timeout_s: float, ring_timeout_s: float
+    ) -> None:
+        self.run_dir = run_dir
+        """Names the runtime to other clients."""
+        self._submit_lock = threading.Lock()
+        stop_runtime = _stop_nothing if runtime is None else runtime.stop
+        try:
+            if runtime is not None:
+                runtime.wait_ready()
+            self._session: Session[ResultMailbox] = Session(
+                RunDirTarget(run_dir),
+                ResultMailbox,
+                _call,
+                connect_timeout_s=connect_timeout_s,
+                ring_timeout_s=ring_timeout_s,
+            )
+        except BaseException:
+            stop_runtime()
+            raise
+        super().__init__(self._session)
+        connection = self._session.connection
+        # Nothing that outlives this object may hold it: its runtime would outlive it too.
+        self._board = ResponseBoard(lambda: connection.error)
+        # Also called when this object is dropped, and at exit.
+        self._end = weakref.finalize(self, _end, self._session, self._board, stop_runtime)
+        try:
+            connection.opened.result()
+            self._status = StatusPage(Endpoints(run_dir).status_file)
+            self.config = LaunchFile.read(Endpoints(run_dir).config_file).config
+            """The settings of the runtime."""
+        except BaseException:
+            self.shutdown()
+            raise
+
+    @classmethod
+    def create(
+        cls,
+        model: str | Path | None = None,
+        *,
+        run_dir: str | Path | None = None,
+        engine_dir: str | Path | None = None,
+        tokenizer_dir: str | Path | None = None,
+        num_postprocess_workers: int | None = None,
+        postprocess_tokenizer_dir: str | Path | None = None,
+        gather_all_token_logits: bool | None = None,
+        connect_timeout: float = CONNECT_TIMEOUT_S,
+        ring_timeout: float = RING_TIMEOUT_S,
+        **settings: Any,
+    ) -> Self:
+        """Start a runtime and wait until it is ready, or attach to the one at `run_dir`.
+
+        `engine_dir` is another name of `model`, a directory in Hugging Face format; without either the demo
+        model runs. `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting `tokenizer`, of which a
+        runtime has one; the default is the model's. `num_postprocess_workers` is the number of detokenizer
+        processes, of which there is always one. `gather_all_token_logits` is both `gather_context_logits`
+        and `gather_generation_logits`. After `ring_timeout` seconds in which the runtime lacks a process that
+        is to be replaced, requests end with RingClosed. `settings` are those of launch.py.
+        Raises: ConfigError for a wrong or contradictory argument, before anything is started; StartError with
+        the runtime's last words; RingClosed or ProtocolMismatch when there is none to attach to.
+        """
+        given = {
+            "model": model,
+            "engine_dir": engine_dir,
+            "tokenizer_dir": tokenizer_dir,
+            "num_postprocess_workers": num_postprocess_workers,
+            "postprocess_tokenizer_dir": postprocess_tokenizer_dir,
+            "gather_all_token_logits": gather_all_token_logits,
+            **settings,
+        }
+        if run_dir is not None:
+            return cls(_attachable(run_dir, given), None, connect_timeout, ring_timeout)
+        wanted = runtime_settings(given)
+        runtime = OwnRuntime(wanted.pop("model", ""), wanted)
+        return cls(runtime.run_dir, runtime, connect_timeout, ring_timeout)
+
+    # -- requests and their results --------------------------------------------------------------------------
+
+    def submit(self, request: GenerationRequest) -> GenerationResult:
+        """Give the request its id and send it on its way; waits for nothing.
+
+        Raises: InvalidRequest, Overloaded, RingClosed; the request then has no id. What the runtime refuses
+        comes from the result.
+        """
+        with self._submit_lock:
+            request.check_unsubmitted()
+            state, mailbox = self._session.open_request(
+                request.input_token_ids,
+                request.sampling_params,
+                stream=request.streaming,
+                **request.options(),
+            )
+            request.set_id(state.number + 1)
+        return GenerationResult(request, state, mailbox, self)
+
+    def generate_async(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling_params: SamplingParams | None = None,
+        streaming: bool = False,
+        **options: Any,
+    ) -> GenerationResult:
+        """Submit one prompt. `options` are the other arguments of GenerationRequest. Raises what it and
+        `submit` do.
+        """
+        request = GenerationRequest(prompt_token_ids, sampling_params, streaming=streaming, **options)
+        return self.submit(request)
+
+    @overload
+    def generate(
+        self,
+        prompt_token_ids: Sequence[TokenIds],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> list[GenerationResult]: ...
+
+    @overload
+    def generate(
+        self,
+        prompt_token_ids: list[int],
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> GenerationResult: ...
+
+    def generate(
+        self,
+        prompt_token_ids: Any,
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        timeout: float | None = None,
+    ) -> GenerationResult | list[GenerationResult]:
+        """Generate from one prompt or from several, and wait: the results are done and in the prompts' order.
+
+        `timeout` is in seconds and holds for the whole call. All are in flight at once, as far as the server
+        queues them for one caller. The first error ends the call and aborts the rest.
+        Raises: as `submit` and `GenerationResult.result`; a prompt in a wrong form before any is submitted.
+        """
+        deadline = deadline_after(timeout, time.monotonic())
+        single = is_single_prompt(prompt_token_ids)
+        prompts = [prompt_token_ids] if single else prompt_token_ids
+        all_sampling: Sequence[SamplingParams | None] = (
+            [None] * len(prompts)
+            if sampling_params is None
+            else one_per_prompt(sampling_params, len(prompts))
+        )
+        requests = [
+            GenerationRequest(prompt, sampling)
+            for prompt, sampling in zip(prompts, all_sampling, strict=True)
+        ]
+        results = self._run_all(requests, deadline)
+        return results[0] if single else results
+
+    def _run_all(self, requests: list[GenerationRequest], deadline: float | None) -> list[GenerationResult]:
+        max_in_flight = min(self._session.max_in_flight(), MAX_IN_FLIGHT)
+        results: list[GenerationResult] = []
+        in_flight: deque[GenerationResult] = deque()
+        num_in_flight = 0
+        try:
+            for request in requests:
+                request.check()
+            for request in requests:
+                while in_flight and num_in_flight + request.num_sequences > max_in_flight:
+                    oldest = in_flight.popleft()
+                    num_in_flight -= oldest.request.num_sequences
+                    _wait(oldest, deadline)
+                results.append(self.submit(request))
+                in_flight.append(results[-1])
+                num_in_flight += request.num_sequences
+            for result in in_flight:
+                _wait(result, deadline)
+        except BaseException:
+            for result in results:
+                result.abort()
+            raise
+        return results
+
+    def abort_request(self, request_id: int) -> None:
+        """Ask for an early end: the result still delivers what there is, with finish_reason "abort". Without
+        effect on an id that has ended or never was.
+        """
+        self._session.abort(request_id - 1)
+
+    def cancel_request(self, request_id: int) -> None:
+        """As `abort_request`; the name that goes with `enqueue_request`."""
+        self.abort_request(request_id)
+
+    # -- enqueue now, await responses later ------------------------------------------------------------------
+
+    def enqueue_request(self, request: GenerationRequest) -> int:
+        """As `submit`, with its responses collected by `await_responses`; the id to ask for."""
+        return self.enqueue_requests([request])[0]
+
+    def enqueue_requests(self, requests: Sequence[GenerationRequest]) -> list[int]:
+        """Enqueue in order; their ids. When one is wrong in itself, none is enqueued.
+
+        Raises: as `submit`. An error between them, such as Overloaded, aborts those before it.
+        """
+        if len(set(map(id, requests))) < len(requests):
+            raise InvalidRequest("requests: the same one stands there twice", param="requests")
+        for request in requests:
+            request.check()
+        results: list[GenerationResult] = []
+        try:
+            for request in requests:
+                results.append(self.submit(request))  # noqa: PERF401 - those before an error count
+        except CarouselError:
+            for result in results:
+                result.abort()
+            raise
+        for result in results:
+            self._board.add(result)
+        return [request.id for request in requests]
+
+    @overload
+    def await_responses(
+        self, request_id: int | None = None, *, timeout: float | None = None
+    ) -> list[Response]: ...
+
+    @overload
+    def await_responses(
+        self, request_id: Sequence[int], *, timeout: float | None = None
+    ) -> list[list[Response]]: ...
+
+    def await_responses(
+        self, request_id: int | Sequence[int] | None = None, *, timeout: float | None = None
+    ) -> list[Response] | list[list[Response]]:
+        """Wait for responses to enqueued requests and collect them: of any request, of one, or of several.
+
+        At least one response (for several ids: one list for each, in their order); none when `timeout`
+        seconds are over. A response is collected once, by one caller.
+        Raises: InvalidRequest for an id that nothing is to come for, RingClosed when nothing can come at all.
+        """
+        if request_id is None:
+            return self._board.take_any(timeout)
+        if isinstance(request_id, int):
+            return self._board.take_of([request_id], timeout)[0]
+        return self._board.take_of(request_id, timeout)
+
+    def num_responses_ready(self, request_id: int | None = None) -> int:
+        """How many enqueued requests have a response to collect; of one request, 1 or 0."""
+        return self._board.num_ready(request_id)
+
+    # -- the whole -------------------------------------------------------------------------------------------
+
+    def max_in_flight(self) -> int:
+        """How many sequences the runtime lets one caller have waiting without refusing any."""
+        return self._session.max_in_flight()
+
+    @property
+    def error(self) -> CarouselError | None:
+        """Why nothing can be asked any more: what ended the runtime, or `shutdown`; None while it lives."""
+        if not self._end.alive:
+            return RingClosed(SHUT_DOWN)
+        return self._session.connection.error
+
+    def get_latest_stats(self) -> ExecutorStats | None:
+        """The scheduler's newest word, without asking it; None while it has said nothing.
+
+        Raises: RingClosed when the connection has ended.
+        """
+        error = self.error
+        if error is not None:
+            raise error.with_traceback(None)
+        status = self._status.read("scheduler")
+        if status.state == "absent":
+            return None
+        return ExecutorStats(
+            num_active_requests=status.num_running,
+            num_queued_requests=status.num_waiting,
+            num_received_requests=status.num_received,
+            current_batch_size=status.batch_size,
+            num_free_pages=status.num_free_pages,
+            num_pages=status.num_pages,
+        )
+
+    def shutdown(self) -> None:
+        """Abort what is in flight, disconnect, and stop the runtime if it is its own. Who waits gets
+        RingClosed, and so does every later call but this one.
+        """
+        self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+
+def _end(session: Session[ResultMailbox], board: ResponseBoard, stop_runtime: Callable[[], object]) -> None:
+    error = RingClosed(SHUT_DOWN)
+    session.end_all(error)
+    # The collector may have found the executor in the connection's own thread, which then ends by itself.
+    with contextlib.suppress(RuntimeError):
+        session.connection.close()
+    session.fail_all(error)
+    board.close(error)
+    stop_runtime()
+
+
+def _attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:
+    """Raises ConfigError when there is a setting for a runtime that has been started with its own."""
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(f"{name}: the runtime at run_dir has been started with its own")
+    if str(run_dir).startswith(TCP_SCHEME):
+        raise ConfigError("run_dir: a directory of this machine; over TCP use Client or AsyncClient")
+    return Path(run_dir).absolute()
+
+
+def _wait(result: GenerationResult, deadline: float | None) -> None:
+    result.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
+
+
+def _call(function: Callable[[Any], None], argument: Any) -> None:
+    function(argument)
+
+
+def _stop_nothing() -> None:
+    """The runtime that an executor is attached to goes on without it."""

@@ -1,0 +1,63 @@
+"""StatsReader: the part of a GenerationExecutor that reads statistics. Any thread may call it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+from carousel.client.core.session import Session, control_result, deadline_after
+from carousel.client.core.stats import AskNow, AsyncStatsStream, StatsOp, StatsPlace, StatsStream
+from carousel.client.sync import CONTROL_TIMEOUT_S
+from carousel.trtllm.result_mailbox import ResultMailbox
+from runtime.wire.stats import IterationStats, RequestStatsPerIteration
+
+
+class StatsReader:
+    def __init__(self, session: Session[ResultMailbox]) -> None:
+        self._stats_session = session
+        self._stats_lock = threading.Lock()
+        self._iterations = StatsPlace.of_iterations()
+        self._requests = StatsPlace.of_requests()
+
+    def get_latest_iteration_stats(self, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
+        """Of the iterations since the last call of this executor; the first time, of all that are kept.
+
+        Raises: RequestError (stats_off when none are kept), RingClosed, TimeoutError.
+        """
+        with self._stats_lock:
+            return self._iterations.read(self.ask_stats(timeout))
+
+    def get_latest_request_stats(self, timeout: float = CONTROL_TIMEOUT_S) -> list[RequestStatsPerIteration]:
+        """As `get_latest_iteration_stats`, of each live request. Kept with `request_stats_max_iterations`."""
+        with self._stats_lock:
+            return self._requests.read(self.ask_stats(timeout))
+
+    def get_stats(self, timeout: float | None = None) -> StatsStream:
+        """Each iteration's as it ends, for one thread; it ends when none has come for `timeout` seconds."""
+        return StatsStream(
+            lambda after, limit: self._ask("iteration_stats", after, limit, wait=True), timeout
+        )
+
+    def aget_stats(self, timeout: float | None = None) -> AsyncStatsStream:
+        """As `get_stats`, for `async for`."""
+
+        async def ask(after: int, limit: float | None) -> Any:
+            deadline = deadline_after(limit, asyncio.get_running_loop().time())
+            with self._stats_session.asking_stats("iteration_stats", after, wait=True) as mailbox:
+                async with asyncio.timeout_at(deadline):
+                    await mailbox.wait_async(lambda: mailbox.num_put > 0)
+                return control_result(mailbox.take()[0])
+
+        return AsyncStatsStream(ask, timeout)
+
+    def ask_stats(self, timeout: float) -> AskNow:
+        """For a StatsPlace of the caller's own."""
+        return lambda op, after: self._ask(op, after, timeout)
+
+    def _ask(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
+        deadline = deadline_after(timeout, time.monotonic())
+        with self._stats_session.asking_stats(op, after, wait=wait) as mailbox:
+            mailbox.wait(lambda: mailbox.num_put > 0, deadline)
+            return control_result(mailbox.take()[0])

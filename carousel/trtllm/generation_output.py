@@ -1,0 +1,119 @@
+"""GenerationOutput: what a GenerationResult hands out of one sequence.
+
+What is new is there at once. The whole of the sequence is put together when somebody asks for it, so that the
+outputs of a long one cost no more than those of a short one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any, NamedTuple, Protocol
+
+from carousel.client.core.request_state import SequenceState
+from carousel.client.core.result import CompletionOutput, PromptLogprobs, TokenLogprob
+from runtime.wire.format import FloatArray
+
+
+class Extent(NamedTuple):
+    """How far a sequence has come. Sequences only grow, so this says all that there was at one moment."""
+
+    num_chars: int = 0
+    num_tokens: int = 0
+    num_logprobs: int = 0
+    num_logits: int = 0
+    is_end: bool = False
+
+    @staticmethod
+    def of(sequence: SequenceState) -> Extent:
+        return Extent(
+            sequence.num_chars,
+            len(sequence.token_ids),
+            len(sequence.logprobs),
+            sequence.num_rows("generation_logits"),
+            sequence.finish_reason is not None,
+        )
+
+
+class Owner(Protocol):
+    """The GenerationResult that an output is of."""
+
+    lock: Lock
+    """Held by whoever reads or changes its sequences."""
+    prefix: list[int]
+    """Ids that the caller wants to see in front of those that were generated."""
+
+    @property
+    def outputs(self) -> list[GenerationOutput]: ...
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs: ...
+    @property
+    def context_logits(self) -> FloatArray | None: ...
+
+
+class GenerationOutput(CompletionOutput):
+    """A CompletionOutput that knows the request it belongs to."""
+
+    __slots__ = ("_sequence", "extent", "logprobs_diff", "result")
+
+    extent: Extent
+    """Of the sequence when this was made."""
+    logprobs_diff: list[TokenLogprob]
+    """Those of the new ids; empty when logprobs were not asked for."""
+    result: Owner
+
+    def __init__(self, result: Owner, sequence: SequenceState, index: int, taken: Extent) -> None:
+        """What `sequence` has by now and had not when it was `taken`. Call it under the result's lock."""
+        finish = sequence.finish
+        new_ids = sequence.token_ids[taken.num_tokens :]
+        put = object.__setattr__  # frozen, as the class that it extends
+        put(self, "_sequence", sequence)
+        put(self, "result", result)
+        put(self, "extent", Extent.of(sequence))
+        put(self, "index", index)
+        put(self, "text_diff", sequence.text_from(taken.num_chars))
+        put(self, "token_ids_diff", new_ids if taken.is_end else result.prefix + new_ids)
+        put(self, "logprobs_diff", sequence.logprobs[taken.num_logprobs :])
+        put(self, "finish_reason", sequence.finish_reason)
+        put(self, "matched_stop", None if finish is None else finish.matched)
+        put(self, "cumulative_logprob", None if finish is None else finish.cumulative_logprob)
+        put(self, "usage", sequence.usage)
+        put(self, "request_perf_metrics", None if finish is None else finish.perf_metrics)
+
+    def __getattr__(self, name: str) -> Any:
+        """Python asks here for what is not set: the first time that somebody wants the whole of something."""
+        put_together = _WHOLE.get(name)
+        if put_together is None:
+            raise AttributeError(f"{type(self).__name__} has no {name}")
+        with self.result.lock:
+            value = put_together(self)
+        object.__setattr__(self, name, value)
+        return value
+
+    @property
+    def outputs(self) -> list[CompletionOutput]:
+        """All sequences of the request, as far as they have come by now."""
+        return list(self.result.outputs)
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs:
+        """As GenerationResult.prompt_logprobs."""
+        return self.result.prompt_logprobs
+
+    @property
+    def context_logits(self) -> FloatArray | None:
+        """As GenerationResult.context_logits."""
+        return self.result.context_logits
+
+    def _logits(self) -> FloatArray | None:
+        rows = self._sequence.tensor("generation_logits") if self.extent.num_logits else None
+        return None if rows is None else rows[: self.extent.num_logits]
+
+
+_WHOLE: dict[str, Callable[[GenerationOutput], Any]] = {
+    "text": lambda output: output._sequence.text[: output.extent.num_chars],
+    "token_ids": lambda output: output.result.prefix + output._sequence.token_ids[: output.extent.num_tokens],
+    "logprobs": lambda output: output._sequence.logprobs[: output.extent.num_logprobs],
+    "generation_logits": GenerationOutput._logits,
+}
+"""Fields that are put together when they are asked for."""

@@ -1,0 +1,219 @@
+"""GenerationRequest: what a caller of GenerationExecutor asks, in TensorRT-LLM's words. Refuses by name what
+is not built; knows no result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from carousel.client.core.request_builder import (
+    MAX_PRIORITY,
+    MAX_TIME_LIMIT_S,
+    RequestOptions,
+    TokenIds,
+    build_request,
+)
+from carousel.retention import KvCacheRetentionConfig
+from runtime.base.errors import InvalidRequest
+from runtime.wire.sampling_params import SamplingParams
+
+NOT_BUILT = frozenset(
+    {
+        "additional_model_outputs",
+        "disaggregated_params",
+        "external_draft_tokens_config",
+        "guided_decoding_params",
+        "logits_post_processor_name",
+        "logits_processor",
+        "lora_config",
+        "lora_request",
+        "multimodal_params",
+        "prompt_adapter_request",
+        "prompt_tuning_config",
+    }
+)
+"""Arguments that callers of TensorRT-LLM's executor know and that would do nothing here."""
+MAX_UINT64 = (1 << 64) - 1
+
+
+class GenerationRequest:
+    """How many sequences, and how to choose among them, is said by `n` and `best_of` of `sampling_params`.
+
+    max_tokens: goes before the one of `sampling_params`. Without it and sampling parameters, the output may
+        go on to the end of the context.
+    query_token_ids: follow the prompt; apart from it only in that a prompt shared by many queries is written
+        once.
+    priority: an integer, higher first, as everywhere in the client library; or TensorRT-LLM's float from 0.0
+        to 1.0, of which 0.5 is the usual one.
+    client_id: any number of 64 bits; comes back with each Response, and need not be unique.
+    arrival_time: seconds since 1970, for the statistics of waiting; default: when it is submitted.
+    allotted_time_ms: when so much time is over, it ends with what there is and finish_reason "timeout".
+    return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones.
+    kv_cache_retention_config: how firmly its KV is kept.
+    exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
+    """
+
+    def __init__(
+        self,
+        prompt_token_ids: TokenIds,
+        sampling_params: SamplingParams | None = None,
+        *,
+        max_tokens: int | None = None,
+        query_token_ids: TokenIds | None = None,
+        streaming: bool = False,
+        priority: float = 0,
+        cache_salt: str = "",
+        label: str = "",
+        client_id: int | None = None,
+        arrival_time: float | None = None,
+        allotted_time_ms: int | None = None,
+        return_all_generated_tokens: bool = False,
+        exclude_input_from_output: bool = True,
+        kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        **others: Any,
+    ) -> None:
+        """Copy the prompt; nothing is checked against a model.
+
+        Raises: InvalidRequest for a wrong argument or one that is not built, naming it; TypeError for an
+        unknown one.
+        """
+        _refuse_others(others)
+        self.prompt_token_ids = _copy_ids("prompt_token_ids", prompt_token_ids)
+        self.query_token_ids = (
+            None if query_token_ids is None else _copy_ids("query_token_ids", query_token_ids)
+        )
+        self.sampling_params = _sampling(sampling_params, max_tokens)
+        self.streaming = _checked_bool("streaming", streaming)
+        self.priority = _priority(priority)
+        self.cache_salt = cache_salt
+        self.label = label
+        if client_id is not None:
+            _check_int("client_id", client_id, 0, MAX_UINT64)
+        self.client_id = client_id
+        self.arrival_time = arrival_time
+        if allotted_time_ms is not None:
+            _check_int("allotted_time_ms", allotted_time_ms, 1, MAX_TIME_LIMIT_S * 1000)
+        self.allotted_time_ms = allotted_time_ms
+        self.return_all_generated_tokens = _checked_bool(
+            "return_all_generated_tokens", return_all_generated_tokens
+        )
+        self.exclude_input_from_output = _checked_bool("exclude_input_from_output", exclude_input_from_output)
+        if streaming and not exclude_input_from_output:
+            raise InvalidRequest(
+                "exclude_input_from_output: a stream has only what is new; the input cannot be in it",
+                param="exclude_input_from_output",
+            )
+        self.kv_cache_retention_config = kv_cache_retention_config
+        self._id = 0
+
+    @property
+    def id(self) -> int:
+        """Given by `submit`, from 1 on and unique in its executor; 0 before."""
+        return self._id
+
+    @property
+    def input_token_ids(self) -> list[int]:
+        """What the model is given: the prompt and, behind it, the query."""
+        return self.prompt_token_ids + (self.query_token_ids or [])
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated, also those that `best_of` does not choose."""
+        return self.sampling_params.best_of or self.sampling_params.n
+
+    def options(self) -> RequestOptions:
+        """What goes beside prompt and sampling parameters."""
+        options: RequestOptions = {
+            "priority": self.priority,
+            "cache_salt": self.cache_salt,
+            "label": self.label,
+        }
+        if self.arrival_time is not None:
+            options["arrival_time"] = self.arrival_time
+        if self.kv_cache_retention_config is not None:
+            options["kv_cache_retention_config"] = self.kv_cache_retention_config
+        if self.allotted_time_ms is not None:
+            options["time_limit"] = self.allotted_time_ms / 1000
+        return options
+
+    def check(self) -> None:
+        """Raises InvalidRequest when it cannot be submitted, as far as that is known without the runtime."""
+        self.check_unsubmitted()
+        build_request(
+            b"", self.input_token_ids, self.sampling_params, stream=self.streaming, **self.options()
+        )
+
+    def set_id(self, request_id: int) -> None:
+        """Raises InvalidRequest when it has one, for a request is submitted once, and for no 64-bit number
+        above 0.
+        """
+        self.check_unsubmitted()
+        _check_int("id", request_id, 1, MAX_UINT64)
+        self._id = request_id
+
+    def check_unsubmitted(self) -> None:
+        """Raises InvalidRequest when it has an id."""
+        if self._id:
+            raise InvalidRequest(
+                f"request {self._id} has already been submitted; make another", param="request"
+            )
+
+
+def _sampling(given: SamplingParams | None, max_tokens: int | None) -> SamplingParams:
+    """With `max_tokens`, or without a limit of its own when nothing at all was said about it."""
+    if given is None:
+        return SamplingParams(max_tokens=max_tokens)
+    if not isinstance(given, SamplingParams):
+        raise InvalidRequest(
+            f"sampling_params must be SamplingParams, got {type(given).__name__}", param="sampling_params"
+        )
+    return given if max_tokens is None else msgspec.structs.replace(given, max_tokens=max_tokens)
+
+
+def _priority(value: Any) -> int:
+    """The integer of a priority in either scale. The range of an integer is checked when it is submitted."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest("priority must be an integer, or a float from 0.0 to 1.0", param="priority")
+    if isinstance(value, int):
+        return value
+    if not 0.0 <= value <= 1.0:
+        raise InvalidRequest(f"priority: a float must be from 0.0 to 1.0, got {value}", param="priority")
+    return round((value - 0.5) * 2 * MAX_PRIORITY)
+
+
+def _copy_ids(name: str, ids: Any) -> list[int]:
+    """From a sequence, or an array or tensor of any library. The ids themselves are checked when it is
+    submitted.
+    """
+    if hasattr(ids, "tolist"):
+        ids = ids.tolist()
+    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes) or not ids:
+        raise InvalidRequest(
+            f"{name} must be token ids, and not empty; text and messages are for Client and LLM", param=name
+        )
+    if isinstance(ids[0], Mapping):
+        raise InvalidRequest(f"{name}: token ids, not chat messages", param=name)
+    return list(ids)
+
+
+def _checked_bool(name: str, value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false", param=name)
+    return value
+
+
+def _check_int(name: str, value: Any, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise InvalidRequest(f"{name} must be an integer from {low} to {high}, got {value!r}", param=name)
+
+
+def _refuse_others(others: Mapping[str, Any]) -> None:
+    """Raises TypeError for an unknown argument, InvalidRequest for one that asks for what is not built."""
+    for name, value in others.items():
+        if name not in NOT_BUILT:
+            raise TypeError(f"unexpected keyword argument {name!r}")
+        if value is not None:
+            raise InvalidRequest(f"{name} is not supported", param=name)

@@ -1,0 +1,242 @@
+"""GenerationResult: the future of one request, for any thread and any event loop, and what it delivers.
+
+The I/O thread only puts items into the mailbox; they are folded into the request's state by whoever looks.
+Knows no connection: the executor aborts, as long as there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Protocol
+
+from carousel.client.core.request_state import RequestState, SequenceState
+from carousel.client.core.result import PromptLogprobs
+from carousel.client.core.session import deadline_after
+from carousel.trtllm.generation_output import Extent, GenerationOutput
+from carousel.trtllm.generation_request import GenerationRequest
+from carousel.trtllm.result_mailbox import ResultMailbox
+from runtime.wire.format import FloatArray
+
+
+class Executor(Protocol):
+    def abort_request(self, request_id: int) -> None:
+        """Ask for the early end of a request."""
+
+
+class GenerationResult:
+    def __init__(
+        self, request: GenerationRequest, state: RequestState, mailbox: ResultMailbox, executor: Executor
+    ) -> None:
+        """Holds `executor` weakly: a result keeps no runtime alive. What ends one ends the other."""
+        self.request = request
+        self._state = state
+        self._mailbox = mailbox
+        self._executor = weakref.ref(executor)
+        self.prefix = [] if request.exclude_input_from_output else request.input_token_ids
+        """Ids that the caller wants to see in front of those that were generated."""
+        self.lock = threading.Lock()
+        """Held by whoever reads or changes the sequences."""
+        self._error_taken = False
+        self._taken = [Extent()] * state.asked.n
+        """How much of each sequence has been handed out."""
+        self._last_index = -1
+
+    @property
+    def streaming(self) -> bool:
+        return self.request.streaming
+
+    @property
+    def done(self) -> bool:
+        """The end of every sequence has been received, whether or not anybody has asked for it, or the error
+        that ended them all. Never false again.
+        """
+        return self._mailbox.has_failed or self._mailbox.num_ended == len(self._state.sequences)
+
+    @property
+    def outputs(self) -> list[GenerationOutput]:
+        """One for each of `n`: what has been received so far, finished or not. Takes nothing away from an
+        iteration. Those that `best_of` chooses from are not there before all have ended.
+        """
+        with self.lock:
+            self._fold()
+            return [self._output(each, index) for index, each in enumerate(self._state.chosen())]
+
+    @property
+    def prompt_logprobs(self) -> PromptLogprobs:
+        """One for each token of the input, the first of them None; as far as they have come. Empty when they
+        were not asked for.
+        """
+        with self.lock:
+            self._fold()
+            return list(self._state.sequences[0].prompt_logprobs)
+
+    @property
+    def context_logits(self) -> FloatArray | None:
+        """[input tokens, vocabulary] float32, as far as they have come; None when none have."""
+        with self.lock:
+            self._fold()
+            return self._state.sequences[0].tensor("context_logits")
+
+    # -- the whole -------------------------------------------------------------------------------------------
+
+    def result(self, timeout: float | None = None) -> GenerationOutput:
+        """Wait for the end of all sequences; the first one, or the best, with the others in its `outputs`.
+        May be called again, and from several threads; each time it gives the same.
+
+        `timeout` is in seconds and holds for the whole wait; the request goes on when it is over.
+        Raises: TimeoutError, or what ended the request: RequestError, RingClosed.
+        """
+        self._mailbox.wait(lambda: self.done, deadline_after(timeout, time.monotonic()))
+        return self._final_output()
+
+    async def aresult(self, timeout: float | None = None) -> GenerationOutput:
+        """As `result`. Cancelling the task that waits leaves request and result as they are."""
+        try:
+            async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
+                await self._mailbox.wait_async(lambda: self.done)
+        except TimeoutError:
+            raise TimeoutError("the time limit of the call is over") from None
+        return self._final_output()
+
+    def abort(self) -> None:
+        """Ask for an early end; what there is still comes, with finish_reason "abort". Idempotent; without
+        effect when the executor is gone.
+        """
+        executor = self._executor()
+        if executor is not None:
+            executor.abort_request(self.request.id)
+
+    async def aclose(self) -> None:
+        """Abort, as one closes an iteration that was left early."""
+        self.abort()
+
+    # -- as it comes -----------------------------------------------------------------------------------------
+
+    def __iter__(self) -> Iterator[GenerationOutput]:
+        """Outputs as they come, each of one sequence; of every sequence its finished one last. What has come
+        meanwhile comes as one output; several iterations of one result share them out. Leaving early leaves
+        the request running.
+
+        Raises: RuntimeError unless the request is streaming; otherwise what `result` does.
+        """
+        return self
+
+    def __next__(self) -> GenerationOutput:
+        self._check_streaming()
+        while True:
+            seen = self._mailbox.num_put
+            output = self.take_output()
+            if output is not None:
+                return output
+            if self.is_exhausted:
+                raise StopIteration
+            self._mailbox.wait(self._has_more_than(seen), None)
+
+    def __aiter__(self) -> AsyncIterator[GenerationOutput]:
+        return self
+
+    async def __anext__(self) -> GenerationOutput:
+        self._check_streaming()
+        while True:
+            seen = self._mailbox.num_put
+            output = self.take_output()
+            if output is not None:
+                return output
+            if self.is_exhausted:
+                raise StopAsyncIteration
+            await self._mailbox.wait_async(self._has_more_than(seen))
+
+    def take_output(self) -> GenerationOutput | None:
+        """What is new of one sequence, without waiting; None when nothing is. Sequences take turns. Of one
+        that is not streamed there is news once, when it has ended. The error that ends the request is raised
+        once, after everything else.
+        """
+        with self.lock:
+            self._fold()
+            index = self._next_index()
+            if index is not None:
+                return self._take(self._state.chosen()[index], index)
+            if not self._error_taken:
+                self._error_taken = self._state.error is not None
+                self._state.check()
+            return None
+
+    def num_ready(self) -> int:
+        """How many times `take_output` would give or raise something now."""
+        with self.lock:
+            self._fold()
+            num_errors = int(self._state.error is not None and not self._error_taken)
+            return num_errors + sum(self._has_news(index) for index in range(len(self._taken)))
+
+    @property
+    def is_exhausted(self) -> bool:
+        """The last output, or the error, has been taken."""
+        return self._error_taken or all(taken.is_end for taken in self._taken)
+
+    def on_change(self, listener: Callable[[], None]) -> None:
+        """Have `listener` called when something has come, in the I/O thread; once now if it already has."""
+        self._mailbox.add_listener(listener)
+        if self._mailbox.num_put:
+            listener()
+
+    # -- under the lock --------------------------------------------------------------------------------------
+
+    @property
+    def _chooses(self) -> bool:
+        """More sequences are generated than delivered."""
+        return len(self._taken) < len(self._state.sequences)
+
+    def _next_index(self) -> int | None:
+        """The next sequence with news, after the one that had its turn last."""
+        num_sequences = len(self._taken)
+        for step in range(1, num_sequences + 1):
+            index = (self._last_index + step) % num_sequences
+            if self._has_news(index):
+                return index
+        return None
+
+    def _has_news(self, index: int) -> bool:
+        taken = self._taken[index]
+        if taken.is_end:
+            return False
+        if self._chooses:
+            return self._state.is_complete
+        sequence = self._state.sequences[index]
+        if sequence.finish_reason is not None:
+            return True
+        return self.streaming and (
+            len(sequence.token_ids) > taken.num_tokens or sequence.num_chars > taken.num_chars
+        )
+
+    def _take(self, sequence: SequenceState, index: int) -> GenerationOutput:
+        output = self._output(sequence, index)
+        self._last_index = index
+        self._taken[index] = output.extent
+        return output
+
+    def _output(self, sequence: SequenceState, index: int) -> GenerationOutput:
+        """With what is new since the last one that was taken."""
+        return GenerationOutput(self, sequence, index, self._taken[index])
+
+    def _final_output(self) -> GenerationOutput:
+        with self.lock:
+            self._fold()
+            self._state.check()
+            return self._output(self._state.chosen()[0], 0)
+
+    def _fold(self) -> None:
+        """Take what has come into the state."""
+        items = self._mailbox.take()
+        if items:
+            self._state.receive(items)
+
+    def _has_more_than(self, num_seen: int) -> Callable[[], bool]:
+        return lambda: self._mailbox.num_put > num_seen
+
+    def _check_streaming(self) -> None:
+        if not self.streaming:
+            raise RuntimeError("the request is not streaming: wait for it with result() or aresult()")

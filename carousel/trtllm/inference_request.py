@@ -1,0 +1,192 @@
+"""InferenceRequest: a request of the batch manager's callbacks, an id and named arrays, and what it becomes.
+
+Knows the names, types and shapes of the arrays; knows no callback and no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from carousel.client.core.request_builder import MAX_ID
+from carousel.trtllm.generation_request import MAX_UINT64, GenerationRequest
+from runtime.base.errors import InvalidRequest
+from runtime.wire.sampling_params import SamplingParams
+
+Kind: TypeAlias = Literal["integer", "float", "boolean"]
+Words: TypeAlias = tuple[tuple[int, ...], ...]
+DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
+"""Kind -> numpy's letters for it."""
+NO_END = -1
+"""As `end_id`: nothing ends the output but its length."""
+
+# Name of the array -> field of SamplingParams, for those that hold one value, [1] or [1, 1].
+INTEGERS = {
+    "request_output_len": "max_tokens",
+    "min_tokens": "min_tokens",
+    "top_k": "top_k",
+    "seed": "seed",
+    "no_repeat_ngram_size": "no_repeat_ngram_size",
+}
+FLOATS = {
+    name: name
+    for name in (
+        "temperature",
+        "top_p",
+        "min_p",
+        "top_p_decay",
+        "top_p_min",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+    )
+}
+WORD_LISTS = {"stop_words_list": "stop_words_ids", "bad_words_list": "bad_words_ids"}
+"""[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
+FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
+OTHERS = ("input_ids", "beam_width", "end_id", "pad_id", "top_p_reset_ids")
+SPELLINGS = {
+    "runtime_top_k": "top_k",
+    "runtime_top_p": "top_p",
+    "random_seed": "seed",
+    "min_length": "min_tokens",
+}
+"""Other names of an array."""
+KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS})
+WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
+WRITTEN_AS["stop_token_ids"] = "end_id"
+
+
+@dataclass(frozen=True, slots=True)
+class InferenceRequest:
+    request_id: int
+    """Of 64 bits, chosen by the caller; free again with the request's final response."""
+    inputs: Mapping[str, npt.ArrayLike]
+    """By name; the first dimension of each is 1. `input_ids` and `request_output_len` must be there."""
+
+    def __post_init__(self) -> None:
+        """Raises InvalidRequest for an id that is not of 64 bits, which no response could carry, and when
+        `inputs` has no names.
+        """
+        number = self.request_id
+        if isinstance(number, bool) or not isinstance(number, int) or not 0 <= number <= MAX_UINT64:
+            raise InvalidRequest(
+                f"request_id must be an integer from 0 to {MAX_UINT64}, got {number!r}", param="request_id"
+            )
+        if not isinstance(self.inputs, Mapping):
+            raise InvalidRequest("inputs must map names to arrays", param="inputs")
+
+
+class InputArrays:
+    """The arrays of one request, by their first names, each checked when it is read."""
+
+    def __init__(self, inputs: Mapping[str, npt.ArrayLike]) -> None:
+        """Raises InvalidRequest for an unknown name, and for two names of one array."""
+        self._arrays: dict[str, npt.ArrayLike] = {}
+        for name, value in inputs.items():
+            known = SPELLINGS.get(name, name)
+            if known not in KNOWN:
+                raise InvalidRequest(
+                    f"{name} is not supported; the inputs are {', '.join(sorted(KNOWN))}", param=str(name)
+                )
+            if known in self._arrays:
+                raise InvalidRequest(f"{name}: another name of {known}; give one of them", param=name)
+            self._arrays[known] = value
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def scalar(self, name: str, kind: Kind) -> Any:
+        array = self._array(name, kind)
+        if array.shape not in ((1,), (1, 1)):
+            raise InvalidRequest(f"{name}: shape [1] or [1, 1], got {list(array.shape)}", param=name)
+        return array.item()
+
+    def ids(self, name: str) -> list[int]:
+        """Of shape [1, n]."""
+        array = self._array(name, "integer")
+        if array.ndim != 2 or array.shape[0] != 1 or array.shape[1] == 0:
+            raise InvalidRequest(f"{name}: shape [1, n], got {list(array.shape)}", param=name)
+        ids: list[int] = array[0].tolist()
+        if min(ids) < 0 or max(ids) > MAX_ID:
+            raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
+        return ids
+
+    def words(self, name: str) -> Words:
+        """Of shape [1, 2, n]."""
+        array = self._array(name, "integer")
+        if array.ndim != 3 or array.shape[:2] != (1, 2):
+            raise InvalidRequest(f"{name}: shape [1, 2, n], got {list(array.shape)}", param=name)
+        ids, ends = array[0].tolist()
+        words = []
+        start = 0
+        for end in ends:
+            if end < 0:
+                break
+            if not start < end <= len(ids):
+                raise InvalidRequest(
+                    f"{name}: a word ends at {end}, after {start}; there are {len(ids)} ids", param=name
+                )
+            words.append(tuple(ids[start:end]))
+            start = end
+        return tuple(words)
+
+    def _array(self, name: str, kind: Kind) -> npt.NDArray[Any]:
+        if name not in self._arrays:
+            raise InvalidRequest(f"{name} is missing", param=name)
+        try:
+            array = np.asarray(self._arrays[name])
+        except (TypeError, ValueError) as error:
+            raise InvalidRequest(f"{name}: no array: {error}", param=name) from None
+        if array.dtype.kind not in DTYPES[kind]:
+            raise InvalidRequest(f"{name}: {kind} values, got {array.dtype}", param=name)
+        return array
+
+
+def generation_request(arrays: InputArrays, *, has_context: bool, has_generation: bool) -> GenerationRequest:
+    """What the arrays ask for. Logits that the runtime does not gather, as the last two arguments say, are
+    left out: the response has a dummy in their place.
+
+    Raises: InvalidRequest that names the array.
+    """
+    flags = {name: name in arrays and arrays.scalar(name, "boolean") for name in FLAGS}
+    if "beam_width" in arrays and arrays.scalar("beam_width", "integer") != 1:
+        raise InvalidRequest("beam_width: other than 1 is not supported", param="beam_width")
+    fields: dict[str, Any] = {
+        "return_context_logits": flags["return_context_logits"] and has_context,
+        "return_generation_logits": flags["return_generation_logits"] and has_generation,
+        "logprobs": 0 if flags["return_log_probs"] else None,
+    }
+    if not any(name in arrays for name in ("temperature", "top_k", "top_p", "min_p")):
+        fields["temperature"] = 0.0
+    fields |= {field: arrays.scalar(name, "integer") for name, field in INTEGERS.items() if name in arrays}
+    fields |= {field: arrays.scalar(name, "float") for name, field in FLOATS.items() if name in arrays}
+    fields |= {field: arrays.words(name) for name, field in WORD_LISTS.items() if name in arrays}
+    fields["max_tokens"] = arrays.scalar("request_output_len", "integer")
+    if "top_p_reset_ids" in arrays:
+        fields["top_p_reset_ids"] = tuple(arrays.ids("top_p_reset_ids"))
+    if "end_id" in arrays:
+        end_id = arrays.scalar("end_id", "integer")
+        fields |= {"ignore_eos": True, "stop_token_ids": () if end_id == NO_END else (end_id,)}
+    sampling = SamplingParams(**fields)
+    try:
+        sampling.validate()
+    except InvalidRequest as error:
+        name = WRITTEN_AS.get(error.param or "", error.param)
+        raise InvalidRequest(f"{name}: {error.message}", param=name, code=error.code) from None
+    return GenerationRequest(arrays.ids("input_ids"), sampling, streaming=flags["streaming"])
+
+
+def padding_id(arrays: InputArrays) -> int:
+    """What fills the unused end of `output_ids`: `pad_id`, else `end_id`, else 0. Raises InvalidRequest."""
+    for name in ("pad_id", "end_id"):
+        if name in arrays:
+            value: int = arrays.scalar(name, "integer")
+            if not NO_END <= value <= MAX_ID:
+                raise InvalidRequest(f"{name}: {value} is no token id", param=name)
+            return value
+    return 0

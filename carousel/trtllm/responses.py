@@ -1,0 +1,110 @@
+"""Response and Result: what is new of one enqueued request, in TensorRT-LLM's words. Pure data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from carousel.client.core.result import FinishReason
+from carousel.trtllm.generation_output import GenerationOutput
+from carousel.trtllm.generation_request import GenerationRequest
+from runtime.base.errors import CarouselError
+from runtime.wire.format import FloatArray
+from runtime.wire.messages import Usage
+from runtime.wire.perf_metrics import RequestPerfMetrics
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Some output of one sequence. The outer lists have one entry for each beam, and there is one beam."""
+
+    sequence_index: int
+    """Which of the request's `n`."""
+    is_sequence_final: bool
+    """The last result of its sequence."""
+    is_final: bool
+    """The last result of its request."""
+    output_token_ids: list[list[int]]
+    """[1][tokens]: of a stream the new ones, unless the request returns all; else all."""
+    text: str
+    """Of the same tokens; held back where they do not yet make whole characters."""
+    log_probs: list[list[float]] | None = None
+    """[1][tokens]: one for each generated token of output_token_ids; None when not asked for."""
+    cum_log_probs: list[float] | None = None
+    """[1]: the sum over the whole sequence, with its last result, when log probs were asked for."""
+    finish_reason: FinishReason | None = None
+    """With the last result of the sequence."""
+    stop_reason: str | int | None = None
+    """What stopped it: a stop string, a stop word's text, a stop token id."""
+    usage: Usage | None = None
+    """Of the sequence, with its last result."""
+    context_logits: FloatArray | None = field(default=None, compare=False)
+    """[input tokens, vocabulary], with the last result of each sequence, when asked for."""
+    generation_logits: FloatArray | None = field(default=None, compare=False)
+    """[1, output tokens, vocabulary], with the last result of the sequence, when asked for."""
+    request_perf_metrics: RequestPerfMetrics | None = None
+    """With the last result of the sequence, when asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Response:
+    """A result of one request, or the error that ended it."""
+
+    request_id: int
+    client_id: int | None
+    """The request's own."""
+    error: CarouselError | None = None
+    _result: Result | None = None
+
+    @property
+    def is_final(self) -> bool:
+        """The last response of its request. Exactly one is."""
+        return self._result is None or self._result.is_final
+
+    def has_error(self) -> bool:
+        return self.error is not None
+
+    def get_result(self) -> Result:
+        """Raises the error when there is one."""
+        if self.error is not None:
+            raise self.error.with_traceback(None)
+        assert self._result is not None
+        return self._result
+
+    @property
+    def result(self) -> Result:
+        """As `get_result`."""
+        return self.get_result()
+
+    @property
+    def error_msg(self) -> str:
+        """Raises RuntimeError when there is a result instead."""
+        if self.error is None:
+            raise RuntimeError(f"request {self.request_id} has a result here, and no error")
+        return str(self.error)
+
+
+def response_of(request: GenerationRequest, output: GenerationOutput, *, is_final: bool) -> Response:
+    """What an output is to one who awaits responses."""
+    is_sequence_final = output.finish_reason is not None
+    whole = request.return_all_generated_tokens
+    logprobs = None
+    if request.sampling_params.logprobs is not None:
+        logprobs = [each.logprob for each in (output.logprobs if whole else output.logprobs_diff)]
+    total = None if logprobs is None else output.cumulative_logprob
+    logits = output.generation_logits if is_sequence_final else None
+    result = Result(
+        sequence_index=output.index,
+        is_sequence_final=is_sequence_final,
+        is_final=is_final,
+        output_token_ids=[output.token_ids if whole else output.token_ids_diff],
+        text=output.text if whole else output.text_diff,
+        log_probs=None if logprobs is None else [logprobs],
+        cum_log_probs=None if total is None else [total],
+        finish_reason=output.finish_reason,
+        stop_reason=output.stop_reason,
+        usage=output.usage,
+        context_logits=output.context_logits if is_sequence_final else None,
+        generation_logits=None if logits is None else logits[None],
+        request_perf_metrics=output.request_perf_metrics,
+    )
+    return Response(request.id, request.client_id, None, result)

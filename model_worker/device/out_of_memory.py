@@ -1,0 +1,32 @@
+"""Which errors mean that the device's memory is full, and what a user is told then. Knows no setting."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from runtime.base.errors import ConfigError
+
+# Only torch's own allocator has an exception of its own for it. CUDA, NCCL and Triton's launcher say "out of
+# memory", libraries ALLOC_FAILED, the CPU's allocator the third.
+WORDS = ("out of memory", "ALLOC_FAILED", "can't allocate memory")
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in WORDS)
+
+
+def first_line(error: BaseException) -> str:
+    """What follows it is advice, or a trace of torch's."""
+    return str(error).partition("\n")[0]
+
+
+@contextmanager
+def when_out_of_memory(doing: str, remedy: str) -> Iterator[None]:
+    """Raises ConfigError with `remedy` where memory ends while `doing` something."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        raise ConfigError(f"out of memory while {doing}: {remedy} ({first_line(error)})") from error

@@ -1,0 +1,104 @@
+"""Scales of keys and values that checkpoints carry for a KV cache of float8. Knows files and tensor names."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+
+from torch import Tensor
+
+from model_worker.kernels.kv_scale import UNSCALED, KVScale
+from model_worker.loading.safetensors_file import open_safetensors
+from runtime.base.errors import ModelError
+
+logger = logging.getLogger(__name__)
+
+# Behind the name of a layer's attention, as compressed-tensors, ModelOpt, AutoFP8 and its predecessor write
+# them, and who fuses projections; the last stands for both.
+K_SCALES = ("k_scale", "k_proj.k_scale", "k_proj.output_scale", "qkv_proj.k_scale", "kv_scale")
+V_SCALES = ("v_scale", "v_proj.v_scale", "v_proj.output_scale", "qkv_proj.v_scale", "kv_scale")
+# compressed-tensors writes them although they are zero.
+ZERO_POINTS = ("k_zero_point", "v_zero_point")
+# Queries are not quantised.
+UNUSED = ("q_scale", "q_zero_point")
+
+
+class CheckpointKVScales:
+    """Which scales the checkpoint's files have. They are read at once: they are small."""
+
+    def __init__(self, files: list[Path], modules: list[str]) -> None:
+        """modules: the layers' attention, in order, by the checkpoint's names.
+
+        Raises: ModelError where a file cannot be read, a scale is several numbers, or a zero point not zero.
+        """
+        self._modules = modules
+        self._found: dict[str, float] = {}
+        self._unused = _names(modules, UNUSED)
+        wanted = _names(modules, (*K_SCALES, *V_SCALES, *ZERO_POINTS))
+        for path in files:
+            with open_safetensors(path) as file:
+                for name in wanted.intersection(file.keys()):
+                    self._note(name, file.get_tensor(name))
+
+    def _note(self, name: str, value: Tensor) -> None:
+        if name.endswith(ZERO_POINTS):
+            if value.any():
+                raise ModelError(f"The checkpoint's {name} is not zero: only symmetric scales are read.")
+            self._unused.add(name)
+            return
+        if value.numel() != 1:
+            raise ModelError(
+                f"The checkpoint's {name} has the shape {list(value.shape)}: only one scale for all heads of "
+                "a layer is read."
+            )
+        self._found[name] = float(value)
+
+    def __contains__(self, name: str) -> bool:
+        """Whether the tensor of that name is one of them, or stands beside them."""
+        return name in self._found or name in self._unused
+
+    def log_unused(self) -> None:
+        if self._found:
+            logger.info(
+                "the checkpoint's scales of keys and values are not used: they are for a KV cache of float8 "
+                "(--kv-cache-dtype fp8_e4m3)"
+            )
+
+    def by_layer(self) -> list[KVScale]:
+        """Of each layer; ones where the checkpoint has no scales.
+
+        Raises: ModelError where some are missing, or are no scales.
+        """
+        if not self._found:
+            logger.info("the checkpoint has no scales of keys and values: float8 keeps them as they are")
+            return [UNSCALED] * len(self._modules)
+        scales = [KVScale(self._scale(each, K_SCALES), self._scale(each, V_SCALES)) for each in self._modules]
+        keys, values = zip(*scales, strict=True)
+        logger.info(
+            "float8 keeps keys divided by the checkpoint's scales of %.3g to %.3g, values by %.3g to %.3g",
+            min(keys),
+            max(keys),
+            min(values),
+            max(values),
+        )
+        return scales
+
+    def _scale(self, module: str, names: tuple[str, ...]) -> float:
+        for name in names:
+            if (scale := self._found.get(f"{module}.{name}")) is not None:
+                if not 0.0 < scale < math.inf:
+                    raise _unusable(f"{module}.{name} is {scale}")
+                return scale
+        raise _unusable(f"other layers have scales of keys and values, but there is no {module}.{names[0]}")
+
+
+def _names(modules: list[str], kinds: tuple[str, ...]) -> set[str]:
+    return {f"{module}.{kind}" for module in modules for kind in kinds}
+
+
+def _unusable(why: str) -> ModelError:
+    return ModelError(
+        f"The checkpoint's scales of keys and values cannot be used: {why}. Leave out --kv-cache-dtype, or "
+        "calibrate the checkpoint anew."
+    )

@@ -1,0 +1,1 @@
+"""Memory of the KV cache and of the tables of rows."""

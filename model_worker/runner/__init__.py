@@ -1,0 +1,1 @@
+"""A plan becomes device work: batches, forwards, recorded steps."""

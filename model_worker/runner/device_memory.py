@@ -1,0 +1,77 @@
+"""What of the device's memory the KV cache may have, and its allocation."""
+
+from __future__ import annotations
+
+import gc
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+
+from model_worker.device.base import Device
+from model_worker.device.out_of_memory import when_out_of_memory
+from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
+from model_worker.runner.model_runner import ModelRunner
+
+logger = logging.getLogger(__name__)
+
+# KV cache of a runner that only shows what it takes besides.
+TRIAL_TOKENS = 16
+STEP_REMEDY = (
+    "lower --chunked-prefill-size or --max-running-requests, take a narrower --dtype or a larger --tp-size, "
+    "or end what else uses the device"
+)
+
+
+def make_kv_pool(
+    num_pages: int, page_size: int, layout: KVLayout, dtype: torch.dtype, device: Device
+) -> MHATokenToKVPool:
+    """Raises ConfigError when the device does not have the memory."""
+    size = (num_pages + 1) * page_size * layout.bytes_per_token(dtype)
+    with when_out_of_memory(
+        f"allocating a KV cache of {size / (1 << 30):.2f} GiB",
+        "lower --mem-fraction-static or --max-total-tokens; another program may have taken memory meanwhile",
+    ):
+        return MHATokenToKVPool(
+            num_pages,
+            page_size,
+            layout.num_layers,
+            layout.num_kv_heads,
+            layout.head_dim,
+            dtype,
+            device.torch_device,
+        )
+
+
+def free_beside_steps(
+    make_trial: Callable[[Sequence[int]], ModelRunner], sizes: Sequence[int], device: Device, max_tokens: int
+) -> int:
+    """Free bytes; on a GPU less what a runner takes besides its KV cache: its tables, its largest step, and
+    graphs of `sizes` (ascending).
+
+    Measured, because nothing else knows what a step or a graph needs, over a KV cache of a few pages: the two
+    largest sizes are recorded, and each other one is counted like the second. make_trial(sizes) -> a runner
+    that records these and computes steps of up to max_tokens. Raises ConfigError when they do not fit.
+    """
+    free, left, step = device.free_bytes(), list[int](), 0
+    if device.name == "cpu":
+        return free
+    doing = f"computing a step of up to {max_tokens} tokens"
+    for count in range(min(1, len(sizes)), min(2, len(sizes)) + 1):
+        with when_out_of_memory(doing, STEP_REMEDY):
+            trial = make_trial(sizes[len(sizes) - count :])
+            trial.warm_up()
+        beside_cache = device.free_bytes(cached=False)
+        left.append(device.free_bytes())
+        step = max(0, left[-1] - beside_cache)  # kept by the allocator
+        del trial
+        gc.collect()  # tables and recordings know each other
+    each = max(0, left[0] - left[-1])
+    remaining = left[-1] - each * max(0, len(sizes) - len(left)) - step
+    logger.info(
+        "beside the KV cache: %.2f GiB for the largest step, %.2f GiB for tables and CUDA graphs of %d sizes",
+        step / (1 << 30),
+        (free - remaining - step) / (1 << 30),
+        len(sizes),
+    )
+    return max(0, remaining)

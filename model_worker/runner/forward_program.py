@@ -1,0 +1,169 @@
+"""ForwardProgram: a step, from plan to tokens, as one call. Knows plans and batches.
+
+A decode step of a small model is some fifty kernels of a few microseconds: calling each from Python would
+take as long again, and costs a prompt some milliseconds, because kernels leave nothing of Python in the
+caches. The recording runs the model's own modules, so there is one description of a model; one
+that also uses torch operations is not recorded and stays as it is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.cpu_native import CpuNativeAttention, NativeStep
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.kernels.native.program import NotRecordable, Program
+from model_worker.kernels.native.step_calls import StepCall
+from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.runner.future_map import FutureMap
+from model_worker.runner.native_inputs import NativeInputs
+from model_worker.runner.step_output import ForwardOutput
+from model_worker.sampling.columns import DRAWABLE
+from model_worker.sampling.native import NativeSampling
+from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.plan import BatchPlan
+
+logger = logging.getLogger(__name__)
+
+# Of a batch, at most. Memory for that many activations and rows of logits is reserved, but taken only when a
+# batch needs it. Arbitrary, but that larger batches than these are rare.
+MAX_TOKENS = 8192
+MAX_SEQS = 256
+# Of the recording.
+NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
+
+Forward = Callable[[ForwardBatch], Tensor]
+"""Of a prepared batch, the final hidden states [W, hidden_size]."""
+Head = Callable[[Tensor], Tensor]
+"""Hidden states to logits [W, vocab_size] float32."""
+
+
+class ForwardProgram:
+    def __init__(
+        self,
+        forward: Forward,
+        head: Head,
+        backend: CpuNativeAttention,
+        table: ReqToTokenPool,
+        future: FutureMap,
+        sampling: NativeSampling,
+    ) -> None:
+        """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, as its
+        vocabulary fills no panel, is called behind the program. Raises NotRecordable.
+        """
+        max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
+        self._inputs = inputs = NativeInputs(table, future, max_tokens=MAX_TOKENS, max_seqs=max_seqs)
+        batch = _batch_of(inputs, table, backend)
+        record = partial(
+            Program,
+            backend.kernels,
+            inputs=[inputs],
+            num_tokens=NUM_TOKENS,
+            num_outputs=NUM_OUTPUTS,
+            num_seqs=NUM_SEQS,
+            max_tokens=MAX_TOKENS,
+            max_outputs=max_seqs,
+        )
+        self._head: Head | None = None
+        try:
+            self._program = record(lambda: head(forward(batch)))
+        except NotRecordable:
+            self._program = record(lambda: forward(batch))
+            self._head = head
+        drawn = torch.empty(max_seqs, dtype=torch.int64)
+        draw = sampling.call_for(
+            self._program.result(max_seqs), inputs.sample_rows, inputs.sample_positions, drawn
+        )
+        self._tokens = (ctypes.c_int32 * max_seqs)()
+        self._kept = (drawn, draw, future, sampling)
+        self._call = StepCall(
+            stage=ctypes.addressof(inputs.call),
+            program=self._program.step_at,
+            draw=ctypes.addressof(draw),
+            features=sampling.features.ctypes.data,
+            last_token=future.last_token.data_ptr(),
+            tokens=ctypes.addressof(self._tokens),
+            drawable=DRAWABLE,
+        )
+        self._call_at = ctypes.addressof(self._call)
+        self._run = backend.kernels.run_step
+
+    def fits(self, plan: BatchPlan) -> bool:
+        return self._inputs.fits(plan)
+
+    def run(self, plan: BatchPlan) -> ForwardOutput:
+        """Compute a plan that fits, its page table changes included, its setups and page copies not. Where
+        its rows need nothing but a draw, they have had it.
+
+        The logits are valid until the next run.
+        """
+        self._inputs.describe(plan)
+        call = self._call
+        call.is_drawn = self._head is None and not plan.defer_sampling
+        self._run(self._call_at)
+        who = self._inputs.sampled()
+        num_sampled = len(who.rows_host)
+        logits = self._program.result(num_sampled)
+        if self._head is not None:
+            logits = self._head(logits)
+        tokens = ctypes.string_at(self._tokens, num_sampled * TOKEN_BYTES) if call.is_drawn else None
+        return ForwardOutput(logits, who, tokens=tokens)
+
+
+def _batch_of(inputs: NativeInputs, table: ReqToTokenPool, backend: CpuNativeAttention) -> ForwardBatch:
+    """A few decodes, read from where the inputs are at any time."""
+    batch = ForwardBatch(
+        input_ids=inputs.input_ids[:NUM_TOKENS],
+        positions=inputs.positions[:NUM_TOKENS],
+        out_slots=inputs.out_slots[:NUM_TOKENS],
+        rows=inputs.rows[:NUM_SEQS],
+        output_indices=inputs.output_indices[:NUM_OUTPUTS],
+        query_start=inputs.query_start[: NUM_SEQS + 1].tolist(),
+        kv_lens=inputs.kv_lens[:NUM_SEQS].tolist(),
+        page_table=table.page_table,
+        page_size=table.page_size,
+        num_decodes=NUM_SEQS,
+    )
+    backend.prepare(batch)
+    step = batch.attn_metadata
+    assert isinstance(step, NativeStep)
+    step.read_from(inputs.kv_lens, inputs.query_start)
+    return batch
+
+
+def record_forward(
+    forward: Forward,
+    head: Head,
+    backend: AttentionBackend,
+    table: ReqToTokenPool,
+    future: FutureMap,
+    sampling: NativeSampling | None,
+    example: tuple[BatchPlan, ForwardBatch],
+) -> ForwardProgram | None:
+    """The program of a model whose forward is made of kernels alone; None for any other.
+
+    example: a small plan and what it was laid out as, computed both ways: a program that does not give the
+    same bits is not used. The plan's tables are written.
+    """
+    if not isinstance(backend, CpuNativeAttention) or sampling is None:
+        return None
+    try:
+        program = ForwardProgram(forward, head, backend, table, future, sampling)
+    except NotRecordable as error:
+        logger.info("the forward is not recorded, because it uses %s", error)
+        return None
+    plan, batch = example
+    backend.prepare(batch)
+    expected = head(forward(batch))
+    logits = program.run(plan).logits
+    if not torch.equal(logits.view(torch.uint8), expected.view(torch.uint8)):
+        logger.warning("the forward is not recorded: the recording computes something else")
+        return None
+    return program

@@ -1,0 +1,247 @@
+"""GraphRunner: a step of decodes as CUDA graphs, one pair for each of a few batch sizes.
+
+    host block ─copy─► ids, positions, rows, new page table entries
+    graph 1            page table → last tokens for unknown ids → slots → model → logits
+    graph 2            draw from the rows' own columns → last token of each row
+
+Everything that differs between steps is addressed by row or lies in the block, so a step is one small copy
+and two launches, whoever is in the batch. A batch between two sizes is padded with a row that is nobody's.
+Steps that sample with more than a draw (logprobs, penalties, masks …) take graph 1 and the Sampler; steps
+with a chunk of a prompt are not recorded. Knows plans and rows; knows no request.
+
+Of several ranks each records its part of graph 1, collectives included, in the same order of sizes. Graph 2
+is rank 0's alone: only it knows how a row is sampled, and it sends the tokens to the others by themselves.
+"""
+
+from __future__ import annotations
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol, TypeGuard
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.device.base import Device, Graph
+from model_worker.device.out_of_memory import when_out_of_memory
+from model_worker.kernels.decode_inputs import lay_out_decodes
+from model_worker.memory.kv_pool import DUMMY_PAGE, MHATokenToKVPool
+from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.runner.future_map import FutureMap
+from model_worker.runner.step_output import ForwardOutput
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import DrawKind, Sampler
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.plan import BatchPlan
+
+logger = logging.getLogger(__name__)
+
+NUM_COLUMNS = 5  # of the block: ids, positions, rows, table entries, pages
+
+
+class RecordableModel(Protocol):
+    stays_on_device: bool
+
+    def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
+        """Final hidden states [W, hidden_size], by kernels alone: nothing is read on the host."""
+
+    def compute_logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [n, hidden_size] -> logits [n, vocab_size] float32, in `out` if it is given."""
+
+
+def can_record(model: object, backend: AttentionBackend) -> TypeGuard[RecordableModel]:
+    """Whether both say that they read nothing on the host; a line if not."""
+    for part in (model, backend):
+        if not getattr(part, "stays_on_device", False):
+            logger.warning(
+                "no CUDA graphs: %s does not say that it stays on the device; small batches are slower",
+                type(part).__name__,
+            )
+            return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceState:
+    """What the graphs work on and do not own."""
+
+    kv_pool: MHATokenToKVPool
+    table: ReqToTokenPool
+    future: FutureMap
+    sampler: Sampler | None  # None: another rank samples
+
+
+@dataclass(frozen=True, slots=True)
+class _Recorded:
+    forward: Graph
+    draws: dict[DrawKind, Graph]
+
+
+class GraphRunner:
+    """Its methods must run on the forward stream."""
+
+    def __init__(
+        self,
+        model: RecordableModel,
+        backend: AttentionBackend,
+        device: Device,
+        state: DeviceState,
+        *,
+        sizes: Sequence[int],
+        max_len: int,
+        vocab_size: int,
+    ) -> None:
+        """sizes: ascending. max_len: tokens of the longest sequence."""
+        self._model = model
+        self._backend = backend
+        self._device = device
+        self._state = state
+        self._sizes = list(sizes)
+        self._max_len = max_len
+        self._dummy_row = state.table.max_rows
+        self._dummy_entry = self._dummy_row * state.table.max_pages
+        largest, at = sizes[-1], device.torch_device
+        self._block = torch.zeros(NUM_COLUMNS * largest, dtype=torch.int64, device=at)
+        self._positions = torch.zeros(largest, dtype=torch.int64, device=at)  # of the tokens to be sampled
+        self._tokens = torch.zeros(largest, dtype=torch.int64, device=at)
+        num_logits = 0 if state.sampler is None else largest
+        self._logits = torch.empty((num_logits, vocab_size), dtype=torch.float32, device=at)
+        self._recorded: dict[int, _Recorded] = {}
+
+    def capture(self, on_progress: Callable[[], None]) -> None:
+        """Record every size, the largest first, because the others then fit in its memory.
+
+        on_progress is called after each. Raises ConfigError when the memory does not suffice.
+        """
+        for count, size in enumerate(reversed(self._sizes), 1):
+            logger.info("recording CUDA graphs: batch size %d, %d of %d", size, count, len(self._sizes))
+            empty = np.empty(0, np.int64)
+            self._stage(size, empty, empty, empty, empty, empty)
+            remedy = (
+                "record less with --cuda-graph-max-bs or --disable-cuda-graph, or lower --mem-fraction-static"
+            )
+            with when_out_of_memory(f"recording the decode step of {size} rows", remedy):
+                self._recorded[size] = self._capture_size(size)
+            on_progress()
+
+    def fits(self, plan: BatchPlan) -> bool:
+        """Whether each row of the plan computes one token and samples one, and they are no more than the
+        largest size. Rows that the scheduler looks at are not among its decodes, and may do just that.
+        """
+        num_rows = len(plan.rows) // TOKEN_BYTES
+        if not 0 < num_rows <= self._sizes[-1] or plan.prompt_positions:
+            return False
+        return plan.lens == plan.samples and bool((unpack_ids(plan.lens) == 1).all())
+
+    @torch.inference_mode()
+    def run(self, plan: BatchPlan) -> ForwardOutput:
+        """Compute the tokens of a plan that `fits`, its page table changes included, its setups not.
+
+        What is returned is valid until the next step.
+        """
+        rows = unpack_ids(plan.rows).astype(np.int64)
+        starts = unpack_ids(plan.starts).astype(np.int64)
+        size = self._sizes[bisect_left(self._sizes, len(rows))]
+        entries, pages = self._new_pages(plan, size)
+        self._stage(size, unpack_ids(plan.input_ids), starts, rows, entries, pages)
+        self._recorded[size].forward.replay()
+        n = len(rows)
+        who = SampleRows(self._column(2, size)[:n], self._positions[:n], rows, starts + 1)
+        return ForwardOutput(self._logits[:n], who, recorded_size=size)
+
+    def try_draw(self, forward: ForwardOutput) -> Tensor | None:
+        """Tokens [S] int64 of the step just computed, remembered for plans that say -1; valid until the next
+        step. None: some of its rows sample with more than a draw, or another rank samples.
+        """
+        sampler = self._state.sampler
+        kind = None if sampler is None else sampler.draw_kind(forward.who.rows_host)
+        if kind is None:
+            return None
+        self._recorded[forward.recorded_size].draws[kind].replay()
+        return self._tokens[: len(forward.who.rows_host)]
+
+    def _new_pages(self, plan: BatchPlan, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """The plan's new entries of the page table and their pages, `size` at most: what does not fit in the
+        block is written by itself.
+        """
+        pages = unpack_ids(plan.table_pages)
+        spans = unpack_ids(plan.table_spans).reshape(-1, 3)
+        if len(pages) > size:
+            self._state.table.write(spans, pages)
+            return pages[:0], pages[:0]
+        return self._state.table.entries_of(spans, len(pages)), pages
+
+    def _column(self, index: int, size: int) -> Tensor:
+        return self._block[index * size : (index + 1) * size]
+
+    def _stage(
+        self,
+        size: int,
+        ids: np.ndarray,
+        starts: np.ndarray,
+        rows: np.ndarray,
+        entries: np.ndarray,
+        pages: np.ndarray,
+    ) -> None:
+        """Copy a step's integers, padded to `size`, into the block that the graphs of that size read."""
+        host = self._device.host_block(NUM_COLUMNS * size)
+        columns = host.numpy().reshape(NUM_COLUMNS, size)
+        padding = (0, 0, self._dummy_row, self._dummy_entry, DUMMY_PAGE)
+        for column, values, fill in zip(columns, (ids, starts, rows, entries, pages), padding, strict=True):
+            column[: len(values)] = values
+            column[len(values) :] = fill
+        self._block[: NUM_COLUMNS * size].copy_(host, non_blocking=True)
+
+    def _capture_size(self, size: int) -> _Recorded:
+        capture = self._device.capture
+        forward = capture(partial(self._compute, size))
+        sampler = self._state.sampler
+        if sampler is None:
+            return _Recorded(forward, {})
+        return _Recorded(
+            forward, {kind: capture(partial(self._draw, sampler, size, kind)) for kind in DrawKind}
+        )
+
+    def _compute(self, size: int) -> None:
+        """From the block to the logits; what graph 1 records."""
+        ids, starts, rows, entries, pages = (self._column(i, size) for i in range(NUM_COLUMNS))
+        table, kv_pool = self._state.table, self._state.kv_pool
+        lens, last_token = self._positions[:size], self._state.future.last_token
+        slots = lay_out_decodes(
+            ids, rows, starts, entries, pages, last_token, table.page_table, table.page_size, lens=lens
+        )
+        batch = ForwardBatch(
+            input_ids=ids,
+            positions=starts,
+            out_slots=slots,
+            query_start=list(range(size + 1)),
+            # Not known when this is recorded: the backend must read lengths on the device, and be prepared
+            # for these.
+            kv_lens=[self._max_len] * size,
+            rows=rows,
+            page_table=table.page_table,
+            page_size=table.page_size,
+            num_decodes=size,
+            output_indices=None,
+            decode_lens=lens,
+        )
+        self._backend.prepare(batch)
+        hidden = self._model(batch, kv_pool, self._backend)
+        self._model.compute_logits(hidden, out=self._logits[:size])
+
+    def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
+        """From the logits to the tokens; what graph 2 records."""
+        sampler.draw(
+            self._logits[:size],
+            self._column(2, size),
+            self._positions[:size],
+            kind,
+            out=self._tokens[:size],
+            last_token=self._state.future.last_token,
+        )

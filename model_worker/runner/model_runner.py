@@ -1,0 +1,298 @@
+"""ModelRunner: turns a BatchPlan into device work. Owns the device tables; knows rows and pages, no request.
+
+All of it on the forward stream, in this order:
+
+    plan ─► row parameters, page copies, page table ─► ForwardBatch ─► model ─► head ─► Sampler ─► FutureMap
+                                                                             └► head, by blocks of prompt
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.device.base import Device
+from model_worker.distributed.group import SOLO, RankGroup
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.runner import warm_up
+from model_worker.runner.forward_program import ForwardProgram, record_forward
+from model_worker.runner.future_map import FutureMap
+from model_worker.runner.graph_runner import DeviceState, GraphRunner, can_record
+from model_worker.runner.input_buffers import InputBuffers
+from model_worker.runner.prompt_positions import score_prompt_positions
+from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.logprobs import logprobs_of
+from model_worker.sampling.native import NativeLogprobs
+from model_worker.sampling.rank_samplers import make_sampler
+from model_worker.sampling.sampler import Sampler
+from runtime.base.errors import ConfigError
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import BatchPlan
+
+NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
+# The host's memory belongs to other programs too. Arbitrary.
+MAX_CPU_KV_BYTES = 8 << 30
+
+
+class Model(Protocol):
+    def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
+        """Final hidden states [W, hidden_size] of the batch's output_indices; stores the new tokens' KV."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden_size] -> logits [n, vocab_size] float32; on ranks other than 0 no rows."""
+
+
+class ModelRunner:
+    """Its methods must run on the forward stream, plans in the order of their launch."""
+
+    def __init__(
+        self,
+        model: Model,
+        kv_pool: MHATokenToKVPool,
+        backend: AttentionBackend,
+        device: Device,
+        *,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int,
+        attention_window: int = 0,
+        group: RankGroup = SOLO,
+        graph_sizes: Sequence[int] = (),
+        max_tokens: int = 0,
+    ) -> None:
+        """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
+        the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
+        model and backend can. max_tokens: of the largest step that it computes; 0: of a short prompt.
+        """
+        self.vocab_size = vocab_size
+        self.max_rows = max_rows
+        self.max_len = max_len
+        self.attention_window = attention_window
+        self.kv_pool = kv_pool
+        self._model = model
+        self._backend = backend
+        self._device = device
+        self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
+        self._future = FutureMap(max_rows, device.torch_device)
+        self._inputs = InputBuffers(self._table, device)
+        kernels = backend.kernels if isinstance(backend, CpuNativeAttention) else None
+        self._sampler = make_sampler(
+            group,
+            device,
+            max_rows=max_rows,
+            max_len=max_len,
+            vocab_size=vocab_size,
+            kernels=kernels,
+        )
+        self._logprobs_of = logprobs_of if kernels is None else NativeLogprobs(kernels)
+        self._program: ForwardProgram | None = None
+        self._graphs: GraphRunner | None = None
+        self._graph_sizes = graph_sizes
+        self._max_tokens = max_tokens
+        self._group = group
+
+    @torch.inference_mode()
+    def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
+        """Change the tables as the plan says, and lay out its tokens."""
+        self._change_tables(plan)
+        inputs = self._inputs.stage(plan)
+        if len(inputs.unresolved):
+            self._future.resolve(inputs.input_ids, inputs.unresolved, inputs.unresolved_rows)
+        batch = ForwardBatch(
+            input_ids=inputs.input_ids,
+            positions=inputs.positions,
+            out_slots=self._table.slots(inputs.table_entries, inputs.positions),
+            query_start=inputs.query_start,
+            kv_lens=inputs.kv_lens,
+            rows=inputs.rows,
+            page_table=self._table.page_table,
+            page_size=self._table.page_size,
+            num_decodes=plan.num_decodes,
+            output_indices=inputs.output_indices,
+        )
+        return batch, inputs.who
+
+    def _change_tables(self, plan: BatchPlan) -> None:
+        """As the plan says, in the order of its fields."""
+        self._open_rows_and_copy_pages(plan)
+        if plan.table_spans:
+            self._table.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))
+
+    @torch.inference_mode()
+    def _open_rows_and_copy_pages(self, plan: BatchPlan) -> None:
+        if plan.setups:
+            self._sampler.open_rows(plan.setups)
+        if plan.page_copies:
+            src, dst = np.array(plan.page_copies, np.int64).T
+            self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))
+
+    def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
+        """Apply the plan and compute its tokens. A StepOutput where nothing is to be sampled."""
+        assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
+            "BatchPlan.drafts: verification is not built"
+        )
+        for recorded in (self._program, self._graphs):
+            if recorded is not None and recorded.fits(plan):
+                if plan.setups or plan.page_copies:
+                    self._open_rows_and_copy_pages(plan)
+                return recorded.run(plan)
+        return self._compute(plan)
+
+    @torch.inference_mode()
+    def _compute(self, plan: BatchPlan) -> ForwardOutput:
+        batch, who = self.apply(plan)
+        self._backend.prepare(batch)
+        hidden = self._model(batch, self.kv_pool, self._backend)
+        if not plan.prompt_positions:
+            return ForwardOutput(self._model.compute_logits(hidden), who)
+        num_sampled = len(who.rows_host)
+        prompt = score_prompt_positions(
+            plan.prompt_positions,
+            hidden[num_sampled:],
+            self._model.compute_logits,
+            self._logprobs_of,
+            self.vocab_size,
+            self._device,
+        )
+        return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
+
+    def sample(self, forward: ForwardOutput | StepOutput, masks: Mapping[int, bytes]) -> StepOutput:
+        """Sample the step's tokens, and remember them for plans that say -1."""
+        if isinstance(forward, StepOutput):
+            return forward
+        if forward.tokens is not None:
+            assert not masks, "masks for a step whose sampling was not deferred"
+            return StepOutput(forward.tokens)
+        return self._sample(forward, masks)
+
+    @torch.inference_mode()
+    def _sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
+        if forward.recorded_size and not masks:
+            assert self._graphs is not None
+            tokens = self._graphs.try_draw(forward)
+            if tokens is not None:
+                return StepOutput(self._group.broadcast(tokens).int())
+        sampled = self._sampler.sample(forward.logits, forward.who, masks)
+        self._future.store(forward.who.rows, sampled.tokens)
+        return StepOutput(
+            sampled.tokens.int(), sampled.logprobs, sampled.logits, sampled.logits_of, forward.prompt
+        )
+
+    @torch.inference_mode()
+    def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
+        """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
+        record what can be recorded. On a GPU compute steps of all sizes, too: so what they launch is
+        compiled, and its allocator keeps the memory of the largest. on_progress is called now and then.
+        Raises ConfigError.
+        """
+        prompt = warm_up.first_prompt(self.max_len, self.kv_pool.num_pages, self.kv_pool.page_size)
+        decode = warm_up.decode_after(unpack_ids(prompt.lens).item())
+        try:
+            for plan in (prompt, decode):
+                self._compute_and_sample(plan)
+            self._record(decode, on_progress)
+            if self._device.name == "cuda":
+                for plan in warm_up.ever_smaller_chunks(self._max_tokens, self.max_rows, self.max_len):
+                    self._compute_and_sample(plan)
+                    on_progress()
+        except self._device.launch_errors as error:
+            raise ConfigError(
+                f"device: a kernel of this model does not fit this GPU ({error}): use --dtype bfloat16, "
+                "another --attention-backend, or --device cpu"
+            ) from error
+        self._table.page_table.zero_()
+        self._future.last_token.zero_()
+
+    def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, bytes] = NO_MASKS) -> None:
+        self.sample(self.forward(plan), masks)
+
+    def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
+        """Record what can be; decode: a plan that may be run again."""
+        if self._device.name == "cuda":
+            self._launch_what_is_not_recorded(decode)
+            on_progress()
+
+        def forward(batch: ForwardBatch) -> Tensor:
+            return self._model(batch, self.kv_pool, self._backend)
+
+        if self._group.size == 1:  # a program does not know of other ranks
+            example, _ = self.apply(decode)
+            self._program = record_forward(
+                forward,
+                self._model.compute_logits,
+                self._backend,
+                self._table,
+                self._future,
+                self._sampler.native if isinstance(self._sampler, Sampler) else None,
+                (decode, example),
+            )
+        self._graphs = self._record_graphs(on_progress)
+
+    def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:
+        """The first launch of a kernel compiles it. A decode of the longest context splits its keys, if any
+        does.
+        """
+        position = unpack_ids(decode.starts).item()
+        for plan, masks in warm_up.edited_decodes(position, self.vocab_size):
+            self._compute_and_sample(plan, masks)
+        self._compute_and_sample(warm_up.longest_decode(self.max_len, self.kv_pool.page_size))
+
+    def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
+        if not self._graph_sizes or not can_record(self._model, self._backend):
+            return None
+        sampler = self._sampler if isinstance(self._sampler, Sampler) else None
+        graphs = GraphRunner(
+            self._model,
+            self._backend,
+            self._device,
+            DeviceState(self.kv_pool, self._table, self._future, sampler),
+            sizes=self._graph_sizes,
+            max_len=self.max_len,
+            vocab_size=self.vocab_size,
+        )
+        graphs.capture(on_progress)
+        return graphs
+
+
+def size_kv_pool(
+    *,
+    free_bytes: int,
+    fraction: float,
+    bytes_per_token: int,
+    page_size: int,
+    max_total_tokens: int,
+    device: str,
+    num_sharing: int = 1,
+) -> int:
+    """Pages of the KV pool, the dummy page not counted: of what `fraction` of the free memory and
+    `max_total_tokens` allow, the smaller. num_sharing: pools that divide that memory.
+
+    max_total_tokens 0 sets no cap, but on a CPU then MAX_CPU_KV_BYTES is one.
+    Raises: ConfigError when not even a prompt of one token and its answer fit.
+    """
+    budget = int(free_bytes * fraction)
+    if device == "cpu" and not max_total_tokens:
+        budget = min(budget, MAX_CPU_KV_BYTES)
+    budget //= num_sharing
+    num_pages = budget // (bytes_per_token * page_size) - 1
+    if max_total_tokens:
+        num_pages = min(num_pages, max_total_tokens // page_size)
+    if num_pages * page_size < 2:
+        raise ConfigError(
+            f"no room for a KV cache: mem_fraction_static {fraction:g} of {free_bytes >> 20} MiB free, "
+            f"max_total_tokens {max_total_tokens or 'not set'}, page_size {page_size}, "
+            f"{bytes_per_token} bytes a token: raise --mem-fraction-static or --max-total-tokens, lower "
+            "--chunked-prefill-size, --max-running-requests or --cuda-graph-max-bs, take a narrower --dtype, "
+            "or end what else uses the device"
+        )
+    return num_pages

@@ -1,0 +1,90 @@
+"""Prompt positions: logprobs and raw logits where a plan looks at a prompt. Knows hidden states, no request.
+
+The head runs over blocks of positions, however many a chunk has, so that the device needs room for a block of
+logits at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.sampling.logprobs import Logprobs
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.plan import PromptPositions
+
+# Of a block's logits. Small enough to be forgotten beside a model, large enough that reading the head's
+# weight for each block costs little: 55 positions of a vocabulary of 152,000. Arbitrary within that.
+BLOCK_BYTES = 32 << 20
+FLOAT_BYTES = 4
+
+
+@dataclass(slots=True)
+class PromptLogits:
+    """Raw logits of some positions in a row of one entry, on the host once the step is done."""
+
+    entry: int
+    first: int  # which of the entry's positions
+    logits: Tensor  # [n, V] float32
+
+
+@dataclass(slots=True)
+class PromptOutput:
+    """Of P positions, entry by entry."""
+
+    logprobs: Logprobs | None  # [P], when an entry asked
+    logits: list[PromptLogits]
+
+
+def num_positions(entry: PromptPositions) -> int:
+    return len(entry.targets) // TOKEN_BYTES
+
+
+def score_prompt_positions(
+    entries: Sequence[PromptPositions],
+    hidden: Tensor,
+    compute_logits: Callable[[Tensor], Tensor],
+    logprobs_of: Callable[[Tensor, Tensor, int], Logprobs],
+    vocab_size: int,
+    device: Device,
+) -> PromptOutput:
+    """What the entries ask for, from hidden [P, hidden_size], their positions' final hidden states. Nothing
+    on a rank other than 0, whose logits have no rows.
+    """
+    ends = np.cumsum([num_positions(entry) for entry in entries]).tolist()
+    assert ends[-1] == hidden.shape[0]
+    num_top = max(entry.num_logprobs for entry in entries)
+    targets: Tensor | None = None
+    if num_top >= 0:
+        ids = np.concatenate([unpack_ids(entry.targets) for entry in entries])
+        targets = device.tensor(ids.astype(np.int64))
+    scored: list[Logprobs] = []
+    kept: list[PromptLogits] = []
+    block = max(1, BLOCK_BYTES // (FLOAT_BYTES * vocab_size))
+    for begin in range(0, hidden.shape[0], block):
+        logits = compute_logits(hidden[begin : begin + block])
+        if not len(logits):
+            continue  # rank 0 counts on this rank's part in each block
+        if targets is not None:
+            scored.append(logprobs_of(logits, targets[begin : begin + block], num_top))
+        for n, (entry, end) in enumerate(zip(entries, ends, strict=True)):
+            start = end - num_positions(entry)
+            low, high = max(begin, start), min(begin + block, end)
+            if entry.returns_logits and low < high:
+                # At once, on the stream that computes: a chunk's logits may not fit the device together.
+                part = device.download(logits[low - begin : high - begin])
+                kept.append(PromptLogits(n, low - start, part))
+    return PromptOutput(_joined(scored) if scored else None, kept)
+
+
+def _joined(parts: Sequence[Logprobs]) -> Logprobs:
+    return Logprobs(
+        torch.cat([part.chosen for part in parts]),
+        torch.cat([part.top_ids for part in parts]),
+        torch.cat([part.top for part in parts]),
+    )

@@ -1,0 +1,151 @@
+"""What a step has computed: before sampling; then for the host, as tensors and as a StepResult."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.runner.prompt_positions import FLOAT_BYTES, PromptOutput
+from model_worker.sampling.columns import LongArray, SampleRows
+from model_worker.sampling.logprobs import Logprobs
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.plan import BatchPlan, PromptLogprobs, StepResult, StepTensor
+
+if TYPE_CHECKING:  # a step is measured where ZMQ need not be installed
+    from runtime.wire.transport import Frame
+
+# What one message part may carry; a receiver handles others in between.
+MAX_FRAME_BYTES = 16 << 20
+
+
+@dataclass(slots=True)
+class ForwardOutput:
+    """A step between forward and sampling."""
+
+    logits: Tensor  # [S, vocab_size] float32; on rank 0 alone
+    who: SampleRows
+    prompt: PromptOutput | None = None
+    recorded_size: int = 0  # of the graph that computed it; 0: none
+    tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """Of S sampled tokens, on the device until `on_host`."""
+
+    tokens: Tensor | bytes  # [S] int32; packed where they are on the host already
+    logprobs: Logprobs | None = None  # of the rows that asked
+    logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
+    logits_of: LongArray | None = None  # [m] which of S they belong to
+    prompt: PromptOutput | None = None
+    embeddings: Tensor | None = None  # [S, hidden_size] float32, of an embedding model
+
+    def on_host(self, device: Device) -> StepOutput:
+        """Start the copies; they may be read when the work that called this is done."""
+        if isinstance(self.tokens, bytes):  # of a step that has nothing else
+            return self
+        prompt = self.prompt
+        if prompt is not None and prompt.logprobs is not None:
+            prompt = replace(prompt, logprobs=_downloaded(prompt.logprobs, device))
+        return StepOutput(
+            tokens=device.download(self.tokens),
+            logprobs=None if self.logprobs is None else _downloaded(self.logprobs, device),
+            logits=None if self.logits is None else device.download(self.logits),
+            logits_of=self.logits_of,
+            prompt=prompt,
+            embeddings=None if self.embeddings is None else device.download(self.embeddings),
+        )
+
+    def to_result(self, plan: BatchPlan) -> tuple[StepResult, tuple[Frame, ...]]:
+        """The message and the raw frames behind it, from tensors that are on the host."""
+        described = [*self._context_logits(plan), *self._generation_logits(plan), *self._embeddings(plan)]
+        top = self.logprobs
+        result = StepResult(
+            step=plan.step,
+            tokens=self.tokens if isinstance(self.tokens, bytes) else _to_bytes(self.tokens),
+            # Without drafts a row that samples has one token, so the counts are what the plan says.
+            counts=plan.samples,
+            logprobs=b"" if top is None else _to_bytes(top.chosen),
+            num_top=0 if top is None else top.top_ids.shape[1],
+            top_ids=b"" if top is None else _to_bytes(top.top_ids),
+            top_logprobs=b"" if top is None else _to_bytes(top.top),
+            prompts=tuple(self._prompt_logprobs(plan)),
+            tensors=tuple(tensor for tensor, _ in described),
+        )
+        return result, tuple(frame for _, frame in described)
+
+    def _prompt_logprobs(self, plan: BatchPlan) -> Iterator[PromptLogprobs]:
+        if self.prompt is None or self.prompt.logprobs is None:
+            return
+        scored = self.prompt.logprobs
+        start = 0
+        for entry in plan.prompt_positions:
+            end = start + len(entry.targets) // TOKEN_BYTES
+            if entry.num_logprobs >= 0:
+                yield PromptLogprobs(
+                    index=entry.index,
+                    logprobs=_to_bytes(scored.chosen[start:end]),
+                    top_ids=_to_bytes(scored.top_ids[start:end, : entry.num_logprobs]),
+                    top_logprobs=_to_bytes(scored.top[start:end, : entry.num_logprobs]),
+                )
+            start = end
+
+    def _context_logits(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
+        """The positions of an entry in order, as many to a frame as fit."""
+        if self.prompt is None or not self.prompt.logits:
+            return
+        starts = unpack_ids(plan.starts)
+        for part in self.prompt.logits:
+            entry = plan.prompt_positions[part.entry]
+            start = starts.item(entry.index) + entry.first + part.first
+            num_rows, vocab_size = part.logits.shape
+            at_a_time = max(1, MAX_FRAME_BYTES // (FLOAT_BYTES * vocab_size))
+            for low in range(0, num_rows, at_a_time):
+                logits = part.logits[low : low + at_a_time]
+                shape = (logits.shape[0], vocab_size)
+                yield StepTensor(entry.index, "context_logits", start + low, shape), _to_frame(logits)
+
+    def _generation_logits(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
+        if self.logits is None or self.logits_of is None:
+            return
+        index, position = sampled_positions(plan)
+        shape = (1, self.logits.shape[1])
+        for n, at in enumerate(self.logits_of.tolist()):
+            tensor = StepTensor(index.item(at), "generation_logits", position.item(at), shape)
+            yield tensor, _to_frame(self.logits[n : n + 1])
+
+    def _embeddings(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
+        if self.embeddings is None:
+            return
+        index, _ = sampled_positions(plan)
+        shape = (1, self.embeddings.shape[1])
+        for n, at in enumerate(index.tolist()):
+            yield StepTensor(at, "embedding", 0, shape), _to_frame(self.embeddings[n : n + 1])
+
+
+def sampled_positions(plan: BatchPlan) -> tuple[LongArray, LongArray]:
+    """Of each token that a plan samples: the place of its row in the plan's `rows`, and its position."""
+    starts = unpack_ids(plan.starts).astype(np.int64)
+    lens = np.ones(len(starts), np.int64)
+    lens[plan.num_decodes :] = unpack_ids(plan.lens)
+    samples = np.ones(len(starts), bool)
+    samples[plan.num_decodes :] = unpack_ids(plan.samples)
+    return np.flatnonzero(samples), (starts + lens)[samples]
+
+
+def _downloaded(logprobs: Logprobs, device: Device) -> Logprobs:
+    return Logprobs(*(device.download(part) for part in (logprobs.chosen, logprobs.top_ids, logprobs.top)))
+
+
+def _to_bytes(tensor: Tensor) -> bytes:
+    return tensor.numpy().tobytes()
+
+
+def _to_frame(logits: Tensor) -> Frame:
+    """The memory of contiguous logits, not a copy."""
+    return logits.numpy().data.cast("B")

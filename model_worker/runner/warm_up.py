@@ -1,0 +1,101 @@
+"""Plans of requests that nobody has made: what a runner computes before it serves, so that the first request
+finds everything loaded and compiled, and the memory of the largest step is known.
+
+A row whose page table says nothing has the dummy page everywhere: a context of any length takes no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from msgspec.structs import replace
+
+from model_worker.memory.kv_pool import DUMMY_PAGE
+from runtime.wire.format import pack_ids
+from runtime.wire.plan import BatchPlan, RowSetup
+
+PROMPT_TOKENS = 8
+ALL_ALLOWED = 0xFF
+
+
+def first_prompt(max_len: int, num_pages: int, page_size: int) -> BatchPlan:
+    """A prompt of row 0, with pages for it and for the token after it."""
+    length = min(PROMPT_TOKENS, max_len - 1, num_pages * page_size - 1)
+    pages = np.arange(1, -(-(length + 1) // page_size) + 1)
+    plan = chunks([length])
+    return replace(plan, table_spans=pack_ids([0, 0, len(pages)]), table_pages=pack_ids(pages))
+
+
+def decode_after(position: int) -> BatchPlan:
+    """The token of row 0 at that position, whose id only the device knows."""
+    return BatchPlan(
+        step=1,
+        setups=(RowSetup(row=0, num_prompt=position, temperature=0.0),),
+        page_copies=(),
+        table_spans=b"",
+        table_pages=b"",
+        num_decodes=1,
+        rows=pack_ids([0]),
+        starts=pack_ids([position]),
+        input_ids=pack_ids([-1]),
+    )
+
+
+def longest_decode(max_len: int, page_size: int) -> BatchPlan:
+    """The last token of as long a context as there may be."""
+    num_pages = -(-max_len // page_size)
+    on_dummy_page = {
+        "table_spans": pack_ids([0, 0, num_pages]),
+        "table_pages": pack_ids([DUMMY_PAGE] * num_pages),
+    }
+    return replace(decode_after(max_len - 1), **on_dummy_page)
+
+
+def edited_decodes(position: int, vocab_size: int) -> Iterator[tuple[BatchPlan, dict[int, bytes]]]:
+    """That decode with all that a sampler launches and nothing records, and the masks of each."""
+    decode = decode_after(position)
+    edited = RowSetup(
+        row=0,
+        num_prompt=position,
+        frequency_penalty=1.0,
+        min_len=position + 2,
+        stop_ids=pack_ids([0]),
+        bias_ids=pack_ids([0]),
+        bias_values=np.ones(1, np.float32).tobytes(),
+        num_logprobs=1,
+        history_ids=pack_ids([0] * position),
+    )
+    yield replace(decode, setups=(edited,)), {}
+    decaying = RowSetup(row=0, num_prompt=position, top_p=0.9, top_p_decay=0.9)
+    yield replace(decode, setups=(decaying,)), {0: bytes([ALL_ALLOWED]) * -(-vocab_size // 8)}
+
+
+def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterator[BatchPlan]:
+    """Prompts of so many tokens in so many rows, then of half as many, and so on: a kernel may depend on how
+    many there are. The largest comes first, so that the others find its memory.
+    """
+    num_tokens = min(num_tokens, num_rows * (max_len - 1))
+    while num_tokens > PROMPT_TOKENS:
+        n = min(num_rows, num_tokens)
+        yield chunks([num_tokens // n + (i < num_tokens % n) for i in range(n)])
+        num_tokens //= 2
+
+
+def chunks(lens: list[int]) -> BatchPlan:
+    """Prompts of rows 0, 1 ... whose next tokens are drawn in the way that takes most."""
+    num_rows = len(lens)
+    return BatchPlan(
+        step=0,
+        setups=tuple(RowSetup(row=row, num_prompt=n, top_p=0.9) for row, n in enumerate(lens)),
+        page_copies=(),
+        table_spans=b"",
+        table_pages=b"",
+        num_decodes=0,
+        rows=pack_ids(range(num_rows)),
+        starts=pack_ids([0] * num_rows),
+        input_ids=pack_ids([0] * sum(lens)),
+        lens=pack_ids(lens),
+        samples=pack_ids([1] * num_rows),
+        drafts=pack_ids([0] * num_rows),
+    )

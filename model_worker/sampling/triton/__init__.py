@@ -1,0 +1,1 @@
+"""Sampling's kernels for GPUs."""

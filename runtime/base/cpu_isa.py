@@ -1,0 +1,103 @@
+"""The instruction sets of the CPU that may be used: all that this machine has, or fewer, so that a machine
+can run as a lesser one would. No other module decides that.
+
+What is compiled here asks `cpu_isa()`. Libraries that choose their kernels by themselves, torch and oneDNN
+above all, are told by `hold_back_libraries()`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Literal, get_args
+
+from runtime.base.environment import wanted_cpu_isa
+from runtime.base.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+CpuIsa = Literal["portable", "avx2", "avx512", "avx512_bf16", "amx"]
+"""Each has the ones before it. portable: what all CPUs of an architecture have; off x86-64 the only one."""
+CPU_ISAS: tuple[CpuIsa, ...] = get_args(CpuIsa)
+
+# As /proc/cpuinfo spells them, beside those of the set before.
+_FEATURES: dict[CpuIsa, set[str]] = {
+    "portable": set(),
+    "avx2": {"avx2", "fma", "f16c", "bmi1", "bmi2", "abm", "movbe"},  # x86-64-v3
+    "avx512": {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"},  # x86-64-v4
+    "avx512_bf16": {"avx512_bf16"},
+    "amx": {"amx_tile", "amx_bf16", "amx_int8"},
+}
+# The names that torch, oneDNN and MKL give the sets.
+_LIBRARY_SETTINGS: dict[CpuIsa, dict[str, str]] = {
+    "portable": {
+        "ATEN_CPU_CAPABILITY": "default",
+        "ONEDNN_MAX_CPU_ISA": "SSE41",
+        "MKL_ENABLE_INSTRUCTIONS": "SSE4_2",
+    },
+    "avx2": {
+        "ATEN_CPU_CAPABILITY": "avx2",
+        "ONEDNN_MAX_CPU_ISA": "AVX2",
+        "MKL_ENABLE_INSTRUCTIONS": "AVX2",
+    },
+    "avx512": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_VNNI", "MKL_ENABLE_INSTRUCTIONS": "AVX512"},
+    "avx512_bf16": {"ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"},
+    "amx": {},
+}
+
+
+def usable_isas() -> tuple[CpuIsa, ...]:
+    """The sets that may be used here, the least first. Raises: ConfigError when CAROUSEL_CPU_ISA names one
+    that does not exist or that this CPU lacks.
+    """
+    own = _machine_isas()
+    wanted = wanted_cpu_isa() or own[-1]
+    for number, isa in enumerate(own):
+        if isa == wanted:
+            return own[: number + 1]
+    known = wanted in CPU_ISAS
+    trouble = f"this CPU has not all of {wanted}" if known else f"{wanted!r} is unknown"
+    raise ConfigError(f"CAROUSEL_CPU_ISA: {trouble}; here it may be {', '.join(own)}, or unset for all")
+
+
+def cpu_isa() -> CpuIsa:
+    """The most of them. Raises: ConfigError as usable_isas."""
+    return usable_isas()[-1]
+
+
+def machine_isa() -> CpuIsa:
+    """The most that this machine has."""
+    return _machine_isas()[-1]
+
+
+def hold_back_libraries() -> None:
+    """Have the libraries' kernels keep to `cpu_isa()`, too, in this process and in those that it starts. Call
+    it before any of them has computed. NumPy keeps its own. Raises: ConfigError as usable_isas.
+    """
+    if (isa := cpu_isa()) != machine_isa():
+        os.environ.update(_LIBRARY_SETTINGS[isa])
+        logger.info("CAROUSEL_CPU_ISA: of this CPU's instruction sets those up to %s are used", isa)
+
+
+@cache
+def _machine_isas() -> tuple[CpuIsa, ...]:
+    """The sets that this machine has, the least first."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ("portable",)
+    features = _cpu_features()
+    for number, isa in enumerate(CPU_ISAS):
+        if not features >= _FEATURES[isa]:
+            return CPU_ISAS[:number]
+    return CPU_ISAS
+
+
+def _cpu_features() -> set[str]:
+    """The features of the first core; none where the system does not list them."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())

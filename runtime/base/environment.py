@@ -1,0 +1,75 @@
+"""Environment variables. They are read, and set, in this file only."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def api_key() -> str:
+    """CAROUSEL_API_KEY: the key of the HTTP server when --api-key gives none; empty when unset."""
+    return os.environ.get("CAROUSEL_API_KEY", "")
+
+
+def wanted_cpu_isa() -> str:
+    """CAROUSEL_CPU_ISA: the most of the CPU's instruction sets that may be used (runtime/base/cpu_isa.py);
+    empty when unset.
+    """
+    return os.environ.get("CAROUSEL_CPU_ISA", "")
+
+
+def visible_gpus() -> list[str] | None:
+    """CUDA_VISIBLE_DEVICES: the GPUs that CUDA programs may use; None, all of them, when unset."""
+    named = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return None if named is None else [name for name in named.split(",") if name.strip()]
+
+
+def default_run_root() -> Path:
+    """The directory that holds the run directories of this user's launches."""
+    runtime_dir = os.environ.get("XDG_RUNTIME_DIR")
+    # After `sudo -E` it may be another user's, where nothing of this one's belongs.
+    if runtime_dir and Path(runtime_dir).is_dir() and Path(runtime_dir).stat().st_uid == os.getuid():
+        return Path(runtime_dir) / "carousel"
+    return Path("/tmp") / f"carousel-{os.getuid()}"
+
+
+def kernel_cache_dir() -> Path:
+    """Where compiled CPU kernels are kept, for this user and all launches."""
+    cache_home = os.environ.get("XDG_CACHE_HOME")
+    # The specification of that variable: a relative path is to be ignored.
+    root = Path(cache_home) if cache_home and Path(cache_home).is_absolute() else Path.home() / ".cache"
+    return root / "carousel"
+
+
+def environment_run_dir() -> str:
+    """CAROUSEL_RUN_DIR: the launch that clients connect to when none is named; empty when unset."""
+    return os.environ.get("CAROUSEL_RUN_DIR", "")
+
+
+def c_compiler() -> str | None:
+    """CC: the C compiler that Triton takes; None when unset, and it takes gcc or clang."""
+    return os.environ.get("CC")
+
+
+def allow_fp_fusion() -> None:
+    """Set TRITON_DEFAULT_FP_FUSION to 1 where it is unset: a product and a sum become one operation.
+
+    So kernels keep their speed and their rounding with Triton 3.10, which does not fuse by default, and 3.9
+    does not warn of the change.
+    """
+    os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of the processes of a ring: this one's, able to import the project."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = filter(None, [root, os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    # A worker's OpenMP threads spin before they sleep. The default spin takes the cores from the other
+    # processes: with two spinners beside it a step took 83 ms this way, over a second without (2 cores, EPYC,
+    # 2026-11).
+    environment.setdefault("GOMP_SPINCOUNT", "1000")
+    # Ranks are on one machine. NCCL has them meet over the first interface that is not this one, which other
+    # machines may reach, and which need not be one over which this machine reaches itself.
+    environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
+    return environment

@@ -1,0 +1,39 @@
+"""Implementations by name: a table of `name -> "module:Attribute"`, or the user's own `"module:Attribute"`.
+
+Nothing is imported until it is chosen. A module that is missing and a module that fails while it is imported
+are two errors.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Mapping
+from typing import Any
+
+from runtime.base.errors import ConfigError
+
+
+def resolve(kind: str, name: str, table: Mapping[str, str]) -> Any:
+    """The object that `name` stands for. `kind` is the word users know it by, such as "schedule policy".
+
+    Raises ConfigError when the name is unknown or its module or attribute does not exist. An exception raised
+    *inside* the module while it is imported is passed on as it is, so that its author sees where.
+    """
+    path = table.get(name, name)
+    if ":" not in path:
+        if not table:
+            raise ConfigError(f"{kind} {name!r}: name your own as 'package.module:Name'; there are no others")
+        known = ", ".join(sorted(table))
+        raise ConfigError(f"unknown {kind} {name!r}; known: {known}, or your own as 'package.module:Name'")
+    module_name, _, attribute = path.partition(":")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module_name + ".").startswith(error.name + "."):
+            raise
+        raise ConfigError(f"{kind} {name!r}: there is no module {module_name!r}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        raise ConfigError(f"{kind} {name!r}: module {module_name!r} has no {attribute!r}") from None

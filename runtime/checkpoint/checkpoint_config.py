@@ -1,0 +1,173 @@
+"""CheckpointConfig: what every process must know of a checkpoint, whichever implementation computes it.
+
+Reads config.json, generation_config.json and ModelOpt's hf_quant_config.json alone. Opens no weights,
+imports neither torch nor transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal, TypeVar, cast, get_args
+
+import msgspec
+
+from runtime.base.errors import ModelError
+from runtime.checkpoint.quantization import CheckpointQuantization, read_quantization
+from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
+
+T = TypeVar("T")
+Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+DType = Literal["float32", "bfloat16", "float16"]
+
+# How checkpoints spell the longest sequence in tokens, the usual spelling first.
+CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length")
+
+
+class SamplingDefaults(msgspec.Struct, frozen=True):
+    """What generation_config.json recommends; None where it says nothing."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    repetition_penalty: float | None = None
+
+
+class GenerationFile(msgspec.Struct):
+    """The keys of generation_config.json that are read."""
+
+    bos_token_id: Count | None = None
+    eos_token_id: Count | list[Count] | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    repetition_penalty: PositiveFloat | None = None
+
+
+class _ModelOptFile(msgspec.Struct):
+    """The keys of hf_quant_config.json that are read."""
+
+    class Quantization(msgspec.Struct):
+        quant_algo: str | None = None
+        kv_cache_quant_algo: str | None = None
+
+    quantization: Quantization
+
+
+class _SharedKeys(msgspec.Struct):
+    """The keys of config.json that mean the same in every architecture."""
+
+    model_type: str = ""
+    architectures: list[str] | None = None
+    vocab_size: PositiveInt | None = None
+    dtype: str | None = None
+    torch_dtype: str | None = None
+    bos_token_id: Count | None = None
+    eos_token_id: Count | list[Count] | None = None
+
+
+class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """One checkpoint. max_position_embeddings is the context in tokens."""
+
+    model_type: str
+    architecture: str
+    vocab_size: int
+    max_position_embeddings: int
+    dtype: DType
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    sampling: SamplingDefaults
+    quantization: CheckpointQuantization | None = None
+    has_head: bool = True
+    """False: a decoder that ends with its final norm, as embedding models are published."""
+
+    @staticmethod
+    def read(path: Path) -> CheckpointConfig:
+        """Read the checkpoint in the directory `path`.
+
+        Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable
+        or does not say what is needed.
+        """
+        raw = read_json(config_file(path), dict[str, Any])
+        keys = read_json(config_file(path), _SharedKeys)
+        generation = GenerationFile()
+        if (path / "generation_config.json").is_file():
+            generation = read_json(path / "generation_config.json", GenerationFile)
+        if keys.vocab_size is None:
+            raise ModelError("config.json cannot be read: missing required field `vocab_size`.")
+        return CheckpointConfig(
+            model_type=keys.model_type,
+            architecture=(keys.architectures or [""])[0],
+            vocab_size=keys.vocab_size,
+            max_position_embeddings=_context_length(raw),
+            dtype=_dtype(keys.dtype or keys.torch_dtype),
+            quantization=read_quantization(raw.get("quantization_config") or _of_modelopt(path)),
+            bos_token_id=keys.bos_token_id if generation.bos_token_id is None else generation.bos_token_id,
+            eos_token_ids=_eos_token_ids(generation.eos_token_id, keys.eos_token_id),
+            sampling=SamplingDefaults(
+                temperature=generation.temperature,
+                top_p=generation.top_p,
+                top_k=generation.top_k,
+                repetition_penalty=generation.repetition_penalty,
+            ),
+        )
+
+
+def config_file(path: Path) -> Path:
+    """The config.json of the checkpoint directory `path`. Raises ModelError where there is none."""
+    if not path.is_dir():
+        raise ModelError(f"Model directory {path} does not exist. Pass the path of a local checkpoint.")
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{path} has no config.json, so it is not a checkpoint directory.")
+    return path / "config.json"
+
+
+def read_json(path: Path, kind: type[T]) -> T:
+    """Decode one of a checkpoint's JSON files. Raises ModelError."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=kind)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _of_modelopt(path: Path) -> dict[str, Any] | None:
+    """The quantization_config of a checkpoint that has it in a file of its own, as older ones of ModelOpt."""
+    if not (path / "hf_quant_config.json").is_file():
+        return None
+    file = read_json(path / "hf_quant_config.json", _ModelOptFile).quantization
+    return {
+        "quant_method": "modelopt",
+        "quant_algo": file.quant_algo,
+        "kv_cache_scheme": file.kv_cache_quant_algo,
+    }
+
+
+def _context_length(raw: dict[str, Any]) -> int:
+    for key in CONTEXT_KEYS:
+        if raw.get(key) is not None:
+            try:
+                return msgspec.convert(raw[key], PositiveInt)
+            except msgspec.ValidationError as error:
+                raise ModelError(f"config.json cannot be read: {error} - at `$.{key}`") from error
+    raise ModelError(
+        "config.json cannot be read: it has no `max_position_embeddings`, and no "
+        f"{', '.join(CONTEXT_KEYS[1:])} either, so the longest sequence is not known. Models that need none "
+        "(state-space layers, ALiBi) are not served: docs/models.md."
+    )
+
+
+def _dtype(name: str | None) -> DType:
+    """The checkpoint's dtype; a file that does not say means float32."""
+    bare = (name or "float32").removeprefix("torch.")
+    if bare not in get_args(DType):
+        known = ", ".join(get_args(DType))
+        raise ModelError(f"config.json: dtype {name!r} is not supported. Supported: {known}.")
+    return cast(DType, bare)
+
+
+def _eos_token_ids(*sources: int | list[int] | None) -> tuple[int, ...]:
+    """The ids that end a sequence: those of every source, the first source's first, none twice."""
+    ids: dict[int, None] = {}
+    for source in sources:
+        if source is not None:
+            ids.update(dict.fromkeys([source] if isinstance(source, int) else source))
+    return tuple(ids)

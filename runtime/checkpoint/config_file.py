@@ -1,0 +1,197 @@
+"""config.json as the specs read it: what is in the file, under one name per thing.
+
+Knows how architectures spell their keys; draws no conclusion from the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import msgspec
+
+from runtime.base.errors import ModelError
+from runtime.checkpoint.architectures import ARCHITECTURES, Architecture
+from runtime.checkpoint.checkpoint_config import Count, read_json
+from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
+
+StructT = TypeVar("StructT", bound=msgspec.Struct)
+
+
+# The end of the names under which transformers has models that continue a text.
+HEADLESS_SUFFIX = "Model"
+"""Of architectures that end with the final norm, as embedding models are published."""
+_DECODER_SUFFIXES = ("ForCausalLM", "LMHeadModel")
+
+
+class _Preamble(msgspec.Struct):
+    """What decides whether a config.json is read at all."""
+
+    architectures: list[str] | None = None
+    model_type: str = ""
+    auto_map: Any = None
+    quantization_config: Any = None
+
+
+class ConfigFile(msgspec.Struct, kw_only=True):
+    """The keys of config.json that are read. An absent one means what it means to most architectures."""
+
+    hidden_size: PositiveInt
+    intermediate_size: PositiveInt
+    num_hidden_layers: PositiveInt
+    num_attention_heads: PositiveInt
+    num_key_value_heads: PositiveInt | None = None
+    head_dim: PositiveInt | None = None
+    max_position_embeddings: PositiveInt
+    rms_norm_eps: PositiveFloat = 1e-6
+    hidden_act: str = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    rope_parameters: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = None
+    rope_theta: PositiveFloat = 10000.0
+    partial_rotary_factor: float | None = None
+    original_max_position_embeddings: PositiveInt | None = None
+    sliding_window: PositiveInt | None = None
+    use_sliding_window: bool = False
+    max_window_layers: Count = 28
+    layer_types: list[str] | None = None
+
+
+class OptionalKeys(msgspec.Struct, kw_only=True):
+    """What only some architectures know. Read where the table names the key."""
+
+    rotary_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
+    window_rope_theta: PositiveFloat | None = None
+    sliding_window_pattern: PositiveInt = 2
+    attention_scale: PositiveFloat | None = None
+    attention_scale_dim: PositiveFloat | None = None  # the scale is one over its square root
+    attention_softcap: PositiveFloat | None = None
+    logits_softcap: PositiveFloat | None = None
+    logits_multiplier: PositiveFloat | None = None
+    logits_divisor: PositiveFloat = 1.0
+    embedding_multiplier: PositiveFloat = 1.0
+    residual_multiplier: PositiveFloat = 1.0
+    qk_norm: bool = True
+    num_experts: Count = 0
+    num_experts_per_tok: PositiveInt = 1
+    moe_intermediate_size: PositiveInt | None = None
+    norm_topk_prob: bool = True
+    expert_layer_step: PositiveInt = 1
+    dense_layers: list[Count] | None = None
+    use_bidirectional_attention: bool | None = None
+
+
+class ConfigKeys(msgspec.Struct, frozen=True):
+    """A config.json in our words, and the row of the table that says how it was read."""
+
+    architecture: str
+    row: Architecture
+    file: ConfigFile
+    optional: OptionalKeys
+
+
+def read_config(path: Path) -> ConfigKeys:
+    """What a checkpoint's config.json says.
+
+    Raises ModelError for an architecture that needs its own code or is in no row of the table.
+    """
+    preamble = read_json(path, _Preamble)
+    name = _architecture(preamble)
+    raw = read_json(path, dict[str, Any])
+    row = ARCHITECTURES[name]
+    return ConfigKeys(
+        name, row, _in_our_words(raw, row, ConfigFile), _in_our_words(raw, row, OptionalKeys, only_named=True)
+    )
+
+
+def has_spec(path: Path) -> bool:
+    """Whether the table has a row for the architecture of this config.json."""
+    names = read_json(path, _Preamble).architectures or []
+    return any(_row_of(name) is not None for name in names)
+
+
+def refuse_without_spec(path: Path) -> None:
+    """Raise ModelError for what no implementation but a spec may compute, or none at all."""
+    preamble = read_json(path, _Preamble)
+    _refuse_own_code(preamble)
+    _refuse_quantised(preamble)
+    names = preamble.architectures or []
+    if not names or not names[0].endswith(_DECODER_SUFFIXES):
+        raise ModelError(
+            f"Architecture {_found(preamble)} is not a decoder of text ({', '.join(_DECODER_SUFFIXES)}): "
+            "models with other inputs or outputs are not supported."
+        )
+
+
+def _architecture(preamble: _Preamble) -> str:
+    names = preamble.architectures or []
+    served = [row for name in names if (row := _row_of(name)) is not None]
+    if not (served and ARCHITECTURES[served[0]].ships_code):
+        _refuse_own_code(preamble)
+    if served:
+        return served[0]
+    raise ModelError(
+        f"Architecture {_found(preamble)} is not supported. Supported architectures: "
+        f"{', '.join(ARCHITECTURES)}. With --model-impl transformers others may be."
+    )
+
+
+def _row_of(architecture: str) -> str | None:
+    """The row that serves it: its own, or for the bare decoder of a family that of the family."""
+    name = architecture
+    if name.endswith(HEADLESS_SUFFIX):
+        name = name.removesuffix(HEADLESS_SUFFIX) + "ForCausalLM"
+    return name if name in ARCHITECTURES else None
+
+
+def _refuse_own_code(preamble: _Preamble) -> None:
+    if preamble.auto_map is not None:
+        raise ModelError(
+            "config.json has auto_map: the model comes with its own code, which is never run. "
+            f"Supported architectures: {', '.join(ARCHITECTURES)}."
+        )
+
+
+def _refuse_quantised(preamble: _Preamble) -> None:
+    if preamble.quantization_config is not None:
+        raise ModelError(
+            "config.json has quantization_config: quantised checkpoints are not supported without a spec. "
+            "Use the checkpoint in bfloat16, float16 or float32."
+        )
+
+
+def _found(preamble: _Preamble) -> str:
+    return ", ".join(preamble.architectures or []) or f"none (model_type {preamble.model_type!r})"
+
+
+def _in_our_words(
+    raw: Mapping[str, Any], row: Architecture, kind: type[StructT], *, only_named: bool = False
+) -> StructT:
+    """The fields of `kind` by the names and defaults that the architecture has for them."""
+    spelled = {
+        field.name: _spellings(row, field.name)
+        for field in msgspec.structs.fields(kind)
+        if not only_named or field.name in row.keys
+    }
+    values = {}
+    for name, keys in spelled.items():
+        for given in (raw, row.defaults):
+            found = [given[key] for key in keys if key in given]
+            if found:
+                values[name] = found[0]
+                break
+    try:
+        return msgspec.convert(values, kind)
+    except msgspec.ValidationError as error:
+        words = str(error)
+        for name, keys in spelled.items():
+            words = words.replace(f"`$.{name}", f"`$.{keys[0]}")
+        raise ModelError(f"config.json cannot be read: {words}") from error
+
+
+def _spellings(row: Architecture, name: str) -> tuple[str, ...]:
+    keys = row.keys.get(name, name)
+    return (keys,) if isinstance(keys, str) else keys

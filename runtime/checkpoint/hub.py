@@ -1,0 +1,91 @@
+"""Models by their name on the Hugging Face Hub: from the local cache, or downloaded into it.
+
+HF_HOME, HF_HUB_OFFLINE, HF_ENDPOINT and HF_TOKEN mean what they mean to huggingface_hub, which does the work.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import msgspec
+
+from runtime.base.errors import ConfigError, ModelError
+from runtime.settings.config import RuntimeConfig
+
+logger = logging.getLogger(__name__)
+
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+# No pickle and no code; what other programs keep beside it (onnx/, original/) stays where it is.
+TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
+MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
+_NOT_WANTED = ["onnx/*", "openvino/*", "original/*", "*consolidated*", "coreml/*"]
+
+
+def localize(config: RuntimeConfig) -> RuntimeConfig:
+    """The settings with directories where `model` and `tokenizer` were names on the Hub.
+
+    The name under which the model is served stays its name there. Raises: ModelError when something cannot be
+    had, ConfigError for a revision of what is no model on the Hub.
+    """
+    on_hub = is_hub_id(config.model)
+    if config.revision and not on_hub:
+        raise ConfigError(
+            f"revision: {config.model or 'the demo model'} is not a model on the Hub, so it has no revisions"
+        )
+    tokenizer = config.tokenizer
+    if is_hub_id(tokenizer):
+        tokenizer = str(download(tokenizer, "", TOKENIZER_FILES))
+    if not on_hub:
+        return msgspec.structs.replace(config, tokenizer=tokenizer)
+    return msgspec.structs.replace(
+        config,
+        model=str(download(config.model, config.revision, MODEL_FILES)),
+        tokenizer=tokenizer,
+        served_model_name=config.served_model_name or config.model,
+    )
+
+
+def is_hub_id(name: str) -> bool:
+    """Whether `name` reads as owner/name and there is no such file or directory here."""
+    return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
+
+
+def download(hub_id: str, revision: str, patterns: list[str]) -> Path:
+    """The directory with the files of `hub_id`; what is missing there is downloaded, with bars on stderr.
+
+    revision: a branch, tag or commit; empty for the main branch. Raises: ModelError that says what to do.
+    """
+    # Imported here: a model in a directory needs nothing of it, and it takes the better part of a second.
+    from huggingface_hub import errors, snapshot_download
+
+    logger.info("model %s: looking in the local cache and on the Hugging Face Hub", hub_id)
+    try:
+        folder = snapshot_download(
+            hub_id, revision=revision or None, allow_patterns=patterns, ignore_patterns=_NOT_WANTED
+        )
+    except errors.GatedRepoError as error:
+        raise ModelError(
+            f"{hub_id} is behind a form: accept it on its page on the Hub, then log in (hf auth login) or "
+            "set HF_TOKEN."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise ModelError(f"{hub_id} has no revision {revision!r} on the Hub.") from error
+    except errors.RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{hub_id} is neither a directory here nor a model on the Hub that can be seen. If it is "
+            "private, log in (hf auth login) or set HF_TOKEN."
+        ) from error
+    # It raises OSError and its own kinds, and those of the HTTP library that it happens to use.
+    except Exception as error:
+        raise ModelError(
+            f"{hub_id} is not a directory here, not in the local cache, and cannot be had from the Hub "
+            f"({type(error).__name__}: {_first_line(error)}). Where there is a network run "
+            f"'hf download {hub_id} --local-dir DIR', and pass DIR; or set HF_HOME to a cache that has it."
+        ) from error
+    return Path(folder)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).splitlines() or [""])[0]

@@ -1,0 +1,258 @@
+"""ModelConfig: what a checkpoint's config.json says to a spec, checked and in one vocabulary.
+
+Opens no weights, imports no torch, runs no code that comes with a checkpoint. Knows no architecture by name:
+the table says how each spells its config.json.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, cast, get_args
+
+import msgspec
+
+from runtime.base.errors import ConfigError, ModelError
+from runtime.checkpoint.architectures import ARCHITECTURES, Architecture
+from runtime.checkpoint.checkpoint_config import CheckpointConfig, config_file
+from runtime.checkpoint.config_file import (
+    HEADLESS_SUFFIX,
+    ConfigFile,
+    ConfigKeys,
+    OptionalKeys,
+    has_spec,
+    read_config,
+    refuse_without_spec,
+)
+from runtime.checkpoint.rope_config import RopeConfig, RopeContext, read_rope
+
+ModelImpl = Literal["auto", "native", "transformers"]
+Activation = Literal["silu", "gelu", "gelu_pytorch_tanh"]
+
+
+class ExpertsConfig(msgspec.Struct, frozen=True):
+    """A mixture of experts: each token goes to num_per_token of them, weighted by the router's softmax."""
+
+    num_experts: int
+    num_per_token: int
+    intermediate_size: int
+    renormalize: bool  # the chosen experts' weights sum to one
+
+
+class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """One checkpoint's shape. Sizes count elements."""
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tie_word_embeddings: bool
+    rope: RopeConfig
+    window_rope: RopeConfig | None  # that of layers with a window, where theirs is another
+    sliding_windows: tuple[int | None, ...]  # per layer: keys a token sees, itself included; None sees all
+    max_attention_window: int = 0  # the setting: no layer sees more of them; 0: as the checkpoint says
+    attention_bias: bool
+    attention_scale: float  # of query times key
+    attention_softcap: float | None
+    qk_norm: bool
+    mlp_bias: bool
+    hidden_act: Activation
+    experts: ExpertsConfig | None
+    expert_layers: tuple[bool, ...]  # which layers have experts in place of one feed-forward layer
+    embedding_multiplier: float
+    residual_multiplier: float  # of what each half of a layer adds
+    logits_multiplier: float
+    logits_softcap: float | None  # after the multiplier
+
+    @classmethod
+    def from_path(cls, path: Path, context_length: int | None = None) -> ModelConfig:
+        """Read the checkpoint in the directory `path`. context_length: the longest sequence that will be
+        served, where that is not the checkpoint's own; some rotary embeddings depend on it.
+
+        Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable,
+        or asks for something that is not served.
+        """
+        keys = read_config(config_file(path))
+        return _build(CheckpointConfig.read(path), keys, context_length)
+
+    @property
+    def spec(self) -> str:
+        """Import string of the architecture's ModelSpec."""
+        return ARCHITECTURES[self.architecture].spec
+
+    def attention_window(self, layer_id: int) -> int | None:
+        """Keys that a token sees in this layer, itself included; None: all."""
+        own, limit = self.sliding_windows[layer_id], self.max_attention_window
+        return min(own or limit, limit) if limit else own
+
+    def num_kv_heads_per_rank(self, num_ranks: int) -> int:
+        """Where there are fewer KV heads than ranks, several ranks have the same one."""
+        return max(1, self.num_kv_heads // num_ranks)
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raises ConfigError, with the numbers, when the model cannot be cut for so many ranks."""
+        sizes = {"num_attention_heads": self.num_heads}
+        if not all(self.expert_layers):
+            sizes["intermediate_size"] = self.intermediate_size
+        if any(self.expert_layers) and self.experts is not None:
+            sizes["the experts' intermediate_size"] = self.experts.intermediate_size
+        for name, size in sizes.items():
+            if size % num_ranks:
+                raise ConfigError(f"tp_size: {num_ranks} ranks cannot share {name} {size} evenly")
+        heads = self.num_kv_heads
+        if heads % num_ranks and num_ranks % heads:
+            raise ConfigError(
+                f"tp_size: {num_ranks} ranks cannot share num_key_value_heads {heads}: neither is a multiple "
+                "of the other"
+            )
+
+
+def _build(checkpoint: CheckpointConfig, keys: ConfigKeys, context_length: int | None) -> ModelConfig:
+    config, optional = keys.file, keys.optional
+    _refuse_what_is_not_built(config, optional, keys.row)
+    num_kv_heads = config.num_key_value_heads or config.num_attention_heads
+    if config.num_attention_heads % num_kv_heads:
+        raise ModelError(
+            f"config.json: num_attention_heads ({config.num_attention_heads}) is not a multiple of "
+            f"num_key_value_heads ({num_kv_heads})."
+        )
+    head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
+    if head_dim % 2:
+        raise ModelError(f"config.json: head_dim {head_dim} is odd; rotary embedding needs pairs.")
+    rope, window_rope = _ropes(keys, head_dim, context_length)
+    has_head = not checkpoint.architecture.endswith(HEADLESS_SUFFIX)
+    return ModelConfig(
+        **(msgspec.structs.asdict(checkpoint) | {"architecture": keys.architecture, "has_head": has_head}),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_layers=config.num_hidden_layers,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=num_kv_heads,
+        head_dim=head_dim,
+        norm_eps=config.rms_norm_eps,
+        tie_word_embeddings=config.tie_word_embeddings or not has_head,
+        rope=rope,
+        window_rope=window_rope,
+        sliding_windows=_sliding_windows(keys),
+        attention_bias=config.attention_bias,
+        attention_scale=optional.attention_scale or (optional.attention_scale_dim or head_dim) ** -0.5,
+        attention_softcap=optional.attention_softcap,
+        qk_norm=optional.qk_norm,
+        mlp_bias=config.mlp_bias,
+        hidden_act=cast(Activation, config.hidden_act),
+        experts=_experts(config, optional),
+        expert_layers=_expert_layers(config, optional),
+        embedding_multiplier=optional.embedding_multiplier,
+        residual_multiplier=optional.residual_multiplier,
+        logits_multiplier=optional.logits_multiplier or 1 / optional.logits_divisor,
+        logits_softcap=optional.logits_softcap,
+    )
+
+
+def _refuse_what_is_not_built(config: ConfigFile, optional: OptionalKeys, row: Architecture) -> None:
+    if config.hidden_act not in get_args(Activation):
+        known = ", ".join(get_args(Activation))
+        raise ModelError(
+            f"config.json: hidden_act {config.hidden_act!r} is not supported. Supported: {known}."
+        )
+    partial = config.partial_rotary_factor
+    if partial not in (None, 1.0) and "rotary_fraction" not in row.keys:
+        raise ModelError(f"config.json: partial_rotary_factor {partial} is not supported; it must be 1.")
+    if optional.use_bidirectional_attention:
+        raise ModelError("config.json: use_bidirectional_attention is not supported: decoders only.")
+
+
+def _ropes(
+    keys: ConfigKeys, head_dim: int, context_length: int | None
+) -> tuple[RopeConfig, RopeConfig | None]:
+    """The rotary embedding of layers that see everything, and that of layers with a window if it differs.
+
+    Either generation of config.json: rope_parameters, by kind of layer or not, or rope_theta, rope_scaling
+    and a theta of its own for windows.
+    """
+    config, optional = keys.file, keys.optional
+    context = RopeContext(
+        theta=config.rope_theta,
+        head_dim=head_dim,
+        max_position_embeddings=config.max_position_embeddings,
+        served_tokens=context_length or config.max_position_embeddings,
+        original_max_position_embeddings=config.original_max_position_embeddings,
+        partial_rotary_factor=optional.rotary_fraction,
+        may_be_partial="rotary_fraction" in keys.row.keys,
+    )
+    spelled = config.rope_parameters or config.rope_scaling or {}
+    if optional.window_rope_theta is None:
+        return read_rope(spelled, context), None
+    window_context = msgspec.structs.replace(context, theta=optional.window_rope_theta)
+    if spelled.keys() <= {"full_attention", "sliding_attention"}:
+        full, window = spelled.get("full_attention") or {}, spelled.get("sliding_attention") or {}
+    else:
+        full, window = spelled, {}
+    return read_rope(full, context), read_rope(window, window_context)
+
+
+def _sliding_windows(keys: ConfigKeys) -> tuple[int | None, ...]:
+    """The window of each layer; None for full attention."""
+    config = keys.file
+    num_layers = config.num_hidden_layers
+    kinds = config.layer_types
+    if kinds is not None:
+        unknown = sorted(set(kinds) - {"full_attention", "sliding_attention"})
+        if unknown:
+            raise ModelError(f"config.json: layer_types {', '.join(unknown)} are not supported.")
+        if len(kinds) != num_layers:
+            raise ModelError(f"config.json: {len(kinds)} layer_types for {num_layers} layers.")
+    window, windowed = config.sliding_window, keys.row.windowed
+    opted_in = config.use_sliding_window or windowed not in ("opted_in", "upper")
+    if window is None or windowed == "none" or not opted_in:
+        return (None,) * num_layers
+    if kinds is not None:
+        has_window = [kind == "sliding_attention" for kind in kinds]
+    elif windowed == "upper":
+        has_window = [layer >= config.max_window_layers for layer in range(num_layers)]
+    elif windowed == "interleaved":
+        pattern = keys.optional.sliding_window_pattern
+        has_window = [(layer + 1) % pattern != 0 for layer in range(num_layers)]
+    else:
+        has_window = [True] * num_layers
+    return tuple(window if has else None for has in has_window)
+
+
+def _experts(config: ConfigFile, optional: OptionalKeys) -> ExpertsConfig | None:
+    if not optional.num_experts:
+        return None
+    if optional.num_experts_per_tok > optional.num_experts:
+        raise ModelError(
+            f"config.json: num_experts_per_tok ({optional.num_experts_per_tok}) is more than the "
+            f"{optional.num_experts} experts."
+        )
+    return ExpertsConfig(
+        num_experts=optional.num_experts,
+        num_per_token=optional.num_experts_per_tok,
+        intermediate_size=optional.moe_intermediate_size or config.intermediate_size,
+        renormalize=optional.norm_topk_prob,
+    )
+
+
+def _expert_layers(config: ConfigFile, optional: OptionalKeys) -> tuple[bool, ...]:
+    dense = set(optional.dense_layers or ())
+    return tuple(
+        optional.num_experts > 0 and layer not in dense and (layer + 1) % optional.expert_layer_step == 0
+        for layer in range(config.num_hidden_layers)
+    )
+
+
+def read_model_config(
+    path: Path, model_impl: ModelImpl, context_length: int | None = None
+) -> CheckpointConfig:
+    """The checkpoint in `path`: a ModelConfig where it is computed by a spec, which "auto" prefers.
+
+    context_length: see ModelConfig.from_path. Raises: ModelError, also for what the transformers library is
+    not asked to compute.
+    """
+    if model_impl == "native" or (model_impl == "auto" and has_spec(config_file(path))):
+        return ModelConfig.from_path(path, context_length)
+    refuse_without_spec(config_file(path))
+    return CheckpointConfig.read(path)

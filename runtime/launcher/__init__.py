@@ -1,0 +1,1 @@
+"""The launcher: starts, watches and replaces the processes of a ring."""

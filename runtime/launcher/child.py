@@ -1,0 +1,69 @@
+"""Entry of the processes that the launcher starts:
+`python -m runtime.launcher.child PARENT OOM_SCORE MODULE ARGUMENT ...`.
+
+Before anything else, because importing torch takes seconds, it ties the process to its launcher, says how
+soon the kernel shall kill it when memory is short, and has a fault that somebody sends end like a kill. Then
+it runs the module as `python -m MODULE ARGUMENT ...` would.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import runpy
+import signal
+import sys
+import threading
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+OOM_SCORE_FILE = Path("/proc/self/oom_score_adj")
+MAX_OOM_SCORE = 1000
+FAULTS = frozenset({signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL})
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Ask the kernel to kill this process when its parent ends; end it now when that is gone already."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def raise_oom_score(by: int) -> None:
+    """Be killed sooner than others when memory is short. Everybody may ask for that for himself."""
+    with contextlib.suppress(OSError):  # where /proc is read-only; nothing depends on it
+        inherited = int(OOM_SCORE_FILE.read_text())
+        OOM_SCORE_FILE.write_text(str(min(MAX_OOM_SCORE, inherited + by)))
+
+
+def tell_faults_apart() -> None:
+    """Let a fault that another process sends end this one by SIGKILL, which is not taken for its own doing.
+
+    Where the signals are blocked, those that are sent wait until a thread takes them, and it is told the
+    sender. A fault of its own is not held up by that: the kernel kills at once. Call before there are
+    threads.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, FAULTS)
+    threading.Thread(target=_take_fault, name="faults", daemon=True).start()
+
+
+def _take_fault() -> None:
+    info = signal.sigwaitinfo(FAULTS)
+    name = signal.Signals(info.si_signo).name
+    if info.si_code <= 0 and info.si_pid != os.getpid():
+        print(f"process {info.si_pid} has sent {name}", file=sys.stderr, flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, FAULTS)
+    os.kill(os.getpid(), info.si_signo)
+
+
+if __name__ == "__main__":
+    die_with_parent(int(sys.argv[1]))
+    raise_oom_score(int(sys.argv[2]))
+    tell_faults_apart()
+    module = sys.argv[3]
+    del sys.argv[1:4]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)

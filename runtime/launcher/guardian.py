@@ -1,0 +1,71 @@
+"""Guardian: a small process that outlives a launcher which was killed, and removes its run directory.
+
+`python -S -m runtime.launcher.guardian RUN_DIR LOCK_FD`, with a pipe from the launcher as its standard input:
+that ends with the launcher, however it ends. A launcher that ends by itself cleans up and says so first. The
+lock is held by both, so nobody takes the directory over while it is being removed.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+DONE = b"."
+EXIT_S = 1.0
+
+
+class Guardian:
+    """The launcher's end."""
+
+    def __init__(self, run_dir: Path, lock_fd: int, environment: Mapping[str, str]) -> None:
+        """Raises OSError when there is no process to be had."""
+        self._process = subprocess.Popen(
+            [sys.executable, "-S", "-m", "runtime.launcher.guardian", str(run_dir), str(lock_fd)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+            pass_fds=(lock_fd,),
+            env=environment,
+        )
+        self.pidfd = os.pidfd_open(self._process.pid)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def dismiss(self) -> None:
+        """Everything is cleaned up: let it end, and wait for that. Also for one that has been killed."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(DONE)
+            self._process.stdin.close()
+        except BrokenPipeError:
+            pass
+        try:
+            self._process.wait(EXIT_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        os.close(self.pidfd)
+
+
+def main(run_dir: Path, lock_fd: int) -> None:
+    # It has to outlive whoever sends these to all processes of a launch.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    if os.read(0, 1) == DONE:
+        return
+    try:
+        is_ours = os.path.samestat(os.stat(run_dir / "lock"), os.fstat(lock_fd))
+    except FileNotFoundError:
+        return
+    if is_ours:
+        shutil.rmtree(run_dir, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]))

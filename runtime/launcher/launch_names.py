@@ -1,0 +1,105 @@
+"""LaunchNames: everything of a launch that others can see or that they cannot have at the same time: its run
+directory and the files in it, the HTTP port, the socket its processes report to.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import socket
+from contextlib import ExitStack
+
+import zmq
+
+from runtime.base.environment import child_environment
+from runtime.base.errors import AddressInUse, ConfigError, StartError
+from runtime.launcher.guardian import Guardian
+from runtime.launcher.launch_records import LaunchRecords
+from runtime.ring.keys import make_keys
+from runtime.ring.process import FIRST_EPOCH
+from runtime.ring.run_dir import RunDir
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.status_page import StatusPage
+from runtime.wire.transport import ZmqInbox
+
+logger = logging.getLogger(__name__)
+
+LISTEN_BACKLOG = 2048
+
+
+class LaunchNames:
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Raises AddressInUse, ConfigError or StartError; nothing is left behind then."""
+        self.run_dir = RunDir(config.run_dir)
+        self.endpoints = self.run_dir.endpoints
+        with ExitStack() as held:
+            held.callback(self.run_dir.release)
+            self.guardian = _guard(self.run_dir)
+            self._disk_hangs = False
+            held.callback(self._clear)
+            self.http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
+            self.port: int = self.http.getsockname()[1] if self.http else 0
+            """Of the HTTP server; 0 where there is none."""
+            context = zmq.Context()
+            held.callback(context.destroy, linger=0)
+            try:
+                self.page = StatusPage(self.endpoints.status_file, create=True, counts=config.num_processes)
+                held.callback(self.page.close)
+                if config.zmq_bind and not config.curve_dir:
+                    make_keys(self.endpoints.keys_dir)
+                self.records = LaunchRecords(self.endpoints)
+                held.callback(self._end_records)
+                self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)
+            except (OSError, zmq.ZMQError) as error:
+                raise ConfigError(f"run_dir: {self.run_dir.path}: {error}") from None
+            self._held = held.pop_all()
+
+    def stop_listening(self) -> None:
+        """No caller is taken in any more."""
+        if self.http is not None:
+            self.http.close()
+
+    def close(self) -> None:
+        """Give up everything and remove the directory. While the disk hangs its removal would, too: then the
+        guardian removes it, once this process has ended.
+        """
+        self._held.close()
+
+    def _end_records(self) -> None:
+        self._disk_hangs = not self.records.close()
+
+    def _clear(self) -> None:
+        if self._disk_hangs:
+            logger.warning("the disk of %s does not answer: it is removed once it does", self.run_dir.path)
+            return
+        self.run_dir.clear()
+        self.guardian.dismiss()
+
+
+def _guard(run_dir: RunDir) -> Guardian:
+    try:
+        return Guardian(run_dir.path, run_dir.lock_fd, child_environment())
+    except OSError as error:
+        run_dir.clear()
+        raise StartError(f"a process that cleans up cannot be started: {error}") from None
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Bind and listen before anything is loaded, so that a taken port is known at once.
+
+    Raises: ConfigError for an address of elsewhere, AddressInUse for a port that cannot be had.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(LISTEN_BACKLOG)
+    except OSError as error:
+        listener.close()
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise ConfigError(f"host: {host} is no address of this machine: {error.strerror}") from None
+        raise AddressInUse(
+            f"port: cannot listen on {host}:{port}: {error.strerror}; choose another --port"
+        ) from None
+    return listener

@@ -1,0 +1,277 @@
+"""Fills in the settings that were left open, and refuses those that contradict each other."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+from pathlib import Path
+
+import msgspec
+
+from runtime.base.environment import api_key, visible_gpus
+from runtime.base.errors import ConfigError
+from runtime.checkpoint.pooling import read_pooling
+from runtime.settings.config import RuntimeConfig
+from runtime.settings.graph_sizes import graph_sizes
+
+NAMES = {
+    "attention_backend": ("cpu_native", "flashinfer", "torch_native", "triton"),
+    "capacity_scheduler": ("guaranteed_no_evict", "max_utilization", "static_batch"),
+    "micro_batch_scheduler": (),
+    "radix_eviction_policy": ("fifo", "filo", "lfu", "lru", "mru", "priority", "slru"),
+    "request_scheduler": (),
+    "schedule_policy": (
+        "dfs-weight",
+        "fcfs",
+        "lof",
+        "longest_prefix",
+        "lpm",
+        "priority",
+        "random",
+        "shortest-first",
+    ),
+}
+"""What may be chosen by name; beside these the user's own, as package.module:Class."""
+HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
+HTTP_SETTINGS = (
+    "allowed_hosts",
+    "api_workers",
+    "cors_origins",
+    "forwarded_allow_ips",
+    "max_connections",
+    "max_connections_per_address",
+    "metrics_open",
+)
+ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
+DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
+
+
+def resolve(
+    config: RuntimeConfig,
+    *,
+    context_length: int,
+    dtype: str,
+    model_path: Path,
+    has_spec: bool = True,
+    has_head: bool = True,
+) -> RuntimeConfig:
+    """Fill in what was left open, from the model's own context length and dtype. Raises ConfigError."""
+    if not has_head and config.task == "generate":
+        raise ConfigError("task: this checkpoint has no language-model head; serve it with --task embed")
+    if not has_spec and config.tp_size != 1:
+        raise ConfigError(
+            "tp_size: --model-impl transformers computes on one rank only; leave --tp-size at 1, or use a "
+            "model that has a spec (docs/models.md)"
+        )
+    if config.context_length > context_length:
+        raise ConfigError(
+            f"context_length: {config.context_length} is more than the model's own {context_length} positions"
+        )
+    device = _pick_device() if config.device == "auto" else config.device
+    if device == "cuda" and config.tp_size > max(1, num_gpus := _num_gpus()):
+        raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {num_gpus}")
+    own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
+    _check_names(config)
+    _check_tokenizer(config)
+    _check_task(config, model_path)
+    _check_http(config)
+    _check_tcp(config)
+    _check_kv_cache(config)
+    _check_profile_dir(config)
+    _check_scheduling(config)
+    _check_graphs(config, device)
+    _check_kv_dtype(config, device)
+    _check_quantization(config, device, has_spec)
+    if config.deterministic:
+        _check_deterministic(device, dtype if own == "auto" else own, has_spec)
+    config = msgspec.structs.replace(config, api_key=config.api_key or api_key())
+    _check_api_keys(config)
+    return msgspec.structs.replace(
+        config,
+        model=str(model_path),
+        tokenizer="" if config.skip_tokenizer_init else config.tokenizer or str(model_path),
+        served_model_name=config.served_model_name or (model_path.name if config.model else "carousel-demo"),
+        dtype=dtype if own == "auto" else own,
+        model_impl="native" if has_spec else "transformers",
+        batching_type=config.batching,
+        capacity_scheduler="auto" if config.request_scheduler else config.capacity_policy,
+        device=device,
+        context_length=config.context_length or context_length,
+        cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
+    )
+
+
+def _check_names(config: RuntimeConfig) -> None:
+    """The processes that import what a name stands for would say so later, one of them after the weights."""
+    default = RuntimeConfig()
+    for setting, names in NAMES.items():
+        name = config.capacity_policy if setting == "capacity_scheduler" else getattr(config, setting)
+        if name not in (getattr(default, setting), *names) and ":" not in name:
+            known = f"{', '.join(names)}, or " if names else ""
+            flag = setting.replace("_", "-")
+            raise ConfigError(
+                f"{setting}: --{flag} {name!r} is unknown; {known}your own as package.module:Class"
+            )
+
+
+def _check_kv_dtype(config: RuntimeConfig, device: str) -> None:
+    if config.kv_cache_dtype == "auto":
+        return
+    if device != "cuda":
+        raise ConfigError(f"kv_cache_dtype: {config.kv_cache_dtype} is for CUDA; the device is {device}")
+    if config.attention_backend not in ("auto", "triton"):
+        raise ConfigError(
+            f"kv_cache_dtype: {config.kv_cache_dtype} is read by --attention-backend triton, not by "
+            f"{config.attention_backend}"
+        )
+
+
+def _check_api_keys(config: RuntimeConfig) -> None:
+    if not all(config.api_keys):
+        raise ConfigError("api_key: between two commas there is no key, and an empty one opens to nobody")
+    if config.cache_salt_per_api_key and not config.api_keys:
+        raise ConfigError("cache_salt_per_api_key: without --api-key there are no keys to tell apart")
+
+
+def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:
+    """Refuse what has no one order of summation; what the worker's CPU lacks, it refuses itself."""
+    if device != "cpu":
+        raise ConfigError("deterministic: CUDA's matrix products depend on the batch; use --device cpu")
+    if dtype != "bfloat16":
+        raise ConfigError(
+            f"deterministic: linear layers in {dtype} are torch's, whose rounding depends on the batch; use "
+            "--dtype bfloat16"
+        )
+    if not has_spec:
+        raise ConfigError(
+            "deterministic: the transformers library's own modules promise no order of summation; use one "
+            "that has a spec (docs/models.md)"
+        )
+
+
+def _check_quantization(config: RuntimeConfig, device: str, has_spec: bool) -> None:
+    if config.quantization == "auto":
+        return
+    if device != "cpu":
+        raise ConfigError(
+            f"quantization: {config.quantization} is for a CPU; use --device cpu, or a float8 checkpoint"
+        )
+    if not has_spec:
+        raise ConfigError(
+            f"quantization: {config.quantization} needs a model that has a spec (docs/models.md), which the "
+            "transformers library's own modules are not"
+        )
+
+
+def _check_tokenizer(config: RuntimeConfig) -> None:
+    if config.chat_template and not Path(config.chat_template).is_file():
+        raise ConfigError(f"chat_template: there is no file {config.chat_template}")
+    if config.tokenizer and not Path(config.tokenizer).is_dir():
+        raise ConfigError(f"tokenizer: there is no directory {config.tokenizer}")
+    if config.skip_tokenizer_init and (config.tokenizer or config.chat_template):
+        name = "tokenizer" if config.tokenizer else "chat_template"
+        raise ConfigError(f"{name}: skip_tokenizer_init loads no tokenizer; give only one of them")
+    if config.skip_tokenizer_init and config.allow_special_tokens:
+        raise ConfigError(
+            "allow_special_tokens: skip_tokenizer_init takes no messages; give only one of them"
+        )
+
+
+def _check_task(config: RuntimeConfig, model_path: Path) -> None:
+    """A pooling that is not served is refused here, before anything is loaded. Raises ModelError for it."""
+    if config.task == "embed":
+        read_pooling(model_path, config.pooling)
+        for name in ("gather_context_logits", "gather_generation_logits"):
+            if getattr(config, name):
+                raise ConfigError(f"{name}: an embedding model has no logits")
+    elif config.pooling != "auto":
+        raise ConfigError(f"pooling: {config.pooling} is for an embedding model; add --task embed")
+
+
+def _check_profile_dir(config: RuntimeConfig) -> None:
+    path = config.profile_dir
+    if path and not (Path(path).is_dir() and os.access(path, os.W_OK)):
+        raise ConfigError(f"profile_dir: {path} is no directory that this user may write to")
+
+
+def _check_http(config: RuntimeConfig) -> None:
+    for origin in config.origins:
+        if origin != "*" and not ORIGIN.fullmatch(origin):
+            raise ConfigError(f"cors_origins: {origin} is neither * nor like https://a.example or with :PORT")
+    for name in config.host_names:
+        if name != "*" and not HOST_NAME.fullmatch(name):
+            raise ConfigError(
+                f"allowed_hosts: {name} is neither * nor like a.example or *.example; give no scheme or port"
+            )
+    for proxy in config.proxies:
+        if proxy != "*" and not _is_network(proxy):
+            raise ConfigError(f"forwarded_allow_ips: {proxy} is neither * nor like 10.0.0.1 or 10.0.0.0/8")
+    for name in HTTP_SETTINGS:
+        if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
+            raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
+
+
+def _is_network(text: str) -> bool:
+    try:
+        ipaddress.ip_network(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _check_tcp(config: RuntimeConfig) -> None:
+    try:
+        tcp = config.tcp
+    except ValueError as error:
+        raise ConfigError(f"zmq_bind: {error}") from None
+    if tcp is None and config.curve_dir:
+        raise ConfigError("curve_dir: its keys are for clients over TCP; name the address with --zmq-bind")
+    if config.curve_dir and config.run_dir:
+        keys, run_dir = Path(config.curve_dir).resolve(), Path(config.run_dir).resolve()
+        if keys.is_relative_to(run_dir):
+            raise ConfigError(f"curve_dir: {keys} lies in run_dir, which goes with its launch; move the keys")
+    if tcp is not None and not tcp.is_loopback and not config.curve_dir:
+        raise ConfigError(
+            f"zmq_bind: {config.zmq_bind} can be reached from other machines; that needs keys: name their "
+            "directory with --curve-dir (python -m runtime.ring.keys DIR makes one)"
+        )
+
+
+def _check_kv_cache(config: RuntimeConfig) -> None:
+    if config.disable_radix_cache and config.radix_eviction_policy != "lru":
+        raise ConfigError("radix_eviction_policy: with disable_radix_cache there is nothing to evict")
+
+
+def _check_graphs(config: RuntimeConfig, device: str) -> None:
+    graph_sizes(config)
+    for name in ("cuda_graph_bs", "cuda_graph_max_bs"):
+        if device == "cpu" and getattr(config, name):
+            raise ConfigError(f"{name}: the device is a CPU, which has no CUDA graphs; leave it out")
+
+
+def _check_scheduling(config: RuntimeConfig) -> None:
+    """Refuse what one setting says and another does not let it do."""
+    capacity = config.capacity_policy
+    if config.batching == "static" and capacity != "static_batch":
+        raise ConfigError(f"capacity_scheduler: with static batching it is static_batch, not {capacity}")
+    if config.batching != "inflight_fused" and (config.micro_batch_scheduler or config.request_scheduler):
+        raise ConfigError("batching_type: your own scheduler decides what a step is made of")
+    if config.request_scheduler and (config.capacity_scheduler != "auto" or config.micro_batch_scheduler):
+        raise ConfigError(
+            "request_scheduler: it stands for capacity and micro-batch scheduler; give one or both"
+        )
+    if config.schedule_policy == "priority" and (capacity != "max_utilization" or config.request_scheduler):
+        raise ConfigError("schedule_policy: priority takes rows back, which only max_utilization does")
+    if config.schedule_conservativeness != 1.0 and capacity != "max_utilization":
+        raise ConfigError(f"schedule_conservativeness: {capacity} estimates nothing that it could change")
+
+
+def _pick_device() -> str:
+    return "cuda" if Path("/dev/nvidiactl").exists() else "cpu"
+
+
+def _num_gpus() -> int:
+    """Those that this launch may use."""
+    visible = visible_gpus()
+    return len(list(Path("/dev").glob("nvidia[0-9]*"))) if visible is None else len(visible)

@@ -1,0 +1,383 @@
+"""Supervisor: starts the processes of a ring, watches them, replaces what dies or hangs, ends them all.
+
+A child that dies before all have been ready ends the launch with its last error. One that dies later is
+started again, the engine's processes together, under the next epoch; with `--restart never`, or when that has
+happened too often, the ring ends with errors to all callers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from runtime.base.console import write_line
+from runtime.base.errors import EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
+from runtime.launcher.children import ENGINE, Child, Children, Place, describe_exit, places
+from runtime.launcher.death_causes import DeathCauses
+from runtime.launcher.drain import Drain
+from runtime.launcher.launch_names import LaunchNames
+from runtime.launcher.restart_budget import RestartBudget
+from runtime.launcher.watchdog import Watchdog
+from runtime.ring.keys import ServerKeys
+from runtime.ring.launch_state import ChildState, LaunchState, write_atomically
+from runtime.ring.process import FIRST_EPOCH, LaunchFile
+from runtime.ring.roster import EngineDeaths
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.messages import ProcessFailed, ProcessReady
+from runtime.wire.status_page import Status
+
+logger = logging.getLogger(__name__)
+
+POLL_S = 0.1
+# In which callers of a ring that failed learn it from the status page before its sockets go.
+FAILURE_NOTICE_S = 0.3
+LAST_WORDS_MS = 100
+API_EXIT_S = 1.0
+CHILD_EXIT_S = 0.3
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class Supervisor:
+    def __init__(self, config: RuntimeConfig) -> None:
+        """Take the signals, the run directory and the HTTP port. Raises
+        AddressInUse, ConfigError or StartError; nothing is left behind then.
+        """
+        if config.curve_dir:
+            ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
+        self.config = config
+        self.info: dict[str, int | float | str] = {}
+        """What the processes said when they got ready, such as num_pages."""
+        self._epoch = FIRST_EPOCH
+        self._causes = DeathCauses()
+        self._hung: set[int] = set()
+        """Processes that are killed because their work loops stand still."""
+        self._failure: ProcessFailed | None = None
+        self._num_signals = 0
+        self._state = "loading"
+        self._drain: Drain | None = None
+        self._recovery_ns = 0
+        self._names_of_processes = frozenset(place.name for place in places(config))
+        self._last_words: dict[str, ProcessFailed] = {}
+        """Why a process that is about to end says that it does, by its name."""
+        self._due: dict[Place, float] = {}
+        """Places that are empty, and when they are filled again."""
+        for number in STOP_SIGNALS:
+            signal.signal(number, self._on_signal)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
+            signal.signal(signal.SIGHUP, self._on_signal)
+        self.names = LaunchNames(config)
+        self._page, self._records = self.names.page, self.names.records
+        self._engine_deaths = EngineDeaths(self.names.endpoints)
+        self._poller = zmq.Poller()
+        self._poller.register(self.names.inbox.socket, zmq.POLLIN)
+        self._children = Children(self.names.run_dir.path, self._poller, self.names.http)
+        self._budget = RestartBudget(config.restart_window)
+        self._watchdog = Watchdog(self._page, config)
+
+    def run(self) -> int:
+        """Start, serve until a signal or a death that is the last, stop. Returns the exit code.
+
+        Raises: ConfigError when the run directory cannot be written, StartError when there is no process to
+        be had.
+        """
+        try:
+            self._start()
+            if not self._stopping:
+                self._announce()
+                self._serve()
+            if self._failure is not None:
+                self._set_state("failed")
+                time.sleep(FAILURE_NOTICE_S)
+        finally:
+            self._stop()
+        if self._failure is not None:
+            write_line(f"error: {self._failure.role}: {self._failure.message}")
+            return self._failure.exit_code
+        if self._drain is not None and self._drain.was_cut:
+            write_line("error: stopped before all requests had finished")
+            return EXIT_DRAIN_CUT
+        return EXIT_OK
+
+    @property
+    def _stopping(self) -> bool:
+        return self._failure is not None or self._num_signals > 0
+
+    def _on_signal(self, *_: object) -> None:
+        self._num_signals += 1
+        is_draining = self._drain is not None and not self._drain.is_over
+        if self._num_signals > (2 if is_draining else 1):
+            for child in self._children:
+                self._children.kill(child)
+
+    # -- start ---------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._stopping:
+            return
+        launch = msgspec.json.format(msgspec.json.encode(LaunchFile(self.config)))
+        try:
+            write_atomically(self.names.endpoints.config_file, launch)
+        except OSError as error:
+            raise ConfigError(f"run_dir: {error}") from None
+        self._records.event("start", pid=os.getpid(), port=self.names.port)
+        for place in places(self.config):
+            self._start_child(place)
+        self._set_state("loading")
+        while not self._stopping and not all(child.is_ready for child in self._children):
+            self._turn()
+
+    def _start_child(self, place: Place) -> None:
+        self._last_words.pop(place.name, None)
+        child = self._children.start(place, self._epoch)
+        self._records.event("spawn", process=place.name, pid=child.pid, epoch=self._epoch)
+
+    def _announce(self) -> None:
+        self._set_state("ready")
+        config, names = self.config, self.names
+        where = config.http_url(names.port) if names.http else f"run directory {names.run_dir.path}"
+        over_tcp = f" and {config.zmq_bind}" if config.zmq_bind else ""
+        ready = f"ready: {config.served_model_name} on {where}{over_tcp}"
+        if names.http and not logger.isEnabledFor(logging.INFO):
+            write_line(ready)  # with port 0 nothing else says where
+        else:
+            logger.info(ready)
+
+    # -- serve ---------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        """Until the ring fails, or a signal has come and what was running then has finished."""
+        while not self._stopping:
+            self._turn()
+        if self._failure is not None:
+            return
+        self._drain = Drain(self._page, self.config.drain_timeout)
+        self._set_state("draining")
+        while self._failure is None and not self._drain.look(self._num_signals > 1):
+            self._turn()
+
+    def _turn(self) -> None:
+        fired = [source for source, _ in self._poller.poll(int(POLL_S * 1000))]
+        self._read_messages()
+        for child in self._children.exited(fired):
+            # One that died with another of its unit has been reaped with that.
+            if self._children.get(child.place) is child:
+                self._on_exit(child)
+        for child, reason, is_stopped in self._watchdog.look(self._children):
+            logger.warning("%s hangs: %s; it is killed", child.place.name, reason)
+            self._records.event("hang", process=child.place.name, pid=child.pid, reason=reason)
+            self._last_words[child.place.name] = ProcessFailed(child.place.name, reason, EXIT_INTERNAL)
+            if not is_stopped:
+                self._hung.add(child.pid)
+            self._children.kill(child)
+        self._start_due()
+        self._beat()
+        if self.config.parent_pid and not Path(f"/proc/{self.config.parent_pid}").exists():
+            self._num_signals += 2  # nobody is left whose requests could finish
+
+    def _read_messages(self) -> None:
+        for message in self.names.inbox.drain():
+            if isinstance(message, ProcessReady):
+                self._on_ready(message)
+            elif message.role in self._names_of_processes:
+                self._last_words[message.role] = message
+                if not self._may_restart:
+                    self._fail(message)
+
+    def _on_ready(self, message: ProcessReady) -> None:
+        """What is said of no child that is being started changes nothing."""
+        for child in self._children:
+            if child.pid == message.pid and not child.is_ready:
+                child.is_ready = True
+                took_s = round(time.monotonic() - child.started_at, 3)
+                self._records.event(
+                    "ready", process=child.place.name, pid=child.pid, epoch=child.epoch, seconds=took_s
+                )
+                self.info.update(message.info)
+                self._write_state()
+
+    # -- deaths and restarts ---------------------------------------------------------------------------------
+
+    @property
+    def _may_restart(self) -> bool:
+        """Not while starting: what cannot start at all will not do so the second time."""
+        return self.config.restart == "auto" and self._state in ("ready", "draining")
+
+    def _on_exit(self, child: Child) -> None:
+        """A child that nobody asked to end has ended: whatever its code, that is a fault."""
+        code = self._reap(child)
+        if code > 0 and child.place.name not in self._last_words:
+            # What it said last may take longer than the news of its end.
+            self.names.inbox.socket.poll(LAST_WORDS_MS)
+        self._read_messages()
+        name = child.place.name
+        failure = self._last_words.pop(name, None) or ProcessFailed(
+            name, f"the process {describe_exit(code)}", EXIT_INTERNAL
+        )
+        if not self._may_restart:
+            self._fail(failure)
+            return
+        self._restart(child, code, failure)
+
+    def _reap(self, child: Child) -> int:
+        """Its slot keeps what it wrote last, but for its state: all can see that it is gone."""
+        child.is_ready = self._was_ready(child)
+        code = self._children.reap(child)
+        self._records.event(
+            "exit",
+            process=child.place.name,
+            pid=child.pid,
+            code=code if code >= 0 else None,
+            signal=signal.Signals(-code).name if code < 0 else None,
+        )
+        slot = self._page.read(child.place.role, child.place.index)
+        if self._may_restart and slot.pid == child.pid:
+            self._page.write(child.place.role, slot._replace(state="restarting"), child.place.index)
+        return code
+
+    def _was_ready(self, child: Child) -> bool:
+        """Clients send as soon as the page says so; the message may be overtaken by a death that follows."""
+        slot = self._page.read(child.place.role, child.place.index)
+        return child.is_ready or (slot.pid == child.pid and slot.state == "ready")
+
+    def _restart(self, child: Child, code: int, failure: ProcessFailed) -> None:
+        config, unit = self.config, child.place.unit
+        limit = config.max_engine_restarts if unit == ENGINE else config.max_restarts
+        now = time.monotonic()
+        others = [other for other in self._children if other.place.unit == unit]
+        died_by_itself = self._may_be_a_request((child, *others), code)
+        was_ready = all(map(self._was_ready, (child, *others)))
+        delay_s = self._budget.spend(unit, limit, now, from_outside=not died_by_itself, was_ready=was_ready)
+        if delay_s is None:
+            self._records.event("budget_spent", unit=unit, restarts=limit)
+            when = f"in {config.restart_window:g} s before" if was_ready else "without getting ready"
+            spent = f"{failure.message}; restarted {limit} times {when}"
+            self._fail(ProcessFailed(failure.role, spent, EXIT_INTERNAL))
+            return
+        for other in others:
+            self._children.kill(other)
+        for other in others:
+            while not self._children.has_ended(other, POLL_S):
+                self._beat()  # a large process takes longer than others wait for a sign of life
+            self._reap(other)
+        # Now that none of them changes the roster, and if they had taken in anything at all.
+        if unit == ENGINE and died_by_itself and was_ready:
+            self._count_engine_death()
+        self._epoch += 1
+        logger.warning("%s: %s; restarting %s (epoch %d)", failure.role, failure.message, unit, self._epoch)
+        self._records.event(
+            "restart", unit=unit, reason=failure.message, epoch=self._epoch, delay=round(delay_s, 3)
+        )
+        self._due.update({place: now + delay_s for place in places(config) if place.unit == unit})
+        self._write_state()
+
+    def _may_be_a_request(self, unit: Sequence[Child], code: int) -> bool:
+        """Whether the processes of a unit have ended by themselves, perhaps because of a request, and not by
+        somebody outside. `code`: how the first one did.
+        """
+        pids = {child.pid for child in unit}
+        hung = not self._hung.isdisjoint(pids)
+        self._hung -= pids
+        codes = [code, *(child.process.poll() for child in unit[1:])]
+        return self._causes.may_be_a_request([each for each in codes if each is not None], hung=hung)
+
+    def _count_engine_death(self) -> None:
+        """Note which sequences were there, for the engine that takes its place. Written here and not by the
+        thread: an engine that read the file too early would run again what has ended the one before.
+        """
+        try:
+            self._engine_deaths.count(self._page.read("scheduler").solitary)
+        except OSError as error:
+            logger.warning("who was there when the engine died is not counted: %s", error)
+
+    def _start_due(self) -> None:
+        now = time.monotonic()
+        due = [place for place, at in self._due.items() if at <= now]
+        for place in due:
+            del self._due[place]
+            try:
+                self._start_child(place)
+            except StartError as error:
+                self._fail(ProcessFailed(place.name, str(error), EXIT_INTERNAL))
+        if due:
+            self._write_state()
+
+    def _fail(self, failure: ProcessFailed) -> None:
+        """The ring ends; the first reason is the one that counts. What was told to end at once, by any signal
+        while it starts and by the second one later, has not failed.
+        """
+        if self._failure is None and self._num_signals <= (0 if self._state == "loading" else 1):
+            self._failure = failure
+
+    # -- what others see -------------------------------------------------------------------------------------
+
+    def _beat(self) -> None:
+        if self._epoch > FIRST_EPOCH and (self._due or not all(child.is_ready for child in self._children)):
+            self._recovery_ns = time.monotonic_ns()
+        status = Status(
+            self._epoch,
+            os.getpid(),
+            self._state,
+            time.monotonic_ns(),
+            recovery_ns=self._recovery_ns,
+        )
+        self._page.write("launcher", status)
+
+    def _set_state(self, state: str) -> None:
+        self._state = state
+        self._records.event("state", state=state, reason=self._failure.message if self._failure else None)
+        # The HTTP servers go by the slot, so it comes first: whoever reads a state in the file is answered
+        # accordingly. But who sees in the slot that the ring has failed finds the reason in the file, and who
+        # is told that it is ready the state.
+        if state != "failed":
+            self._beat()
+        self._write_state()
+        if state in ("ready", "failed"):
+            self._records.wait_written()
+        self._beat()
+
+    def _write_state(self) -> None:
+        config, failure = self.config, self._failure
+        state = LaunchState(
+            launch_id=self.names.run_dir.path.name,
+            state=self._state,
+            epoch=self._epoch,
+            pid=os.getpid(),
+            guardian_pid=self.names.guardian.pid,
+            host=config.host,
+            port=self.names.port,
+            zmq_bind=config.zmq_bind,
+            model=config.served_model_name,
+            children=[
+                *(
+                    ChildState(child.place.role, child.place.index, child.pid, child.epoch, child.is_ready)
+                    for child in self._children
+                ),
+                *(ChildState(place.role, place.index, 0, self._epoch, False) for place in self._due),
+            ],
+            restarts=self._budget.counts,
+            info=self.info,
+            error=f"{failure.role}: {failure.message}" if failure else "",
+            exit_code=failure.exit_code if failure else EXIT_OK,
+        )
+        self._records.state(state)
+
+    # -- stop ------------------------------------------------------------------------------------------------
+
+    def _stop(self) -> None:
+        """End all children, the HTTP server first so that its
+        callers get their answers, then remove every name.
+        """
+        self.names.stop_listening()
+        if self._failure is None and self._state != "draining":
+            self._set_state("draining")
+        self._children.end([child for child in self._children if child.place.role == "api"], API_EXIT_S)
+        self._children.end(self._children, CHILD_EXIT_S)
+        self._set_state("failed" if self._failure else "absent")
+        self.names.close()

@@ -1,0 +1,120 @@
+"""Watchdog: tells processes that hang from those that are slow. The launcher kills what it names.
+
+A work loop writes its own heartbeat, so one that spins or waits for ever falls silent like one that is
+stopped. Only a step of the model may rightly take longer than a loop's turn; the scheduler counts the steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from runtime.launcher.children import Child
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.status_page import Status, StatusPage
+
+STOPPED_S = 3.0
+"""A process that has been stopped (SIGSTOP) for so long is killed; one that goes on before is left alone."""
+STOPPED = f"it has been stopped for {STOPPED_S:.0f} s"
+LOOK_S = 0.25
+MAX_LOOK_S = 1.0
+"""Longest time between two looks that counts: if the launcher itself was held up, nobody else is to blame."""
+
+
+def is_stopped(pid: int) -> bool:
+    """By a signal; a process that a debugger holds is not."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(b")")[2].split()[:1] == [b"T"]
+
+
+def may_be_silent(role: str, config: RuntimeConfig, scheduler: Status) -> bool:
+    """Whether a process of `role` may be in a step of the model, in which it turns no loop."""
+    if role == "worker" or (role == "scheduler" and config.device != "cpu"):
+        # Without overlap the scheduler has written its slot before it launches the step that it waits for.
+        is_unseen = role == "scheduler" and config.disable_overlap_schedule
+        return is_unseen or scheduler.num_launched > scheduler.num_finished
+    return False
+
+
+class Hang(NamedTuple):
+    """A process to kill."""
+
+    child: Child
+    reason: str
+    is_stopped: bool
+    """By a signal from outside: no request has done that."""
+
+
+class _Unchanged:
+    """How long something has kept a value, counted in time that was watched."""
+
+    __slots__ = ("_value", "seconds")
+
+    def __init__(self) -> None:
+        self._value: Any = None
+        self.seconds = 0.0
+
+    def note(self, value: Any, elapsed_s: float) -> float:
+        self.seconds = self.seconds + elapsed_s if value == self._value else 0.0
+        self._value = value
+        return self.seconds
+
+
+class _Watched:
+    """What is remembered of a process."""
+
+    __slots__ = ("progress", "silence", "stop")
+
+    def __init__(self) -> None:
+        self.stop = _Unchanged()
+        self.silence = _Unchanged()
+        self.progress = _Unchanged()
+
+
+class Watchdog:
+    def __init__(self, page: StatusPage, config: RuntimeConfig) -> None:
+        self._page = page
+        self._config = config
+        self._watched: dict[int, _Watched] = {}
+        self._looked_at = 0.0
+
+    def look(self, children: Iterable[Child], now: float | None = None) -> Iterator[Hang]:
+        """The processes to kill. Call at least every MAX_LOOK_S; looks every LOOK_S."""
+        now = time.monotonic() if now is None else now
+        elapsed_s = now - self._looked_at
+        if elapsed_s < LOOK_S:
+            return
+        self._looked_at = now
+        watched, self._watched = self._watched, {}
+        scheduler = self._page.read("scheduler")
+        for child in children:
+            entry = self._watched[child.pid] = watched.get(child.pid) or _Watched()
+            problem = self._problem(child, entry, scheduler, min(elapsed_s, MAX_LOOK_S), now)
+            if problem:
+                yield Hang(child, problem, problem == STOPPED)
+
+    def _problem(self, child: Child, entry: _Watched, scheduler: Status, elapsed_s: float, now: float) -> str:
+        stopped = is_stopped(child.pid)
+        if entry.stop.note(stopped, elapsed_s) >= STOPPED_S and stopped:
+            return STOPPED
+        config, role = self._config, child.place.role
+        if not child.is_ready:
+            late = now - child.started_at > config.start_timeout
+            return f"not ready within {config.start_timeout:g} s" if late else ""
+        status = self._page.read(role, child.place.index)
+        silent_s = entry.silence.note(status.heartbeat_ns, elapsed_s)
+        in_step = may_be_silent(role, config, scheduler)
+        if silent_s >= (config.step_timeout if in_step else config.stall_timeout):
+            return f"no turn of its work loop for {silent_s:.0f} s"
+        if role == "scheduler":
+            has_work = scheduler.num_running + scheduler.num_waiting > 0 and not scheduler.is_paused
+            is_waiting = has_work or scheduler.num_launched > scheduler.num_finished
+            stuck_s = entry.progress.note(scheduler.num_finished if is_waiting else -1, elapsed_s)
+            if is_waiting and stuck_s >= config.step_timeout:
+                return f"requests are there, but no step has ended for {stuck_s:.0f} s"
+        return ""

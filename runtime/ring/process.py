@@ -1,0 +1,175 @@
+"""One process of the ring: what every `main.py` is run in.
+
+It owns the process's title, signals, its slot on the status page and the two messages to the launcher. A
+process catches an error once, here: it becomes a ProcessFailed and an exit code, never a hang.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+import zmq
+
+from runtime.base.console import configure_logging
+from runtime.base.errors import EXIT_INTERNAL, EXIT_OK, CarouselError, StartError
+from runtime.ring.endpoints import Endpoints
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.messages import ProcessFailed, ProcessReady
+from runtime.wire.status_page import Status, StatusPage
+from runtime.wire.transport import ZmqInbox, ZmqOutbox
+
+logger = logging.getLogger(__name__)
+
+# Three heartbeats fit into the second after which a silent process counts as stalled.
+HEARTBEAT_S = 0.25
+FAREWELL_LINGER_MS = 500
+SECRET_BYTES = 32
+FIRST_EPOCH = 1
+
+
+class LaunchFile(msgspec.Struct, frozen=True):
+    """config.json of a run directory: what the launcher tells its children."""
+
+    config: RuntimeConfig
+    secret: bytes = msgspec.field(default_factory=lambda: os.urandom(SECRET_BYTES))
+    """Keys digests that nobody outside the ring may compute."""
+
+    @staticmethod
+    def read(path: Path) -> LaunchFile:
+        return msgspec.json.decode(path.read_bytes(), type=LaunchFile)
+
+
+class ProcessContext:
+    """What a process of the ring is given: settings, names, sockets, its slot, and the wish to stop."""
+
+    def __init__(
+        self, role: str, run_dir: Path, index: int = 0, epoch: int = FIRST_EPOCH, http_fd: int = -1
+    ) -> None:
+        launch = LaunchFile.read(Endpoints(run_dir).config_file)
+        self.role = role
+        self.index = index
+        """Which of the processes of its role it is."""
+        self.name = process_name(role, index, launch.config)
+        """For logs and errors."""
+        self.config = launch.config
+        self.epoch = epoch
+        """Counts the restarts of a launch: each takes the next number for the processes it starts."""
+        self.secret = launch.secret
+        self.endpoints = Endpoints(run_dir)
+        self.http_fd = http_fd
+        """The listening HTTP socket that the API server inherits; -1 elsewhere."""
+        self.zmq: zmq.Context[Any] = zmq.Context()
+        self.status = StatusPage(self.endpoints.status_file)
+        self.stop = threading.Event()
+        """Set by SIGTERM: the work loop ends at its next turn."""
+        self._launcher = ZmqOutbox(
+            self.zmq, self.endpoints.launcher_in, self.epoch, linger_ms=FAREWELL_LINGER_MS
+        )
+        self.was_paused = self.status.read(role, index).is_paused
+        """Generation was paused when the process ended in whose place this one is. Shown from the first word
+        on, so that it is not forgotten when this one ends before it is ready.
+        """
+        self._state = "loading"
+        self._next_beat_at = 0.0
+        self.beat(force=True)
+
+    @property
+    def is_launch_ending(self) -> bool:
+        """Whether the whole launch ends, not only this process: then nobody will take over what it holds."""
+        return self.status.read("launcher").state in ("draining", "failed", "absent")
+
+    def inbox(self, name: str, address: str) -> ZmqInbox:
+        """Bind the socket that this process reads; `name` is its key in UNIONS."""
+        return ZmqInbox(self.zmq, address, name, self.epoch)
+
+    def outbox(self, address: str) -> ZmqOutbox:
+        """Connect to a socket that another process reads."""
+        return ZmqOutbox(self.zmq, address, self.epoch)
+
+    def ready(self, **info: int | float | str) -> None:
+        """Tell the launcher, and everybody through the status page, that this process can serve."""
+        self._state = "ready"
+        self.beat(force=True)
+        self._launcher.send(ProcessReady(self.name, os.getpid(), info))
+
+    def beat(self, *, force: bool = False, **fields: Any) -> None:
+        """Write the slot of this process if it is time for it.
+        Call from the work loop, at least every HEARTBEAT_S.
+        """
+        now = time.monotonic()
+        if force or now >= self._next_beat_at:
+            self._next_beat_at = now + HEARTBEAT_S / 2
+            fields = {"is_paused": self.was_paused, **fields}
+            status = Status(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
+            self.status.write(self.role, status, self.index)
+
+    def failed(self, message: str, exit_code: int) -> None:
+        """Its slot keeps what it said last, such as who ran alone: the launcher judges by that."""
+        self._state = "failed"
+        last = self.status.read(self.role, self.index)
+        self.status.write(self.role, last._replace(state=self._state), self.index)
+        self._launcher.send(ProcessFailed(self.name, message, exit_code))
+
+    def close(self) -> None:
+        self._launcher.close()
+        self.zmq.destroy(linger=FAREWELL_LINGER_MS)
+
+
+def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
+    """Run `main` as a process of `role`; arguments are the run directory, which one of its role it is, its
+    epoch, and, for the API server, the listening socket.
+
+    Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
+    everything that outlives this process (files, sockets' names) belongs to the launcher.
+    """
+    context = _enter(role, sys.argv[1:])
+    code = EXIT_OK
+    try:
+        main(context)
+    except Exception as error:
+        code = error.exit_code if isinstance(error, StartError) else EXIT_INTERNAL
+        if not isinstance(error, CarouselError):
+            logger.exception("ended by an error")
+        context.failed(f"{type(error).__name__}: {error}" if code == EXIT_INTERNAL else str(error), code)
+    context.close()
+    for stream in (sys.stdout, sys.stderr):
+        # What a library has printed; there may be nobody to read it.
+        with contextlib.suppress(OSError):
+            stream.flush()
+    os._exit(code)
+
+
+def _enter(role: str, arguments: list[str]) -> ProcessContext:
+    run_dir, numbers = Path(arguments[0]), [int(argument) for argument in arguments[1:]]
+    context = ProcessContext(role, run_dir, *numbers)
+    set_title(context.name)
+    configure_logging(context.name, context.config.log_level)
+    # Every connection of a client holds a file descriptor, and 1024 is a common default.
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    # The launcher decides what Ctrl-C means; it asks with SIGTERM.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: context.stop.set())
+    return context
+
+
+def process_name(role: str, index: int, config: RuntimeConfig) -> str:
+    """`role`, and which one where there are several."""
+    return f"{role}:{index}" if config.num_processes.get(role, 1) > 1 else role
+
+
+def set_title(name: str) -> None:
+    import setproctitle
+
+    setproctitle.setproctitle(f"carousel:{name}")

@@ -1,0 +1,138 @@
+"""Roster: which sequences the engine has, in a file that outlives it, and how often it has died of them.
+
+The scheduler keeps the roster. When the engine has died of what a request may have done, the launcher reads
+it, counts, and writes for the next engine which sequences are to run alone and which not at all. Nobody else
+is asked: what a client says of its own past counts for nothing.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.launch_state import write_atomically
+from runtime.wire.handle import KEY_BYTES, sequence_key
+
+DEATHS_TO_RUN_ALONE = 2
+"""Deaths of the engine with a sequence there, until that sequence is to run alone."""
+MAX_COUNTED = 65536
+_EMPTY = bytes(KEY_BYTES)
+
+
+class Roster:
+    """Sequence keys in places of KEY_BYTES each; a free one holds zeros. One that is full takes no more."""
+
+    def __init__(self, places: bytearray | mmap.mmap) -> None:
+        self._places = places
+        self._free = list(range(len(places) // KEY_BYTES - 1, -1, -1))
+        self._place_of: dict[bytes, int] = {}
+
+    @staticmethod
+    def create(path: Path, num_places: int) -> Roster:
+        """Make the file anew and map it. Raises OSError."""
+        size = max(1, num_places) * KEY_BYTES
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        try:
+            # Not a hole: where the disk is full, the first write to one would be a SIGBUS.
+            os.posix_fallocate(fd, 0, size)
+            return Roster(mmap.mmap(fd, size))
+        finally:
+            os.close(fd)
+
+    def add(self, key: bytes) -> None:
+        if self._free:
+            place = self._place_of[key] = self._free.pop()
+            self._places[place * KEY_BYTES : (place + 1) * KEY_BYTES] = key
+
+    def discard(self, key: bytes) -> None:
+        place = self._place_of.pop(key, None)
+        if place is not None:
+            self._places[place * KEY_BYTES : (place + 1) * KEY_BYTES] = _EMPTY
+            self._free.append(place)
+
+    def keys(self) -> set[bytes]:
+        return keys_in(bytes(self._places))
+
+
+def keys_in(places: bytes) -> set[bytes]:
+    """Return the sequence keys in a roster's bytes."""
+    keys = {places[at : at + KEY_BYTES] for at in range(0, len(places), KEY_BYTES)}
+    keys.discard(_EMPTY)
+    return keys
+
+
+@dataclass(frozen=True, slots=True)
+class Suspects:
+    """Sequences under which the engine has died, by key."""
+
+    alone: frozenset[bytes] = frozenset()
+    """Those that were there so often that they are to run alone."""
+    guilty: frozenset[bytes] = frozenset()
+    """Those under which it died while they ran alone: they are not to run again."""
+
+    def encode(self) -> bytes:
+        return b"".join(
+            [b"\1" + key for key in sorted(self.guilty)] + [b"\0" + key for key in sorted(self.alone)]
+        )
+
+    @staticmethod
+    def decode(data: bytes) -> Suspects:
+        size = 1 + KEY_BYTES
+        records = [data[at : at + size] for at in range(0, len(data), size)]
+        return Suspects(
+            frozenset(record[1:] for record in records if not record[0]),
+            frozenset(record[1:] for record in records if record[0]),
+        )
+
+    @staticmethod
+    def read(path: Path) -> Suspects:
+        """Return the suspects that the launcher has written; nobody where it has written nothing."""
+        try:
+            return Suspects.decode(path.read_bytes())
+        except FileNotFoundError:
+            return NO_SUSPECTS
+
+
+NO_SUSPECTS = Suspects()
+
+
+class DeathCounts:
+    """Deaths of the engine that a request may have brought about, by sequence. The oldest counts go first."""
+
+    def __init__(self) -> None:
+        self._counts: dict[bytes, int] = {}
+        self._guilty: dict[bytes, None] = {}
+
+    def count(self, present: set[bytes], solitary: bytes) -> Suspects:
+        """Count a death. `present`: keys of the sequences that were there; `solitary`: the handle of the one
+        that ran alone, or NO_HANDLE. Returns who is suspected now.
+        """
+        for key in present:
+            self._counts[key] = self._counts.pop(key, 0) + 1
+        key = sequence_key(solitary)
+        if key in present:
+            self._guilty[key] = None
+        for counted in (self._counts, self._guilty):
+            while len(counted) > MAX_COUNTED:
+                del counted[next(iter(counted))]
+        alone = {key for key, deaths in self._counts.items() if deaths >= DEATHS_TO_RUN_ALONE}
+        return Suspects(frozenset(alone - self._guilty.keys()), frozenset(self._guilty))
+
+
+class EngineDeaths:
+    """DeathCounts over the files of a run directory."""
+
+    def __init__(self, endpoints: Endpoints) -> None:
+        self._endpoints = endpoints
+        self._counts = DeathCounts()
+
+    def count(self, solitary: bytes) -> None:
+        """Count a death of the engine, before the next one is started. Raises OSError."""
+        try:
+            present = keys_in(self._endpoints.roster_file.read_bytes())
+        except FileNotFoundError:
+            return  # it died before it could take anything in
+        write_atomically(self._endpoints.suspects_file, self._counts.count(present, solitary).encode())

@@ -1,0 +1,224 @@
+"""RunDir: the private directory of one launch, made, held and removed by its launcher.
+
+The holder of the lock is alive by definition: the kernel drops the lock with the process. A directory in the
+root whose lock is free is a leftover of a launch that was killed, and the next launch removes it.
+
+The root's name in /tmp can be guessed, so another user may take it first. A launch then makes a root beside
+it whose name nobody could know; clients look in all roots that are this user's own, and in no other's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runtime.base.environment import default_run_root
+from runtime.base.errors import AddressInUse, ConfigError
+from runtime.base.ownership import fault_of
+from runtime.ring.endpoints import Endpoints
+
+logger = logging.getLogger(__name__)
+
+# Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
+# socket or a file with its number.
+OURS = re.compile(
+    r"(config|state)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
+    r"|profile-[\d-]+\.json|keys|roster|suspects(\.new)?"
+    r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
+)
+# A client that looks which launches are alive holds a lock for a moment; the guardian of a launch that was
+# killed as long as it takes to clean up.
+NUM_TRIES = 200
+RETRY_S = 0.01
+
+
+class RunDir:
+    def __init__(self, wanted: str = "") -> None:
+        """Make and lock a directory: `wanted`, or a new one under the user's root.
+
+        Raises AddressInUse when a live launch holds it, ConfigError when it is not ours alone or cannot be
+        made; a directory that is refused stays as it was.
+        """
+        try:
+            if wanted:
+                self._take(Path(wanted).absolute())
+            else:
+                root = _run_root()
+                with _locked(root / ".lock"):
+                    _sweep(root)
+                    self._take(root / uuid.uuid4().hex[:12])
+        except OSError as error:
+            raise ConfigError(f"run_dir: {error}") from None
+
+    def _take(self, path: Path) -> None:
+        self.path = path
+        self.endpoints = Endpoints(path)
+        names = {entry.name for entry in _own_directory(path).iterdir()}
+        # A launch's own keys lie beside its lock; others are somebody's who wants to keep them.
+        ours = {name for name in names if OURS.fullmatch(name) and (name != "keys" or "lock" in names)}
+        if names - ours:
+            raise ConfigError(
+                f"run_dir: {path} holds files that are not ours ({min(names - ours)}); name an empty "
+                "directory"
+            )
+        fd = _try_lock(self.endpoints.lock_file, NUM_TRIES)
+        if fd is None:
+            raise AddressInUse(f"run_dir: {path} belongs to a launch that is alive")
+        self._lock_fd = fd
+        self._empty()  # of what a killed launch has left
+
+    def _empty(self) -> None:
+        for entry in self.path.iterdir():
+            if entry == self.endpoints.lock_file:
+                continue
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink(missing_ok=True)
+
+    @property
+    def lock_fd(self) -> int:
+        """A process that inherits it holds the lock too."""
+        return self._lock_fd
+
+    def clear(self) -> None:
+        """Remove the directory; the lock is still held."""
+        # The lock's name goes last: whoever takes the directory over must not lose files to us.
+        with contextlib.suppress(OSError):
+            self._empty()
+        shutil.rmtree(self.path, ignore_errors=True)
+
+    def release(self) -> None:
+        os.close(self._lock_fd)
+
+    def remove(self) -> None:
+        """Remove the directory and give up the lock."""
+        self.clear()
+        self.release()
+
+
+def live_run_dirs() -> list[Path]:
+    """Run directories under this user's roots whose launcher is alive."""
+    default = default_run_root()
+    own = [root for root in (default, *_spare_roots(default)) if _is_own(root)]
+    return [path for root in own for path in sorted(root.iterdir()) if is_held(path)]
+
+
+def is_held(run_dir: Path) -> bool:
+    """Return whether a run directory is there and its launcher alive, or its guardian still removing it."""
+    try:
+        fd = os.open(run_dir / "lock", os.O_RDWR | os.O_CLOEXEC)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    try:
+        # Shared, so that those who look do not see one another.
+        return not _try_flock(fd, fcntl.LOCK_SH)
+    finally:
+        os.close(fd)
+
+
+def check_run_dir(path: Path) -> None:
+    """Raise ConfigError when a client should not believe what is in a directory: another user may have put it
+    there. One that is not there is nobody's fault.
+    """
+    try:
+        fault = fault_of(path)
+    except OSError:
+        return
+    if fault is not None:
+        raise ConfigError(f"run_dir: {fault}")
+
+
+def _run_root() -> Path:
+    """The default root or, when another user has taken its name, one of this user's own beside it."""
+    default, is_taken = default_run_root(), False
+    with contextlib.suppress(FileNotFoundError):
+        is_taken = default.lstat().st_uid != os.getuid()
+    if not is_taken:
+        return _own_directory(default)
+    for spare in _spare_roots(default):
+        if not spare.stat().st_mode & 0o077:
+            return spare
+    spare = Path(tempfile.mkdtemp(prefix=f"{default.name}-", dir=default.parent))
+    logger.warning("%s is not this user's directory; run directories are in %s", default, spare)
+    return spare
+
+
+def _spare_roots(default: Path) -> list[Path]:
+    """Roots that were made because another user had taken the name of the default one."""
+    return sorted(filter(_is_own, default.parent.glob(f"{default.name}-*")))
+
+
+def _is_own(path: Path) -> bool:
+    """Tell whether it is a directory, not a link, that this user has made and others cannot change."""
+    try:
+        info = path.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.getuid() and not info.st_mode & 0o022
+
+
+def _own_directory(path: Path) -> Path:
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    info = path.lstat()
+    if info.st_uid != os.getuid() or not path.is_dir() or path.is_symlink() or info.st_mode & 0o077:
+        raise ConfigError(f"run_dir: {path} must be a directory of this user alone (chmod 700)")
+    return path
+
+
+def _try_lock(path: Path, num_tries: int = 1) -> int | None:
+    for number in range(num_tries):
+        if number:
+            time.sleep(RETRY_S)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        if _try_flock(fd, fcntl.LOCK_EX) and _is_named(path, fd):
+            return fd
+        os.close(fd)
+    return None
+
+
+def _try_flock(fd: int, kind: int) -> bool:
+    try:
+        fcntl.flock(fd, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _is_named(path: Path, fd: int) -> bool:
+    """Whether the name still means this file: a launch that ends takes its lock's name away."""
+    try:
+        return os.path.samestat(path.stat(), os.fstat(fd))
+    except FileNotFoundError:
+        return False
+
+
+def _sweep(root: Path) -> None:
+    for path in root.iterdir():
+        if not (path / "lock").exists():
+            continue
+        fd = _try_lock(path / "lock")
+        if fd is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(fd)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

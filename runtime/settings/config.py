@@ -1,0 +1,146 @@
+"""RuntimeConfig: every setting of a launch, in one frozen struct; the command line is generated from it.
+
+The settings are declared in `runtime.settings`, by subject. `runtime.launcher.resolve` fills in what depends
+on the model or the machine, once, in the launcher; the other processes read the result.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, get_args, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+from runtime.base.errors import ConfigError
+from runtime.ring.endpoints import TcpEndpoints
+from runtime.settings.supervision import SupervisionSettings
+
+DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"
+
+
+class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True):
+    """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
+
+    @property
+    def max_waiting(self) -> int:
+        return self.max_queued_requests or 4 * self.max_running_requests
+
+    @property
+    def api_keys(self) -> list[str]:
+        return [key.strip() for key in self.api_key.split(",")] if self.api_key else []
+
+    @property
+    def max_waiting_of_client(self) -> int:
+        """Of `max_waiting`, what one client may have while others are connected and have nothing waiting."""
+        share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4
+        return min(share, self.max_waiting)
+
+    @property
+    def max_waiting_of_lone_client(self) -> int:
+        """Of `max_waiting`, what the only client that is connected may have: all, unless a limit was set."""
+        return self.max_waiting_of_client if self.max_queued_requests_per_client else self.max_waiting
+
+    @property
+    def batching(self) -> str:
+        """The batching type under its own name."""
+        return BATCHING_SPELLINGS.get(self.batching_type, self.batching_type)
+
+    @property
+    def capacity_policy(self) -> str:
+        """The name of a capacity policy, or the user's own package.module:Class."""
+        if self.capacity_scheduler == "auto":
+            return "static_batch" if self.batching == "static" else "max_utilization"
+        return self.capacity_scheduler if ":" in self.capacity_scheduler else self.capacity_scheduler.lower()
+
+    @property
+    def num_processes(self) -> dict[str, int]:
+        """Of the roles of which there may be several."""
+        return {
+            "worker": self.tp_size,
+            "tokenizer": self.tokenizer_workers,
+            "detokenizer": self.detokenizer_workers,
+            "api": self.api_workers,
+        }
+
+    def http_url(self, port: int) -> str:
+        """Of the HTTP server that listens on this port."""
+        return f"http://[{self.host}]:{port}" if ":" in self.host else f"http://{self.host}:{port}"
+
+    @property
+    def origins(self) -> list[str]:
+        """Those whose pages may call the HTTP server."""
+        return [origin.strip() for origin in self.cors_origins.split(",") if origin.strip()]
+
+    @property
+    def host_names(self) -> list[str]:
+        """Names under which the HTTP server is reached beside the ones that every server has."""
+        return [name.strip() for name in self.allowed_hosts.split(",") if name.strip()]
+
+    @property
+    def checks_web_origin(self) -> bool:
+        """True if the HTTP server looks at Host and Origin. No browser sends a key by itself, so that with
+        one it does so only where names were given.
+        """
+        return not self.api_key or bool(self.host_names)
+
+    @property
+    def proxies(self) -> list[str]:
+        """Proxies whose word on where a request comes from is believed."""
+        return [proxy.strip() for proxy in self.forwarded_allow_ips.split(",") if proxy.strip()]
+
+    @property
+    def tcp(self) -> TcpEndpoints | None:
+        """Where the client library is served over TCP. Raises ValueError that says what is wrong with it."""
+        if not self.zmq_bind:
+            return None
+        return TcpEndpoints.parse(self.zmq_bind, self.tokenizer_workers, self.detokenizer_workers)
+
+
+BATCHING_SPELLINGS = {
+    "InflightFusedBatching": "inflight_fused",
+    "InflightBatching": "inflight",
+    "V1": "static",
+}
+
+
+def from_values(values: dict[str, Any]) -> RuntimeConfig:
+    """Check settings by name. Raises ConfigError that names the setting."""
+    try:
+        return msgspec.convert(values, RuntimeConfig)
+    except msgspec.ValidationError as error:
+        raise ConfigError(_named(str(error), values)) from None
+
+
+def setting_of(name: str) -> str:
+    """The setting of a name as Python callers write it: its own, or another spelling of its flag, such as
+    `max_model_len`; any other name is given back.
+    """
+    return _SPELLINGS.get(name, name)
+
+
+SETTINGS: dict[str, tuple[Any, Meta]] = {
+    name: get_args(hint) for name, hint in get_type_hints(RuntimeConfig, include_extras=True).items()
+}
+"""Of each setting its type, and what is said of it."""
+
+
+def flags_of(name: str) -> tuple[str, ...]:
+    """Other spellings of a setting on the command line."""
+    extra = SETTINGS[name][1].extra
+    assert extra is not None
+    flags: tuple[str, ...] = extra["flags"]
+    return flags
+
+
+_SPELLINGS = {flag.removeprefix("--").replace("-", "_"): name for name in SETTINGS for flag in flags_of(name)}
+
+
+def _named(problem: str, values: dict[str, Any]) -> str:
+    """msgspec's words for a wrong value, with the setting before them and the value behind them."""
+    match = re.fullmatch(r"Expected (.*) - at `\$\.(\w+)`", problem)
+    if match is None:
+        return problem
+    expected, name = match[1].replace("`", ""), match[2]
+    return f"{name}: expected {expected.split(', got')[0]}, got {values[name]!r}"

@@ -1,0 +1,146 @@
+"""ChatTemplate: conversations to prompts, as the template beside a checkpoint writes them.
+
+The template is the model's own and is trusted; what it is given is the user's. So whatever it raises says
+that it does not take these messages or these variables, and special tokens are tokens where the template has
+written them.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jinja2 import TemplateError
+from transformers import PreTrainedTokenizerFast
+from transformers.utils.chat_template_utils import render_jinja_template
+
+from runtime.base.errors import InvalidRequest
+from runtime.text.special_text import Shield, Shielded
+
+_ERRORS = (
+    TemplateError,
+    TypeError,
+    ValueError,
+    LookupError,
+    ArithmeticError,
+    AttributeError,
+    RecursionError,
+)
+# Variables that a template gets in other ways, and options of its rendering.
+_ARGUMENTS = frozenset(
+    {
+        "messages",
+        *inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters,
+        *inspect.signature(render_jinja_template).parameters,
+    }
+)
+
+
+class ChatTemplate:
+    def __init__(self, wrapper: PreTrainedTokenizerFast, shield: Shield | None = None) -> None:
+        """`shield`: None lets callers write special tokens."""
+        self._wrapper = wrapper
+        self._shield = shield
+
+    @property
+    def exists(self) -> bool:
+        return self._wrapper.chat_template is not None
+
+    def render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        template_kwargs: Mapping[str, object],
+    ) -> str:
+        """See Tokenizer.apply_chat_template."""
+        if not self.exists:
+            raise InvalidRequest(
+                "messages: the model has no chat template: send a text prompt, or name a "
+                "template with --chat-template at the launch",
+                param="messages",
+            )
+        if continue_final_message and add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message goes on with the last message, add_generation_prompt begins a new "
+                "one: set only one of them",
+                param="continue_final_message",
+            )
+        self._check_names(template_kwargs)
+        shielded = None if self._shield is None else self._apply(self._shield, messages, template_kwargs)
+        if shielded:
+            messages, template_kwargs = shielded.messages, shielded.variables
+        options: dict[str, Any] = dict(template_kwargs)
+        if continue_final_message:
+            options["continue_final_message"] = True
+        try:
+            prompt = self._render(messages, add_generation_prompt, options)
+        except _ERRORS as error:
+            param = self._param_at_fault(messages, add_generation_prompt, options)
+            # What follows in the library's own message quotes the whole conversation.
+            reason = str(error).partition("Final message to continue:")[0]
+            if self._shield is not None:
+                reason = self._shield.restore(reason)
+            raise InvalidRequest(
+                f"{param}: the model's chat template refuses this: {reason}", param=param
+            ) from error
+        if self._shield is not None and shielded:
+            return self._shield.settle(prompt, shielded)
+        return prompt
+
+    @staticmethod
+    def _apply(
+        shield: Shield, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, object]
+    ) -> Shielded | None:
+        try:
+            return shield.apply(messages, template_kwargs)
+        except RecursionError as error:
+            raise InvalidRequest(
+                "chat_template_kwargs: lists and maps are nested too deeply", param="chat_template_kwargs"
+            ) from error
+
+    def _check_names(self, template_kwargs: Mapping[str, object]) -> None:
+        for name in template_kwargs:
+            if name in _ARGUMENTS or name in self._wrapper.special_tokens_map:
+                raise InvalidRequest(
+                    f"chat_template_kwargs: {name} cannot be set here", param="chat_template_kwargs"
+                )
+
+    def _render(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> str:
+        prompt = self._wrapper.apply_chat_template(
+            [dict(message) for message in messages],
+            tokenize=False,
+            add_generation_prompt=add_generation_prompt,
+            **options,
+        )
+        assert isinstance(prompt, str)
+        return prompt
+
+    def _param_at_fault(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        add_generation_prompt: bool,
+        options: Mapping[str, Any],
+    ) -> str:
+        """What a template that has raised does not take: it is what it can do without, or the messages."""
+        continues = {name: value for name, value in options.items() if name == "continue_final_message"}
+        variables = {name: value for name, value in options.items() if name not in continues}
+        for param, given, others in (
+            ("chat_template_kwargs", variables, continues),
+            ("continue_final_message", continues, variables),
+        ):
+            if not given:
+                continue
+            try:
+                self._render(messages, add_generation_prompt, others)
+            except _ERRORS:
+                continue
+            return param
+        return "messages"

@@ -1,0 +1,71 @@
+"""The seam between text and ids: what others use of a tokenizer. Imports none of the tokenizer libraries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from runtime.wire.format import IntArray
+
+
+class PromptEncoder(Protocol):
+    """Prompts to ids. A request that it cannot serve gets an InvalidRequest."""
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+        """The ids of each text, int32, in order."""
+
+    def max_token_chars(self) -> int | None:
+        """Characters of a text per token of it, at most; None when that has no bound. Ask once."""
+
+    @property
+    def is_template_open(self) -> bool:
+        """Whether a conversation takes no longer than its text. If not, the first one opens what writes it,
+        half a second's work.
+        """
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt of a conversation, special tokens included."""
+
+
+class Codec(PromptEncoder, Protocol):
+    """Ids to text as well, and what is known of single ids."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id."""
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each id's token as the vocabulary spells it."""
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of text that a token stands for; None where nothing tells them."""
+
+
+class IncrementalDecoder(Protocol):
+    """The text of one sequence."""
+
+    def push(self, token: int) -> str:
+        """The text that this token completes, often one word, sometimes nothing."""
+
+    def flush(self) -> str:
+        """What is held at the end of the sequence: an incomplete character, as replacement characters."""
+
+
+class Decoders(Protocol):
+    """Opens the decoders of one tokenizer."""
+
+    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not given."""
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """How these ids read by themselves, special tokens included."""

@@ -1,0 +1,161 @@
+"""Incremental decoding: the text of a sequence, token by token, never decoded from the start again.
+
+Two ways. In a byte-level vocabulary a token stands for fixed bytes, so decoding is a table look-up and an
+incremental UTF-8 decoder. In all others what a token stands for depends on its neighbours (a leading space is
+dropped at the start of a text, a run of byte tokens is one character), so a short window is decoded with and
+without the new token:
+
+    window   | context: text is out | pending: text is held |
+              decode(context) = a     decode(context + pending) = a + new text
+
+Either way the text of a whole sequence is what `Tokenizer.decode` gives, and a character of several tokens
+comes out with its last token. One exception, in a window: where byte tokens do not make up UTF-8, or spell
+the replacement character itself, decoding at once also replaces valid characters beside them, which are out.
+"""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from runtime.text.codec import IncrementalDecoder
+from runtime.text.tokenizer import Tokenizer
+
+REPLACEMENT = "\ufffd"
+# A character takes at most four byte tokens: what ends in a replacement character after eight will stay so.
+MAX_PENDING_TOKENS = 8
+
+
+class DecoderFactory:
+    """Opens the decoders of one tokenizer; holds the tables that they share."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._tables: tuple[_ByteTable, ...] = ()
+        if tokenizer.is_byte_level:
+            every = _ByteTable.of(tokenizer)
+            self._tables = (every, every.without(tokenizer.special_ids))
+
+    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> IncrementalDecoder:
+        """A decoder of what follows `prompt_tail`, the last few prompt ids; their own text is not given."""
+        if self._tables:
+            return ByteLevelDecoder(self._tables[skip_special_tokens], prompt_tail)
+        return WindowDecoder(self._tokenizer, prompt_tail, skip_special_tokens=skip_special_tokens)
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """The text of these ids by themselves, special tokens included."""
+        decoder = self.open((), skip_special_tokens=False)
+        return "".join([decoder.push(token) for token in ids]) + decoder.flush()
+
+
+@dataclass(slots=True, eq=False)
+class _ByteTable:
+    """What each id stands for; ids that are skipped or unknown stand for nothing."""
+
+    pieces: list[bytes]
+    texts: list[str | None]
+    """The piece as text where it is whole characters; None where it is a part of one, or not UTF-8."""
+
+    @staticmethod
+    def of(tokenizer: Tokenizer) -> _ByteTable:
+        """Special tokens included."""
+        pieces = [b""] * tokenizer.vocab_size
+        for token_id in tokenizer.vocabulary:
+            piece = tokenizer.token_bytes(token_id)
+            assert piece is not None, "every token of a byte-level vocabulary stands for bytes"
+            pieces[token_id] = piece
+        return _ByteTable(pieces, [_text_of(piece) for piece in pieces])
+
+    def without(self, skipped: Collection[int]) -> _ByteTable:
+        pieces, texts = self.pieces.copy(), self.texts.copy()
+        for token_id in skipped:
+            pieces[token_id], texts[token_id] = b"", ""
+        return _ByteTable(pieces, texts)
+
+
+def _text_of(piece: bytes) -> str | None:
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+class ByteLevelDecoder:
+    """Decodes a byte-level vocabulary: the bytes of the tokens, joined, as UTF-8."""
+
+    __slots__ = ("_pending", "_pieces", "_size", "_texts")
+
+    def __init__(self, table: _ByteTable, prompt_tail: Sequence[int]) -> None:
+        self._pieces = table.pieces
+        self._texts = table.texts
+        self._size = len(table.pieces)
+        self._pending = b""
+        # A prompt may end inside a character, which the output then completes.
+        for token in prompt_tail:
+            self.push(token)
+
+    def push(self, token: int) -> str:
+        if not 0 <= token < self._size:
+            return ""
+        if not self._pending:
+            text = self._texts[token]
+            if text is not None:
+                return text
+        data = self._pending + self._pieces[token]
+        text, num_used = codecs.utf_8_decode(data, "replace", False)
+        self._pending = data[num_used:]
+        return text
+
+    def flush(self) -> str:
+        text = self._pending.decode(errors="replace")
+        self._pending = b""
+        return text
+
+
+class WindowDecoder:
+    """Decodes any vocabulary through a window of a few tokens; never more, whatever the tokens are."""
+
+    __slots__ = ("_context_chars", "_decode", "_is_silent", "_num_context", "_window")
+
+    def __init__(
+        self, tokenizer: Tokenizer, prompt_tail: Sequence[int], *, skip_special_tokens: bool
+    ) -> None:
+        skipped = tokenizer.special_ids if skip_special_tokens else frozenset()
+        vocabulary = tokenizer.vocabulary
+        self._is_silent: Callable[[int], bool] = lambda token: token in skipped or token not in vocabulary
+        self._decode: Callable[[list[int]], str] = partial(tokenizer.decode, skip_special_tokens=False)
+        self._window = [token for token in prompt_tail if not self._is_silent(token)]
+        self._num_context = 0
+        self._context_chars = 0
+        self._commit()
+
+    def push(self, token: int) -> str:
+        if self._is_silent(token):
+            return ""
+        self._window.append(token)
+        text = self._decode(self._window)
+        new = text[self._context_chars :]
+        is_full = len(self._window) - self._num_context >= MAX_PENDING_TOKENS
+        if not new:
+            # It may matter to its right neighbour (a space at the start of a text), so it stays while there
+            # is room.
+            if is_full:
+                self._window.pop()
+            return ""
+        if text.endswith(REPLACEMENT) and not is_full:
+            return ""
+        del self._window[: self._num_context]
+        self._commit()
+        return new
+
+    def flush(self) -> str:
+        new = self._decode(self._window)[self._context_chars :]
+        self._commit()
+        return new
+
+    def _commit(self) -> None:
+        """All of the window is context from now on; a character that it leaves open is not out yet."""
+        self._num_context = len(self._window)
+        self._context_chars = len(self._decode(self._window).rstrip(REPLACEMENT))

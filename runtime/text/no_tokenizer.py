@@ -1,0 +1,83 @@
+"""NoTokenizer: what stands in for the tokenizer of a launch that loads none (skip_tokenizer_init).
+
+Ids pass through, the text of an answer is empty, and who gives or wants text is refused by the name of his
+field. Imports none of the tokenizer libraries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn
+
+from runtime.base.errors import InvalidRequest
+
+
+def needs_tokenizer(field: str) -> InvalidRequest:
+    """The refusal of what cannot be done without a tokenizer."""
+    return InvalidRequest(
+        f"{field}: needs a tokenizer, and this server runs without one (--skip-tokenizer-init); "
+        "it takes and gives token ids",
+        param=field,
+        code="no_tokenizer",
+    )
+
+
+class NoTokenizer:
+    """Refuses all that a Tokenizer does."""
+
+    @property
+    def vocab_size(self) -> int:
+        raise needs_tokenizer("tokens")
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> NoReturn:
+        raise needs_tokenizer("prompt")
+
+    def max_token_chars(self) -> None:
+        return None
+
+    @property
+    def is_template_open(self) -> bool:
+        return True
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> NoReturn:
+        raise needs_tokenizer("messages")
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> NoReturn:
+        raise needs_tokenizer("tokens")
+
+    def token_strings(self, ids: Sequence[int]) -> NoReturn:
+        raise needs_tokenizer("tokens")
+
+    def token_bytes(self, token_id: int) -> None:
+        return None
+
+
+class NoTextDecoder:
+    """Every token stands for no text."""
+
+    __slots__ = ()
+
+    def push(self, token: int) -> str:
+        return ""
+
+    def flush(self) -> str:
+        return ""
+
+
+class NoTextDecoders:
+    def __init__(self) -> None:
+        self._decoder = NoTextDecoder()
+
+    def open(self, prompt_tail: Sequence[int], *, skip_special_tokens: bool = True) -> NoTextDecoder:
+        return self._decoder
+
+    def text_of(self, ids: Sequence[int]) -> str:
+        """As vLLM spells tokens that are not to be read: token_id:7 token_id:8."""
+        return " ".join([f"token_id:{token_id}" for token_id in ids])

@@ -1,0 +1,46 @@
+"""Which tokenizer a launch has: the one in a directory, or none."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from runtime.text.codec import Codec, Decoders
+from runtime.text.no_tokenizer import NoTextDecoders, NoTokenizer
+
+# The tokenizer libraries are imported when they are needed: they take a hundred megabytes.
+
+
+def open_tokenizer(
+    directory: str,
+    chat_template: str = "",
+    prepared: Path | None = None,
+    *,
+    allow_special_tokens: bool = False,
+) -> Codec:
+    """The tokenizer of a resolved configuration, whose `tokenizer` is empty where none is to be loaded.
+    The others: see runtime.text.tokenizer.load.
+
+    Raises: ModelError when a file is missing or cannot be read.
+    """
+    if not directory:
+        return NoTokenizer()
+    from runtime.text.tokenizer import load
+
+    template = Path(chat_template) if chat_template else None
+    return load(
+        Path(directory),
+        chat_template=template,
+        prepared=prepared,
+        allow_special_tokens=allow_special_tokens,
+    )
+
+
+def open_decoders(tokenizer: Codec) -> Decoders:
+    """The decoders of what `open_tokenizer` gave."""
+    if isinstance(tokenizer, NoTokenizer):
+        return NoTextDecoders()
+    from runtime.text.incremental import DecoderFactory
+    from runtime.text.tokenizer import Tokenizer
+
+    assert isinstance(tokenizer, Tokenizer)
+    return DecoderFactory(tokenizer)

@@ -1,0 +1,231 @@
+"""Tokenizer: text to ids, ids to text, conversations to text, as the files beside a checkpoint say.
+
+With runtime.text.chat_template, owns the one import of transformers outside the model worker, and keeps torch
+out of it: the class that reads tokenizer.json does without, AutoTokenizer would pull it in. Knows no request
+and no message of the wire.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from tokenizers import Tokenizer as Backend
+
+from runtime.base.errors import ModelError
+from runtime.text.plain_encoder import PlainEncoder
+from runtime.text.special_text import Shield, ShieldedText
+from runtime.text.spelling import ByteLevelSpelling, spelling_of
+from runtime.text.token_lengths import max_token_chars
+from runtime.wire.format import IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    from runtime.text.chat_template import ChatTemplate
+
+# Imported when it is needed: transformers, and what takes half a second to import with it.
+
+
+class Tokenizer:
+    """A checkpoint's tokenizer. Several threads may encode at a time, and other threads run meanwhile."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        open_wrapper: Callable[[], PreTrainedTokenizerFast],
+        *,
+        is_wrapper_open: bool = True,
+        allow_special_tokens: bool = False,
+    ) -> None:
+        """`open_wrapper` is called for the first conversation. `is_wrapper_open`: whether that has no more to
+        read or to import. `allow_special_tokens`: whether special tokens are tokens in what callers give to
+        the chat template, too.
+        """
+        # A file may ask for padding or truncation, left over from training; both would change prompts
+        # silently.
+        backend.no_truncation()
+        backend.no_padding()
+        self._backend = backend
+        self._open_wrapper = open_wrapper
+        self._is_wrapper_open = is_wrapper_open
+        self._allow_special_tokens = allow_special_tokens
+        added = backend.get_added_tokens_decoder()
+        self.vocabulary: dict[int, str] = {
+            token_id: token for token, token_id in backend.get_vocab(with_added_tokens=True).items()
+        }
+        """Every id the tokenizer knows, with the token as the vocabulary spells it."""
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
+        """What `skip_special_tokens` leaves out of text."""
+        self._spelling = spelling_of(backend.decoder)
+        self.is_byte_level = isinstance(self._spelling, ByteLevelSpelling)
+        """Whether every token stands for fixed bytes, whatever is beside it."""
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the highest id. A model may have more rows than that, for padding."""
+        return max(self.vocabulary) + 1
+
+    @property
+    def is_template_open(self) -> bool:
+        """Whether a conversation takes no longer than its text. If not, the first one imports transformers
+        and reads the template with it, in one thread.
+        """
+        return self._is_wrapper_open or "_chat_template" in self.__dict__
+
+    @cached_property
+    def _chat_template(self) -> ChatTemplate:
+        from runtime.text.chat_template import ChatTemplate
+
+        return ChatTemplate(self._open_wrapper(), None if self._allow_special_tokens else self._make_shield())
+
+    def _make_shield(self) -> Shield:
+        special = [token for token in self._backend.get_added_tokens_decoder().values() if token.special]
+        normalizer = self._backend.normalizer
+        return Shield(
+            [token.content for token in special],
+            [token.content for token in special if token.normalized],
+            None if normalizer is None else normalizer.normalize_str,
+        )
+
+    @cached_property
+    def _plain_encoder(self) -> PlainEncoder:
+        """For texts in which callers have spelled special tokens: few."""
+        return PlainEncoder(self._backend)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._chat_template.exists
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+        """The ids of each text, int32, in order.
+
+        Raises: InvalidRequest for the prompt of a conversation with a special token that cannot be encoded as
+        characters.
+        """
+        shielded = [text for text in texts if isinstance(text, ShieldedText)]
+        ordinary = [text for text in texts if not isinstance(text, ShieldedText)]
+        with _panics_as_errors():
+            encodings = self._backend.encode_batch_fast(ordinary, add_special_tokens=add_special_tokens)
+            plain = iter(self._plain_encoder.encode_batch(shielded) if shielded else ())
+        ids = (np.array(encoding.ids, np.int32) for encoding in encodings)
+        return [next(plain if isinstance(text, ShieldedText) else ids) for text in texts]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
+        with _panics_as_errors():
+            return self._backend.decode(list(ids), skip_special_tokens=skip_special_tokens)
+
+    def token_strings(self, ids: Sequence[int]) -> list[str]:
+        """Each id's token as the vocabulary spells it; "" for an id that it does not know."""
+        return [self.vocabulary.get(token_id, "") for token_id in ids]
+
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """The bytes of text that a token stands for, which may be a part of a character.
+
+        None for an id that the tokenizer does not know, and where the text depends on the tokens beside it.
+        """
+        token = self.vocabulary.get(token_id)
+        return None if token is None else self._spelling.bytes_of(token)
+
+    def max_token_chars(self) -> int | None:
+        """Characters of a text per token of it, at most; None when that has no bound.
+
+        Walks over the vocabulary: ask once.
+        """
+        return max_token_chars(self._backend)
+
+    def apply_chat_template(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        *,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        template_kwargs: Mapping[str, object] | None = None,
+    ) -> str:
+        """The prompt of a conversation, special tokens included: encode it as it is, with
+        add_special_tokens=False. It is a ShieldedText when callers have spelled special tokens.
+
+        `continue_final_message`: the prompt ends where the last message does, which the model then goes on
+        with. `template_kwargs`: further variables of the template.
+        Raises: InvalidRequest that names messages, continue_final_message or chat_template_kwargs when there
+        is no template or it does not take these.
+        """
+        return self._chat_template.render(
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            template_kwargs=template_kwargs or {},
+        )
+
+
+@contextmanager
+def _panics_as_errors() -> Iterator[None]:
+    """A panic of the library's Rust code is no Exception: it would end the process instead of one request."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error).__name__ == "PanicException":
+            raise RuntimeError("the tokenizer library panicked") from error
+        raise
+
+
+def load(
+    path: Path,
+    *,
+    chat_template: Path | None = None,
+    prepared: Path | None = None,
+    allow_special_tokens: bool = False,
+) -> Tokenizer:
+    """Read the tokenizer in the directory `path`; the file `chat_template` replaces its chat template.
+
+    `prepared`: where the first who loads it leaves it in one file, as transformers makes it of all of them.
+    Who takes the place of a process that died reads that one, sooner and without transformers.
+    `allow_special_tokens`: see Tokenizer.
+    Raises: ModelError when a file is missing or cannot be read.
+    """
+    if prepared is not None and prepared.exists():
+        backend = Backend.from_file(str(prepared))
+        return Tokenizer(
+            backend,
+            lambda: _read(path, chat_template),
+            is_wrapper_open=False,
+            allow_special_tokens=allow_special_tokens,
+        )
+    wrapper = _read(path, chat_template)
+    if prepared is not None:
+        _leave(wrapper.backend_tokenizer, prepared)
+    return Tokenizer(wrapper.backend_tokenizer, lambda: wrapper, allow_special_tokens=allow_special_tokens)
+
+
+def _leave(backend: Backend, prepared: Path) -> None:
+    """Several processes may do so at a time."""
+    new = prepared.with_suffix(f".{os.getpid()}")
+    with suppress(OSError):  # without it a restart takes longer, no more
+        backend.save(str(new), pretty=False)
+        new.replace(prepared)
+
+
+def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
+    """Raises ModelError."""
+    from transformers import PreTrainedTokenizerFast
+
+    if not (path / "tokenizer.json").is_file():
+        raise ModelError(f"{path} has no tokenizer.json. Convert the model's tokenizer to that format first.")
+    try:
+        wrapper: PreTrainedTokenizerFast = PreTrainedTokenizerFast.from_pretrained(
+            str(path), local_files_only=True
+        )
+    except Exception as error:  # the library raises plain Exception for a file that it cannot parse
+        raise ModelError(f"The tokenizer in {path} cannot be read: {error}") from error
+    if chat_template is not None:
+        try:
+            wrapper.chat_template = chat_template.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"The chat template {chat_template} cannot be read: {error}") from error
+    return wrapper

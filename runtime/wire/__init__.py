@@ -1,0 +1,1 @@
+"""Messages and plans, their format on sockets and shared pages, the transport."""

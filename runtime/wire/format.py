@@ -1,0 +1,96 @@
+"""The bottom of the wire: bases and bounds of the messages, packed arrays, and the header in front of every
+message.
+
+    magic (4) | version (2) | schema hash (6) | epoch (4)        little endian, 16 bytes
+
+The schema hash covers every union of runtime.wire.messages, so two builds that would misread each other
+refuse each other's first byte instead. `epoch` is the sender's: it counts the restarts of a launch. Scheduler
+and worker, which are started together, drop what is not of their own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Any, TypeAlias
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from msgspec import Meta
+
+from runtime.wire.handle import HANDLE_BYTES
+
+PROTOCOL_VERSION = 1
+MAGIC = b"CRSL"
+HEADER_BYTES = 16
+PREFIX_BYTES = 12
+TOKEN_BYTES = 4
+MAX_PROMPT_TOKENS = 1 << 22
+MAX_TEXT_CHARS = 1 << 24
+MAX_LABEL_CHARS = 256
+MAX_TURNS = 4096
+MAX_SHORT_CHARS = 4096
+PING_S = 1.0
+"""How often client and detokenizer give each other a sign of life."""
+SILENCE_S = 15.0
+"""As long as they wait for one before they give each other up."""
+
+Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
+TURNS = Meta(max_length=MAX_TURNS)
+"""Bound of the messages of one conversation."""
+Label: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+Text: TypeAlias = Annotated[str, Meta(max_length=MAX_TEXT_CHARS)]
+ShortText: TypeAlias = Annotated[str, Meta(max_length=MAX_SHORT_CHARS)]
+PackedIds: TypeAlias = Annotated[bytes, Meta(max_length=MAX_PROMPT_TOKENS * TOKEN_BYTES)]
+Count: TypeAlias = Annotated[int, Meta(ge=0, lt=1 << 31)]
+ClientId: TypeAlias = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+IntArray: TypeAlias = npt.NDArray[np.int32]
+FloatArray: TypeAlias = npt.NDArray[np.float32]
+
+
+class Message(msgspec.Struct, frozen=True, tag=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Base of everything that is sent by itself; its class name is its tag on the wire."""
+
+    @property
+    def num_frames(self) -> int:
+        """How many raw frames follow it in the same multipart message."""
+        return 0
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True, gc=False, forbid_unknown_fields=True):
+    """Base of what travels inside messages."""
+
+
+def pack_ids(ids: Sequence[int] | npt.NDArray[np.integer[Any]]) -> bytes:
+    return np.asarray(ids, np.int32).tobytes()
+
+
+def unpack_ids(data: bytes) -> IntArray:
+    """A read-only view of packed int32. Raises ValueError when the length is not a multiple of four."""
+    return np.frombuffer(data, np.int32)
+
+
+def unpack_floats(data: bytes) -> FloatArray:
+    """A read-only view of packed float32. Raises ValueError when the length is not a multiple of four."""
+    return np.frombuffer(data, np.float32)
+
+
+def schema_hash(unions: Iterable[Any]) -> bytes:
+    """Six bytes that change whenever a field, a bound or a union changes."""
+    schemas, components = msgspec.json.schema_components(list(unions))
+    canonical = json.dumps([schemas, components], sort_keys=True).encode()
+    return hashlib.sha256(canonical).digest()[: PREFIX_BYTES - 6]
+
+
+def header(schema: bytes, epoch: int) -> bytes:
+    return MAGIC + struct.pack("<H", PROTOCOL_VERSION) + schema + struct.pack("<I", epoch)
+
+
+def describe_header(head: bytes) -> str:
+    """Version and schema of a header, for the error that names both sides."""
+    if head[:4] != MAGIC or len(head) < HEADER_BYTES:
+        return "no Carousel header"
+    return f"version {int.from_bytes(head[4:6], 'little')}, schema {head[6:PREFIX_BYTES].hex()}"

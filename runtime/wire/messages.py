@@ -1,0 +1,401 @@
+"""The message vocabulary: everything that crosses a process border, one union per socket.
+
+Bulk integers travel as packed little-endian bytes (`format.pack_ids`): a 256-row step encodes in under a
+microsecond. Every string, list and integer that an outsider can send is bounded here; a decoder refuses what
+is out of bounds before it allocates. What a process only passes on is `msgspec.Raw`, so ownership is visible
+in the type.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta, Raw, field
+
+from runtime.wire.format import (
+    TURNS,
+    ClientId,
+    Count,
+    Handle,
+    Label,
+    Message,
+    PackedIds,
+    Record,
+    ShortText,
+    Text,
+)
+from runtime.wire.handle import MAX_ABORT_HANDLES
+from runtime.wire.perf_metrics import RequestPerfMetrics
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
+from runtime.wire.retention import Retention
+from runtime.wire.sampling_params import SamplingParams
+
+MAX_TEMPLATE_KWARGS_BYTES = 1 << 16
+Task: TypeAlias = Literal["generate", "embed"]
+MAX_PROFILE_STEPS = 10_000
+"""A step is about ten events of 150 bytes."""
+
+# -- what a client asks ------------------------------------------------------------------------------------
+
+
+class Resume(Record, frozen=True):
+    """What the client already has of a sequence it submits again after a process was restarted."""
+
+    output_ids: PackedIds = b""
+    num_chars: Count = 0
+    """Characters of output text delivered; the detokenizer
+    replays `output_ids` and emits from this character on.
+    """
+    cumulative_logprob: float = 0.0
+    num_prompt_logprobs: Count = 0
+
+
+class ChatMessage(Record, frozen=True):
+    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    content: Text
+    name: Label = ""
+
+
+class GenerateRequest(Message, frozen=True):
+    """A prompt, and `sampling.n` sequences to generate from it. Exactly one terminal message answers each."""
+
+    handle: Handle
+    """Of the first sequence; the others have the next indexes."""
+    sampling: SamplingParams
+    """Sequence i draws with seed + i."""
+    text: Text | None = None
+    """The prompt, in exactly one of three forms: text,"""
+    input_ids: PackedIds | None = None
+    """packed token ids,"""
+    messages: Annotated[tuple[ChatMessage, ...], TURNS] | None = None
+    """or a conversation for the model's chat template."""
+    label: Label = ""
+    """The user's own id; echoed, never used to find anything."""
+    stream: bool = False
+    """False: one OutputBatch entry at the end. True: an entry whenever there is something new."""
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    cache_salt: Label = ""
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    """The last chat message is the beginning of the answer."""
+    template_kwargs: Annotated[bytes, Meta(max_length=MAX_TEMPLATE_KWARGS_BYTES)] = b""
+    """A msgpack map: further variables of the chat template."""
+    arrival_time: Annotated[float, Meta(ge=0.0)] = 0.0
+    """Seconds since 1970, when the caller asked: for the statistics of waiting. 0: when it is received."""
+    time_limit_ms: Count = 0
+    """It ends with reason `timeout` when so much time is over since it was received; 0: never."""
+    resume: Resume | None = None
+    """Only with one sequence."""
+    task: Task = "generate"
+    """`embed`: the vector of the prompt, and no output. A server does one or the other."""
+    retention: Retention | None = None
+    """None: its KV is kept like any other, and what was said of it stays."""
+
+
+class AbortRequest(Message, frozen=True):
+    """End these sequences, or all sequences of a client. What is unknown leaves a short-lived tombstone."""
+
+    handles: Annotated[tuple[Handle, ...], Meta(max_length=MAX_ABORT_HANDLES)] = ()
+    client: ClientId = 0
+
+
+QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats"]
+CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
+ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
+PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
+CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
+
+
+class ControlRequest(Message, frozen=True):
+    """Ask the ring itself. Answered by one ControlReply with the same client and number."""
+
+    client: ClientId
+    number: Count
+    op: ControlOp
+    after: Count = 0
+    """Of statistics: the number of the last iteration that the client has seen."""
+    wait: bool = False
+    """Of statistics: answer when there is something newer."""
+    own: Annotated[tuple[ClientId, ...], Meta(max_length=64)] = ()
+    """Of request_stats: all client numbers of the asker, whose requests are named to it."""
+    mode: PauseMode = "in_place"
+    """Of pause_generation: what becomes of the requests that run."""
+    num_steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
+    """Of start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
+
+
+# -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
+
+
+class StreamOpen(Record, frozen=True):
+    """What the detokenizer needs to know about a sequence. The scheduler carries it without reading it."""
+
+    handle: Handle
+    num_prompt_tokens: Count
+    prompt_tail: PackedIds = b""
+    """The last few prompt ids: the context in which the first output token is decoded."""
+    label: Label = ""
+    stream: bool = False
+    stop: Annotated[tuple[ShortText, ...], Meta(max_length=64)] = ()
+    stop_words: Annotated[tuple[bytes, ...], Meta(max_length=64)] = ()
+    """Each packed token ids: the sequence ends where they are the last of its output."""
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    min_tokens: Count = 0
+    resume: Resume | None = None
+
+
+class TokenizedRequest(Message, frozen=True):
+    """A checked request in token ids."""
+
+    handle: Handle
+    input_ids: PackedIds
+    sampling: SamplingParams
+    """Its seed is set: the client library draws one where the user gave none."""
+    stream_open: Raw
+    priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+    namespace: Annotated[bytes, Meta(max_length=64)] = b""
+    """Keyed digest of tenant, salt and adapter; requests of different namespaces never share a page."""
+    output_ids: PackedIds = b""
+    """Output that an earlier attempt already delivered: counted as output, never as prompt."""
+    num_prompt_logprobs: Count = 0
+    """So many of the prompt's were delivered by an earlier attempt."""
+    arrived_s: float = 0.0
+    """CLOCK_MONOTONIC when the caller asked; 0.0: when it is received."""
+    deadline_s: float = 0.0
+    """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
+    retention: Retention | None = None
+
+
+class StopMatched(Message, frozen=True):
+    """A stop string was completed by the sequence's `num_tokens`-th output token."""
+
+    handle: Handle
+    num_tokens: Count
+
+
+class ErrorInfo(Record, frozen=True):
+    message: ShortText
+    code: Annotated[str, Meta(max_length=128)] = "internal_error"
+    param: Annotated[str, Meta(max_length=256)] | None = None
+    status: Annotated[int, Meta(ge=400, le=599)] = 500
+    retry_after_s: Annotated[float, Meta(ge=0.0)] = 0.0
+    """When it is worth another try; 0.0: not said."""
+
+
+class Closed(Record, frozen=True):
+    """The scheduler has let go of a sequence; nothing follows for this handle."""
+
+    handle: Handle
+    reason: CloseReason
+    stop_token: Annotated[int, Meta(ge=-1, lt=1 << 31)] = -1
+    """The id that stopped it, for reason `stop`."""
+    cached_tokens: Count = 0
+    error: ErrorInfo | None = None
+    perf_metrics: RequestPerfMetrics | None = None
+
+
+class TokenLogprobs(Record, frozen=True):
+    """Logprobs of some tokens of one sequence: of those that this step gave it, or of its prompt."""
+
+    handle: Handle
+    logprobs: bytes
+    """[n] float32."""
+    top_ids: bytes = b""
+    """[n, k] int32, most likely first."""
+    top_logprobs: bytes = b""
+    """[n, k] float32."""
+
+
+class TokenBatch(Message, frozen=True):
+    """Everything one step has to tell the detokenizer. Read
+    in the order: opened, prompt logprobs, tokens with logprobs, closed.
+    """
+
+    step: Count
+    handles: bytes = b""
+    """[n, 16] whose token it is; a sequence that got several tokens stands several times, in order."""
+    tokens: bytes = b""
+    """[n] int32."""
+    opened: tuple[Raw, ...] = ()
+    """StreamOpen of each sequence the scheduler took in."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    closed: tuple[Closed, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    """The next ones of a prompt; the first of all belongs to its second token."""
+    epoch: Count = 0
+    """The engine's: what an earlier one said after a later one has spoken is dropped."""
+
+
+class RequestFailed(Message, frozen=True):
+    """A sequence that never reached the scheduler."""
+
+    handle: Handle
+    error: ErrorInfo
+
+
+class ControlReply(Message, frozen=True):
+    client: ClientId
+    number: Count
+    body: Raw
+    """JSON-like data of the operation; an ErrorInfo when `ok` is false."""
+    ok: bool = True
+
+
+# -- detokenizer ↔ client ----------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True):
+    """First message of a connection, before anything else is decoded."""
+
+    version: Count
+    schema: Annotated[str, Meta(max_length=64)]
+    wants_status: bool = False
+    """Send a RingStatus with each ping: this client cannot read the status page."""
+    client: ClientId = 0
+    """The id that an earlier connection of this client had, which it keeps; 0: draw one."""
+
+
+class HelloAck(Message, frozen=True):
+    client: ClientId
+    """Drawn by the server; every handle of this connection starts with it."""
+    epoch: Count
+    version: Count
+    schema: Annotated[str, Meta(max_length=64)]
+    num_tokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
+    num_detokenizers: Annotated[int, Meta(ge=1, le=64)] = 1
+    max_waiting: Count = 0
+    """Sequences that may wait in the ring; more are refused."""
+
+
+class Ping(Message, frozen=True):
+    """Sent each second both ways; a peer that is silent for 15 s is gone."""
+
+    client: ClientId = 0
+
+
+class Usage(Record, frozen=True):
+    prompt_tokens: Count
+    completion_tokens: Count
+    cached_tokens: Count = 0
+
+
+class Finish(Record, frozen=True):
+    """The terminal part of a sequence's last output."""
+
+    reason: Literal["stop", "length", "abort", "timeout", "error"]
+    usage: Usage
+    matched: str | int | None = None
+    """The stop string or stop token id, None when the model ended by its own end token."""
+    cumulative_logprob: float | None = None
+    error: ErrorInfo | None = None
+    perf_metrics: RequestPerfMetrics | None = None
+
+
+class SequenceOutput(Record, frozen=True):
+    """What is new of one sequence since its last output."""
+
+    handle: Handle
+    text: str = ""
+    token_ids: bytes = b""
+    logprobs: bytes = b""
+    """[n] float32, one for each of token_ids, when asked for."""
+    top_ids: bytes = b""
+    top_logprobs: bytes = b""
+    finish: Finish | None = None
+    prompt_logprobs: bytes = b""
+    """[m] float32, when asked for: the next ones of the prompt, from its second token on."""
+    prompt_top_ids: bytes = b""
+    """[m, k] int32."""
+    prompt_top_logprobs: bytes = b""
+
+
+class OutputBatch(Message, frozen=True):
+    outputs: tuple[SequenceOutput, ...]
+
+
+class ProcessState(Record, frozen=True):
+    epoch: Count = 0
+    """Grows with each restart; 0: nothing is known of it."""
+    is_ready: bool = True
+
+
+Processes: TypeAlias = Annotated[tuple[ProcessState, ...], Meta(max_length=64)]
+
+
+class RingStatus(Message, frozen=True):
+    """The status page for clients that cannot read the file: the launcher's state, the scheduler's load, and
+    who has been restarted.
+    """
+
+    state: Annotated[str, Meta(max_length=32)]
+    num_running: Count
+    num_waiting: Count
+    num_free_pages: Count
+    engine: ProcessState = ProcessState()
+    tokenizers: Processes = ()
+    detokenizers: Processes = ()
+
+
+# -- large tensors -----------------------------------------------------------------------------------------
+
+
+class TensorEntry(Record, frozen=True):
+    """Some rows of one of a sequence's tensors; their order on the wire is their order in the tensor."""
+
+    handle: Handle
+    name: Literal["context_logits", "generation_logits", "embedding"]
+    dtype: Literal["float32"]
+    shape: tuple[Count, Count]
+    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
+    start: Count
+    """Which row of the whole tensor its first one is."""
+
+
+class TensorBatch(Message, frozen=True):
+    """Describes the raw frames that follow it in the same multipart message, one per entry, in order. It
+    comes before whatever ends the sequence.
+    """
+
+    entries: Annotated[tuple[TensorEntry, ...], Meta(max_length=4096)]
+
+    @property
+    def num_frames(self) -> int:
+        return len(self.entries)
+
+
+# -- launcher ----------------------------------------------------------------------------------------------
+
+
+class ProcessReady(Message, frozen=True):
+    role: Label
+    pid: Count
+    info: dict[str, int | float | str] = field(default_factory=dict)
+
+
+class ProcessFailed(Message, frozen=True):
+    role: Label
+    message: Text
+    exit_code: Count
+
+
+ToTokenizer: TypeAlias = GenerateRequest | AbortRequest | ControlRequest
+ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest
+ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch
+FromClient: TypeAlias = Hello | Ping
+ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
+ToRank: TypeAlias = BatchPlan | SampleMasks | WorkerCommand
+FromRank: TypeAlias = StepResult | WorkerReady | WorkerFailed
+ToLauncher: TypeAlias = ProcessReady | ProcessFailed
+
+UNIONS = {
+    "tokenizer_in": ToTokenizer,
+    "scheduler_in": ToScheduler,
+    "detokenizer_in": ToDetokenizer,
+    "client_out": ToClient,
+    "client_in": FromClient,
+    "rank_in": ToRank,
+    "step_results": FromRank,
+    "launcher_in": ToLauncher,
+}

@@ -1,0 +1,59 @@
+"""RequestPerfMetrics: times and pages of one sequence, which come with its end when it asked for them
+(`return_perf_metrics`).
+
+The names are those of TensorRT-LLM. Times are seconds of CLOCK_MONOTONIC of the machine that serves, as
+`time.monotonic()` gives them there; elsewhere only their differences mean something.
+"""
+
+from __future__ import annotations
+
+from runtime.wire.format import Count, Record
+
+
+class TimingMetrics(Record, frozen=True):
+    """None: has not happened. A sequence that goes on after a restart has the times of its last attempt, but
+    for its arrival.
+    """
+
+    arrival_time: float
+    """When the caller asked (`arrival_time` of the request), else when it was received."""
+    first_scheduled_time: float | None = None
+    """When it first got a row."""
+    first_token_time: float | None = None
+    """When the scheduler had the result of the step that computed it."""
+    last_token_time: float | None = None
+
+
+class KvCacheMetrics(Record, frozen=True):
+    """The word page is the project's for block."""
+
+    num_total_allocated_blocks: Count
+    """Of its row when it ended; 0 when it had none then."""
+    num_new_allocated_blocks: Count
+    """Those of them that were not found in the cache."""
+    num_reused_blocks: Count
+    """Pages of its prompt that were in the cache when it first got a row."""
+    num_missed_blocks: Count
+    """The other pages of its prompt."""
+
+    @staticmethod
+    def of(page_size: int, num_pages: int, num_prompt: int, num_cached: int) -> KvCacheMetrics:
+        """num_pages: of its row; num_cached: tokens of its prompt, -1 before its first row."""
+        reused = max(0, num_cached) // page_size
+        asked = -(-num_prompt // page_size) if num_cached >= 0 else 0
+        return KvCacheMetrics(num_pages, max(0, num_pages - reused), reused, asked - reused)
+
+    @property
+    def kv_cache_hit_rate(self) -> float:
+        """reused / (reused + missed), 0.0 to 1.0."""
+        asked = self.num_reused_blocks + self.num_missed_blocks
+        return self.num_reused_blocks / asked if asked else 0.0
+
+
+class RequestPerfMetrics(Record, frozen=True):
+    timing_metrics: TimingMetrics
+    kv_cache_metrics: KvCacheMetrics
+    first_iter: Count | None = None
+    """IterationStats.iter of the step that computed its first token,"""
+    last_iter: Count | None = None
+    """and its last one."""

@@ -1,0 +1,301 @@
+"""Transport: one typed channel into a process and its other end, over ZMQ or in memory.
+
+An `Inbox` gives decoded messages; an `Outbox` takes one and says whether there was room. Nothing here blocks
+for ever, and nothing that arrives can raise: a frame that is not what the socket's union allows is counted,
+logged once a second, dropped.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import msgspec
+import zmq
+
+from runtime.base.errors import ProtocolMismatch
+from runtime.wire.format import HEADER_BYTES, PREFIX_BYTES, Message, describe_header, header, schema_hash
+from runtime.wire.messages import UNIONS
+
+logger = logging.getLogger(__name__)
+
+SCHEMA = schema_hash(UNIONS.values())
+HIGH_WATER_MARK = 1000
+MAX_FRAME_BYTES = 64 << 20
+MAX_TCP_FRAME_BYTES = 16 << 20
+MAX_DRAIN_BYTES = 16 << 20
+"""Received before what came so far is handled; decoded, a frame may take several times its bytes."""
+# The processes start together and senders may connect before a receiver has bound; the default of 100 ms
+# would be felt.
+RECONNECT_MS = 10
+# Between scheduler and worker a message means something only to the two that were started together. Elsewhere
+# the handle's attempt says what is stale, and what a process that has been replaced sent may still be valid.
+ENGINE_SOCKETS = frozenset(("rank_in", "step_results"))
+# msgspec raises more than its own errors on hostile input: invalid UTF-8, deep nesting, lengths that
+# overflow.
+DECODE_ERRORS = (msgspec.MsgspecError, UnicodeDecodeError, ValueError, RecursionError, OverflowError)
+
+
+Frame: TypeAlias = bytes | memoryview
+"""Raw data behind a message, as little as possible copied."""
+
+
+class Framed(NamedTuple):
+    """What an Inbox gives for a message with raw frames behind it."""
+
+    message: Message
+    frames: tuple[Frame, ...]
+
+
+class Codec:
+    """Header and msgpack body of one union. Raises ProtocolMismatch
+    or one of DECODE_ERRORS on a frame it does not accept.
+    """
+
+    def __init__(self, union: Any, epoch: int) -> None:
+        self.epoch = epoch
+        self.header = header(SCHEMA, epoch)
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(union).decode
+
+    def encode(self, message: Message) -> bytes:
+        return self.header + self._encode(message)
+
+    def decode(self, frame: bytes, *, any_epoch: bool = False) -> Any:
+        """`any_epoch` accepts what a process sent that was started earlier or later than this one."""
+        size = PREFIX_BYTES if any_epoch else HEADER_BYTES
+        if frame[:size] != self.header[:size]:
+            raise ProtocolMismatch(
+                f"got {describe_header(frame[:HEADER_BYTES])}; expected {describe_header(self.header)}"
+            )
+        return self._decode(memoryview(frame)[HEADER_BYTES:])
+
+
+class Inbox(Protocol):
+    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+        """Everything that has arrived, in order, but no more once it is `limit` messages or MAX_DRAIN_BYTES.
+        Never blocks.
+
+        A message with raw frames behind it comes as Framed, with as many as its `num_frames`.
+        """
+
+    def close(self) -> None: ...
+
+
+class Outbox(Protocol):
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        """Send without blocking, with `message.num_frames` raw frames behind it. False: the other end has no
+        room, nothing was sent, try again later.
+        """
+
+    def close(self) -> None: ...
+
+
+class BadFrames:
+    """Counts what could not be decoded and says so at most once a second."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.count = 0
+        self._next_log_at = 0.0
+
+    def add(self, error: Exception) -> None:
+        self.count += 1
+        now = time.monotonic()
+        if now >= self._next_log_at:
+            self._next_log_at = now + 1.0
+            logger.warning("%s: dropped a frame (%d so far): %s", self.name, self.count, error)
+
+
+def bind_private(socket: zmq.Socket[Any], address: str) -> None:
+    """Bind so that no other user of the machine can connect, whatever the mode of the directory."""
+    old = os.umask(0o077)
+    try:
+        socket.bind(address)
+    finally:
+        os.umask(old)
+
+
+class ZmqInbox:
+    """The PULL end, bound by its owner. `name` is the socket's key in UNIONS. Those of ENGINE_SOCKETS take
+    messages of their own epoch only.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[Any],
+        address: str,
+        name: str,
+        epoch: int,
+        *,
+        bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
+        max_frame_bytes: int = MAX_FRAME_BYTES,
+        max_unread: int = HIGH_WATER_MARK,
+    ) -> None:
+        """`bind` replaces `bind_private` where other users may connect. A peer whose frame is larger than
+        `max_frame_bytes` is disconnected. `max_unread`: messages of one peer that ZMQ holds.
+        """
+        self._codec = Codec(UNIONS[name], epoch)
+        self._any_epoch = name not in ENGINE_SOCKETS
+        self.bad_frames = BadFrames(name)
+        self.socket = context.socket(zmq.PULL)
+        self.socket.setsockopt(zmq.LINGER, 0)
+        self.socket.setsockopt(zmq.RCVHWM, max_unread)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, max_frame_bytes)
+        bind(self.socket, address)
+
+    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+        return receive_all(self.socket, self._codec, self.bad_frames, limit, any_epoch=self._any_epoch)
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+def receive_all(
+    socket: zmq.Socket[Any],
+    codec: Codec,
+    bad_frames: BadFrames,
+    limit: int = HIGH_WATER_MARK,
+    *,
+    any_epoch: bool = False,
+) -> list[Any]:
+    """Return what has arrived at a socket as Inbox.drain does."""
+    messages: list[Any] = []
+    num_bytes = 0
+    for _ in range(limit):
+        if num_bytes >= MAX_DRAIN_BYTES:
+            break
+        try:
+            frame = socket.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            break
+        num_bytes += len(frame)
+        try:
+            message = codec.decode(frame, any_epoch=any_epoch)
+            more = _receive_more(socket, message.num_frames) if socket.getsockopt(zmq.RCVMORE) else ()
+            num_bytes += sum(map(len, more))
+            messages.append(with_frames(message, more))
+        except (ProtocolMismatch, *DECODE_ERRORS) as error:
+            skip_more(socket)
+            bad_frames.add(error)
+    return messages
+
+
+def _receive_more(socket: zmq.Socket[Any], limit: int) -> tuple[Frame, ...]:
+    """The frames behind a message, at most `limit`. Raises ValueError when there are more."""
+    frames: list[Frame] = []
+    while socket.getsockopt(zmq.RCVMORE) and len(frames) < limit:
+        frames.append(socket.recv(zmq.NOBLOCK, copy=False).buffer)
+    num_more = skip_more(socket)
+    if num_more:
+        raise ValueError(f"{limit + num_more} raw frames behind a message with {limit}")
+    return tuple(frames)
+
+
+def skip_more(socket: zmq.Socket[Any]) -> int:
+    """Drop what is left of the message that is being received, frame by frame: ZMQ does not bound how many
+    there are. Returns how many there were.
+    """
+    num_frames = 0
+    while socket.getsockopt(zmq.RCVMORE):
+        socket.recv(zmq.NOBLOCK, copy=False)
+        num_frames += 1
+    return num_frames
+
+
+class JoinedInbox:
+    """Several inboxes read as one; in each turn another of them is first, so a busy one starves no other."""
+
+    def __init__(self, inboxes: Iterable[Inbox]) -> None:
+        self._inboxes = deque(inboxes)
+
+    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+        messages: list[Any] = []
+        self._inboxes.rotate()
+        for inbox in self._inboxes:
+            messages += inbox.drain(limit - len(messages))
+        return messages
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            inbox.close()
+
+
+class ZmqOutbox:
+    """The PUSH end, connected by each sender."""
+
+    def __init__(self, context: zmq.Context[Any], address: str, epoch: int, *, linger_ms: int = 0) -> None:
+        self._codec = Codec(Any, epoch)
+        self.socket = context.socket(zmq.PUSH)
+        self.socket.setsockopt(zmq.LINGER, linger_ms)
+        self.socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
+        self.socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
+        self.socket.connect(address)
+
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        head = self._codec.encode(message)
+        try:
+            if frames:
+                self.socket.send_multipart([head, *frames], zmq.NOBLOCK, copy=False)
+            else:
+                self.socket.send(head, zmq.NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def close(self) -> None:
+        self.socket.close()
+
+
+class MemoryChannel:
+    """Both ends in one process, through the same codec as the sockets: for tests."""
+
+    def __init__(self, name: str, epoch: int = 0, capacity: int = HIGH_WATER_MARK) -> None:
+        self._codec = Codec(UNIONS[name], epoch)
+        self._any_epoch = name not in ENGINE_SOCKETS
+        self._messages: deque[tuple[bytes, tuple[Frame, ...]]] = deque()
+        self._capacity = capacity
+        self.bad_frames = BadFrames(name)
+
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        if len(self._messages) >= self._capacity:
+            return False
+        self._messages.append((self._codec.encode(message), tuple(frames)))
+        return True
+
+    def drain(self, limit: int = HIGH_WATER_MARK) -> list[Any]:
+        messages: list[Any] = []
+        while self._messages and len(messages) < limit:
+            head, frames = self._messages.popleft()
+            try:
+                messages.append(with_frames(self._codec.decode(head, any_epoch=self._any_epoch), frames))
+            except (ProtocolMismatch, *DECODE_ERRORS) as error:
+                self.bad_frames.add(error)
+        return messages
+
+    def close(self) -> None:
+        self._messages.clear()
+
+
+class Waiter:
+    """Blocks until one of the sockets has something to read."""
+
+    def __init__(self, sockets: Iterable[zmq.Socket[Any]]) -> None:
+        self._poller = zmq.Poller()
+        for socket in sockets:
+            self._poller.register(socket, zmq.POLLIN)
+
+    def wait(self, timeout_s: float) -> bool:
+        """True: something can be read. False: the time is over."""
+        return bool(self._poller.poll(max(0, int(timeout_s * 1000))))
+
+
+def with_frames(message: Message, frames: Sequence[Frame]) -> Message | Framed:
+    """Raises ValueError when there are not as many frames as the message says."""
+    if len(frames) != message.num_frames:
+        raise ValueError(f"{len(frames)} raw frames behind a message with {message.num_frames}")
+    return Framed(message, tuple(frames)) if frames else message

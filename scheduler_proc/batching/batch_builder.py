@@ -1,0 +1,115 @@
+"""BatchBuilder: who is in the next step. Continues what runs, takes rows back when pages are short, admits
+what waits. It asks the capacity policy who fits; the PrefillAdder says how many tokens each of them gets.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from runtime.wire.messages import ErrorInfo
+from scheduler_proc.batching.admission import Admission
+from scheduler_proc.batching.chosen_batch import ChosenBatch
+from scheduler_proc.batching.phases import Phases
+from scheduler_proc.batching.preemption import Preemption
+from scheduler_proc.batching.prefill_adder import PrefillAdder, PrefillTotals, StepLimits
+from scheduler_proc.capacity.base import CapacityPolicy
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.row_columns import RowArray
+
+logger = logging.getLogger(__name__)
+
+
+class BatchBuilder:
+    """`build` once a step."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        admission: Admission,
+        capacity: CapacityPolicy,
+        phases: Phases,
+        limits: StepLimits,
+        preemption: Preemption | None = None,
+        chooser: ChosenBatch | None = None,
+    ) -> None:
+        self._lifecycle = lifecycle
+        self._kv = lifecycle.kv
+        self._rows = lifecycle.kv.rows
+        self._admission = admission
+        self._phases = phases
+        self._limits = limits
+        self._preemption = preemption
+        self._chooser = chooser
+        self.capacity = capacity
+        self._served_at = np.zeros(self._rows.max_rows, np.int64)
+        self._num_turns = 0
+
+    def build(self, feeds_back: bool) -> tuple[ScheduleBatch, PrefillTotals]:
+        """The next step, which is to be launched at once unless it is empty. feeds_back: as Executor's."""
+        if self._preemption is not None:
+            self._preemption.make_way()
+        batch = ScheduleBatch(self._rows)
+        adder = PrefillAdder(batch, self._kv, self.capacity, self._lifecycle.slots, self._limits)
+        ready, newcomers = self._rows.ready(feeds_back), None
+        if self._chooser is not None:
+            ready, newcomers = self._chooser.choose(ready)
+        for rows, admits in self._phases.of(ready):
+            self._continue(rows, batch, adder)
+            if admits and len(self._lifecycle.waiting) and adder.can_admit and self.capacity.admits():
+                self._admission.admit(adder, newcomers)
+            if len(batch):
+                break
+        return batch, adder.totals
+
+    def _continue(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
+        """Decodes without anything to them at once, the others one by one."""
+        if len(ready) > self._limits.max_requests:
+            ready = self._whose_turn_it_is(ready)
+        plain = self._rows.plain_decodes(ready)
+        decodes = ready[plain]
+        if adder.try_continue_together(decodes):
+            if len(decodes) == len(ready):  # nearly always
+                return
+            ready = ready[~plain]
+        if len(ready):
+            self._continue_one_by_one(ready, batch, adder)
+
+    def _whose_turn_it_is(self, ready: RowArray) -> RowArray:
+        """Those that have been left out for the longest time, in the order of admission."""
+        order = np.argsort(self._served_at[ready], kind="stable")
+        chosen = ready[np.sort(order[: self._limits.max_requests])]
+        self._num_turns += 1
+        self._served_at[chosen] = self._num_turns
+        return chosen
+
+    # -- short of pages -------------------------------------------------------------------------------------
+
+    def _continue_one_by_one(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
+        """Who ranks first gets pages first; when they are
+        short, somebody not yet in the batch gives up its row.
+        """
+        tenants = [req for row in ready.tolist() if (req := self._rows.tenant[row]) is not None]
+        for req in sorted(tenants, key=self.capacity.rank):
+            while req.row >= 0 and not adder.try_continue(req):
+                if not self._try_make_room(batch):
+                    break
+
+    def _try_make_room(self, batch: ScheduleBatch) -> bool:
+        """Take one row back. False: nobody has to give way, and who lacks pages waits for them."""
+        taken = batch.taken()
+        candidates = [req for req in self._rows.running_requests() if req.row not in taken]
+        if self._rows.num_running == 1:
+            # Nobody is left to wait for: it would be retracted and admitted for ever.
+            error = ErrorInfo("the KV cache is too small for this request", "kv_cache_exhausted", None, 503)
+            self._lifecycle.finish(candidates[0], "error", error=error)
+            return True
+        victim = self.capacity.victim(candidates)
+        if victim is None:
+            return False
+        self._lifecycle.retract(victim)
+        self.capacity.note_retraction()
+        logger.info("KV cache is full: retracted a request, %d in all", self._lifecycle.num_retracted)
+        return True

@@ -1,0 +1,118 @@
+"""Which parts decide, by name: the settings that name them, and the prefix cache and BatchBuilder that they
+stand for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from runtime.base.errors import ConfigError
+from runtime.base.registry import resolve
+from scheduler_proc.batching.admission import Admission
+from scheduler_proc.batching.batch_builder import BatchBuilder
+from scheduler_proc.batching.chosen_batch import ChosenBatch
+from scheduler_proc.batching.phases import BATCHING_TYPES
+from scheduler_proc.batching.preemption import Preemption
+from scheduler_proc.batching.prefill_adder import StepLimits
+from scheduler_proc.cache.base import PrefixCache
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.no_cache import NoCache
+from scheduler_proc.cache.radix.eviction import make_eviction_policy
+from scheduler_proc.cache.radix.radix_cache import RadixCache
+from scheduler_proc.capacity import CAPACITY_POLICIES
+from scheduler_proc.capacity.as_chosen import AsChosen
+from scheduler_proc.capacity.base import CapacityPolicy
+from scheduler_proc.capacity.max_utilization import MaxUtilization
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.llm_request import KvCacheView
+from scheduler_proc.policy.base import SchedulePolicy
+from scheduler_proc.request_scheduler import (
+    CapacityScheduler,
+    EverybodyFits,
+    EverybodyTakesPart,
+    MicroBatchScheduler,
+    RequestScheduler,
+    SimpleScheduler,
+)
+
+
+class BatchingSettings(NamedTuple):
+    limits: StepLimits
+    batching: str = "inflight_fused"
+    capacity: str = "max_utilization"
+    """The name of a capacity policy, or package.module:Class of a CapacityScheduler of the user's own."""
+    conservativeness: float = 1.0
+    """Of max_utilization."""
+    micro_batch_scheduler: str = ""
+    """package.module:Class of the user's own, or nothing."""
+    request_scheduler: str = ""
+    """As micro_batch_scheduler, in place of both."""
+
+
+def make_prefix_cache(
+    page_size: int,
+    eviction: str = "lru",
+    *,
+    is_disabled: bool = False,
+    clock: Callable[[], float] = time.monotonic,
+) -> PrefixCache:
+    """`eviction`: a name, or package.module:Class of the user's own. Raises ConfigError."""
+    policy = make_eviction_policy(eviction)
+    if is_disabled:
+        return NoCache(page_size)
+    return RadixCache(page_size, policy, clock)
+
+
+def make_batch_builder(
+    settings: BatchingSettings, lifecycle: Lifecycle, policy: SchedulePolicy
+) -> BatchBuilder:
+    """Raises ConfigError when a name stands for nothing, or two of them do not go together."""
+    kv = lifecycle.kv
+    capacity = _make_capacity_policy(settings, kv)
+    admission = Admission(lifecycle, policy, capacity.closes_batches)
+    preemption = chooser = None
+    if getattr(policy, "preempts", False):
+        if settings.capacity != "max_utilization" or not isinstance(capacity, MaxUtilization):
+            raise ConfigError(
+                "schedule policy: it preempts, which only max_utilization allows, not"
+                f" {settings.request_scheduler or settings.capacity}"
+            )
+        preemption = Preemption(lifecycle, admission, capacity)
+    scheduler = _make_request_scheduler(settings, kv)
+    if scheduler is not None:
+        chooser = ChosenBatch(lifecycle, admission, scheduler, settings.limits.max_requests)
+    phases = resolve("batching type", settings.batching, BATCHING_TYPES)(kv.rows)
+    return BatchBuilder(lifecycle, admission, capacity, phases, settings.limits, preemption, chooser)
+
+
+def _make_capacity_policy(settings: BatchingSettings, kv: KVCacheManager) -> CapacityPolicy:
+    if ":" in settings.capacity or settings.request_scheduler:
+        return AsChosen(kv)
+    if settings.capacity == "max_utilization":
+        return MaxUtilization(kv, settings.conservativeness)
+    policy: CapacityPolicy = resolve("capacity scheduler", settings.capacity, CAPACITY_POLICIES)(kv)
+    return policy
+
+
+def _make_request_scheduler(settings: BatchingSettings, kv: KVCacheManager) -> RequestScheduler | None:
+    """The user's own; None: there is none."""
+    of_capacity = (kv.rows.max_rows, KvCacheView(kv))
+    of_micro_batch = (settings.limits.max_requests, settings.limits.max_tokens)
+    if settings.request_scheduler:
+        scheduler: RequestScheduler = resolve("request scheduler", settings.request_scheduler, {})(
+            *of_capacity, *of_micro_batch
+        )
+        return scheduler
+    if ":" not in settings.capacity and not settings.micro_batch_scheduler:
+        return None
+    capacity_scheduler: CapacityScheduler = EverybodyFits()
+    micro_batch_scheduler: MicroBatchScheduler = EverybodyTakesPart(*of_micro_batch)
+    if ":" in settings.capacity:
+        capacity_scheduler = resolve("capacity scheduler", settings.capacity, CAPACITY_POLICIES)(*of_capacity)
+    if settings.micro_batch_scheduler:
+        micro_batch_scheduler = resolve("micro-batch scheduler", settings.micro_batch_scheduler, {})(
+            *of_micro_batch
+        )
+    return SimpleScheduler(capacity_scheduler, micro_batch_scheduler)

@@ -1,0 +1,192 @@
+"""PrefillAdder: one step's budgets, and the only code that decides how many tokens a row gets.
+
+Running rows are continued first, decodes before anything else, so prefill never starves decode; what is left
+of the budget goes to newcomers. Every try_* method does what it says or changes nothing.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
+from scheduler_proc.capacity.base import CapacityPolicy
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.core.batch import ScheduleBatch, ScheduledRow
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.features.base import NO_COST, Cost, combined_cost
+
+
+class StepLimits(NamedTuple):
+    """What one forward may hold, decodes included."""
+
+    max_tokens: int
+    """New tokens."""
+    max_requests: int
+
+
+class PrefillTotals(NamedTuple):
+    """What a batch does besides decoding."""
+
+    num_admitted: int
+    num_new_tokens: int
+    num_cached_tokens: int
+    num_prefills: int = 0
+    """Requests of which it computes what they came to their row with."""
+    num_recomputed_tokens: int = 0
+    """New tokens that are computed again, or are output: see InflightBatchingStats."""
+
+
+class PrefillAdder:
+    """Fills one batch."""
+
+    def __init__(
+        self,
+        batch: ScheduleBatch,
+        kv: KVCacheManager,
+        capacity: CapacityPolicy,
+        slots: SlotPool,
+        limits: StepLimits,
+    ) -> None:
+        self._batch = batch
+        self._rows = kv.rows
+        self._kv = kv
+        self._capacity = capacity
+        self._guards_growth = capacity.guards_growth
+        self._slots = slots
+        self._token_budget, self._request_budget = limits
+        self._num_admitted = 0
+        self._num_prefill_tokens = 0
+        self._num_cached_tokens = 0
+        self._num_prefills = 0
+        self._num_recomputed_tokens = 0
+
+    @property
+    def can_admit(self) -> bool:
+        if not self._rows.num_free:
+            return False
+        return (self._token_budget > 0 and self._request_budget > 0) or self._capacity.closes_batches
+
+    @property
+    def totals(self) -> PrefillTotals:
+        return PrefillTotals(
+            self._num_admitted,
+            self._num_prefill_tokens,
+            self._num_cached_tokens,
+            self._num_prefills,
+            self._num_recomputed_tokens,
+        )
+
+    def try_continue_together(self, decodes: RowArray) -> bool:
+        """The next token of every plain decode. False: budget or pages are short; take them one by one."""
+        num_decodes = len(decodes)
+        if num_decodes > self._token_budget or num_decodes > self._request_budget:
+            return False
+        self._kv.give_back_unseen(decodes)
+        if self._guards_growth and not self._capacity.may_grow(decodes, self._rows.kv_len[decodes] + 1):
+            return False
+        if not self._kv.try_reserve_next(decodes):
+            return False
+        self._batch.decodes = decodes
+        self._token_budget -= num_decodes
+        self._request_budget -= num_decodes
+        return True
+
+    def try_continue(self, req: Request) -> bool:
+        """The next chunk (or decode token) of a request that holds a row, as much as the budget leaves.
+
+        False: pages are short.
+        """
+        start = req.kv_len
+        num_left = req.predicted_len - start
+        if num_left <= 0 or self._token_budget <= 0 or self._request_budget <= 0:
+            return True
+        num_new = self._chunk_len(req, start, num_left)
+        if self._kv.window is not None:
+            self._kv.give_back_unseen(np.array([req.row], np.intp))
+        if not self._try_reserve(req, start + num_new):
+            return False
+        self._schedule(req, start, num_new, samples=num_new == num_left)
+        return True
+
+    def try_admit(self, req: Request, prefix: Prefix) -> bool:
+        """A row and the first chunk for a waiting request, if it fits beside what was promised to others."""
+        kv = self._kv
+        cost = combined_cost(req.features) if req.features else NO_COST
+        if not self.can_admit or not self._can_afford(cost):
+            return False
+        # Locked before the room is counted: its own prefix is not there for it to evict.
+        kv.cache.lock(prefix.node)
+        if not self._capacity.try_promise(req, prefix, cost.pages):
+            kv.cache.unlock(prefix.node)
+            return False
+        start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
+        num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
+        self._capacity.note_seated(kv.seat(req, prefix, num_new))
+        if req.features:
+            self._open_features(req, cost)
+        if num_new:
+            self._schedule(req, start, num_new, samples=num_new == num_left)
+        self._num_admitted += 1
+        self._num_cached_tokens += start
+        return True
+
+    def _can_afford(self, cost: Cost) -> bool:
+        return cost is NO_COST or (self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slot))
+
+    def _open_features(self, req: Request, cost: Cost) -> None:
+        self._slots.take(cost.slot)
+        req.slot = cost.slot
+        for feature in req.features:
+            feature.row_opened(req.row)
+
+    def _try_reserve(self, req: Request, upto: int) -> bool:
+        if self._guards_growth and not self._capacity.may_grow(req.row, upto):
+            return False
+        return self._kv.try_reserve(req, upto)
+
+    def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
+        """What the budget allows; a chunk that is not the last one ends with a page, if it reaches the end of
+        one. While logits of the prompt are wanted, no chunk goes beyond it.
+        """
+        if req.wanted_from < req.num_prompt and start < req.num_prompt:
+            num_left = min(num_left, req.num_prompt - start)
+        if num_left <= self._token_budget:
+            return num_left
+        end = start + self._token_budget
+        aligned = end - end % self._kv.page_size
+        return (aligned if aligned > start else end) - start
+
+    def _schedule(self, req: Request, start: int, num_new: int, *, samples: bool) -> None:
+        """Put a row that has room for its num_new tokens into the batch."""
+        is_prefill = start < req.num_given
+        scheduled = ScheduledRow(req, req.row, start, num_new, samples, is_prefill)
+        self._token_budget -= num_new
+        self._request_budget -= 1
+        if is_prefill:
+            self._num_prefill_tokens += num_new
+            self._num_prefills += 1
+            end = start + num_new
+            if req.computed_len or end > req.num_prompt:
+                first_time = min(end, req.num_prompt) - max(start, req.computed_len)
+                self._num_recomputed_tokens += num_new - max(0, first_time)
+        if req.features:
+            self._plan_features(scheduled)
+        self._batch.add(scheduled)
+
+    def _plan_features(self, scheduled: ScheduledRow) -> None:
+        features = scheduled.req.features
+        if scheduled.is_prefill:
+            for feature in features:
+                feature.plan_chunk(scheduled)
+        if not scheduled.samples:
+            return
+        for feature in features:
+            feature.plan_row(scheduled)
+        if scheduled.guesses:
+            scheduled.guesses = scheduled.guesses[: self._token_budget]
+            if not self._try_reserve(scheduled.req, scheduled.start + scheduled.num_new):
+                scheduled.guesses = ()
+            self._token_budget -= len(scheduled.guesses)

@@ -1,0 +1,108 @@
+"""PageTables: which pages each row reads, in the order of its tokens, and what of that the device does not
+know yet. Written by KVCacheManager alone; knows no owner of a page but the row.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.wire.format import IntArray
+from scheduler_proc.core.row_columns import RowArray
+
+CLEAN = np.iinfo(np.int32).max
+
+
+class TableWrites(NamedTuple):
+    """Packed int32: [num_spans, 3] (row, start, n), and the pages of all spans in order."""
+
+    spans: bytes
+    pages: bytes
+
+
+class PageTables:
+    """One row of `pages` each; num_pages entries of it count."""
+
+    def __init__(self, max_rows: int, max_pages: int) -> None:
+        self.pages: IntArray = np.zeros((max_rows, max_pages), np.int32)
+        self.num_pages: IntArray = np.zeros(max_rows, np.int32)
+        # How many of them, from the first on, the cache owns.
+        self.num_shared: IntArray = np.zeros(max_rows, np.int32)
+        # How many, from the first on, were given back, since no later token sees them; then none is shared.
+        self.num_gone: IntArray = np.zeros(max_rows, np.int32)
+        self.copies: list[tuple[int, int, int]] = []  # row, source page, target page
+        # First entry that the device was not told of.
+        self._dirty_from: IntArray = np.full(max_rows, CLEAN, np.int32)
+
+    def start(self, row: int, num_shared: int, pages: IntArray) -> None:
+        """A new stay, with these pages."""
+        num_pages = len(pages)
+        self.num_shared[row] = num_shared
+        self.num_gone[row] = 0
+        self.pages[row, :num_pages] = pages
+        self.num_pages[row] = num_pages
+        self._dirty_from[row] = 0
+
+    def end(self, row: int) -> None:
+        """Nobody holds the row; what is not told yet of it is never told."""
+        self.num_pages[row] = 0
+        self.num_gone[row] = 0
+        self._dirty_from[row] = CLEAN
+        if self.copies:
+            self.copies = [copy for copy in self.copies if copy[0] != row]
+
+    def append_one(self, rows: RowArray, have: IntArray, pages: IntArray) -> None:
+        """A page more for each of the rows, which have so many."""
+        self.pages[rows, have] = pages
+        self.num_pages[rows] = have + 1
+        self._dirty_from[rows] = np.minimum(self._dirty_from[rows], have)
+
+    def extend(self, row: int, pages: IntArray) -> None:
+        at = self.num_pages.item(row)
+        self.pages[row, at : at + len(pages)] = pages
+        self.num_pages[row] = at + len(pages)
+        self.changed(row, at)
+
+    def changed(self, row: int, at: int) -> None:
+        if at < self._dirty_from.item(row):
+            self._dirty_from[row] = at
+
+    def private(self, row: int) -> IntArray:
+        first = self.num_shared.item(row) or self.num_gone.item(row)
+        return self.pages[row, first : self.num_pages.item(row)]
+
+    # -- what the device must be told, once per plan --------------------------------------------------------
+
+    def take_page_copies(self) -> tuple[tuple[int, int], ...]:
+        """(source, target) pages to copy before the tables change, to be done in this order."""
+        copies = tuple((source, target) for _, source, target in self.copies)
+        self.copies.clear()
+        return copies
+
+    def take_table_writes(self) -> TableWrites:
+        """Every changed row from its first changed entry on.
+
+        They are read from the table now: however often an entry changed since the last plan, the device sees
+        it written once, and what an earlier tenant left unsaid is never said.
+        """
+        rows = np.flatnonzero(self._dirty_from < self.num_pages)
+        if not len(rows):
+            return TableWrites(b"", b"")
+        spans = np.empty((len(rows), 3), np.int32)
+        starts = self._dirty_from[rows]
+        lens = self.num_pages[rows] - starts
+        self._dirty_from[rows] = CLEAN
+        one = lens == 1  # nearly all: decodes that crossed into a new page
+        num_ones = np.count_nonzero(one)
+        if num_ones < len(rows):
+            order = np.argsort(~one, kind="stable")
+            rows = rows[order]
+            starts = starts[order]
+            lens = lens[order]
+        spans[:, 0] = rows
+        spans[:, 1] = starts
+        spans[:, 2] = lens
+        pages = [self.pages[rows[:num_ones], starts[:num_ones]]]
+        pages += [self.pages[row, start : start + n] for row, start, n in spans[num_ones:].tolist()]
+        return TableWrites(spans.tobytes(), np.concatenate(pages).tobytes())

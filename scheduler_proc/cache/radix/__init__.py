@@ -1,0 +1,1 @@
+"""The radix tree of prefixes, and what of it is evicted first."""

@@ -1,0 +1,173 @@
+"""ScheduleBatch: what one step will compute, in the scheduler's terms, and its translation to a BatchPlan.
+
+Two lanes: plain decodes are one array of rows; a row with more to it than its next token is a ScheduledRow.
+The plan has the decodes first, then the single rows, whose result is one token that nobody looks at, then the
+loose ones:
+
+    order   | decodes | single | loose |
+            |  one token each  | committed one by one
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.wire.format import TOKEN_BYTES, IntArray, pack_ids
+from runtime.wire.plan import BatchPlan, PromptPositions, SampleMasks
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import BoolArray, RowArray, Rows, TenancyArray
+
+FUTURE = -1
+"""An input id that only the device knows: FutureMap[row]."""
+ONE_FUTURE: IntArray = np.array([FUTURE], np.int32)
+NO_ROWS: RowArray = np.empty(0, np.intp)
+
+
+class WantedPositions(NamedTuple):
+    """Positions of a chunk whose logits are looked at: PromptPositions without the place of its row."""
+
+    first: int
+    targets: bytes
+    num_logprobs: int
+    returns_logits: bool
+
+    @property
+    def num_positions(self) -> int:
+        return len(self.targets) // TOKEN_BYTES
+
+
+@dataclass(slots=True, eq=False)
+class ScheduledRow:
+    """A row that is more than a plain decode: a chunk of prefill, or something attached to it."""
+
+    req: Request
+    row: int
+    start: int
+    num_known: int
+    """New tokens that are the request's own."""
+    samples: bool
+    is_prefill: bool
+    guesses: list[int] | tuple[()] = ()
+    """Ids to verify behind them."""
+    make_mask: Callable[[], bytes] | None = None
+    """Makes the bitmask of allowed ids; asked after every earlier step is committed."""
+    wanted: WantedPositions | None = None
+
+    @property
+    def num_new(self) -> int:
+        return self.num_known + len(self.guesses)
+
+    def input_ids(self, rows: Rows) -> IntArray:
+        """[num_new] int32: those the host knows, FUTURE for those still in flight, the guesses."""
+        end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)
+        if not self.guesses:
+            if end <= num_tokens:
+                return rows.tokens[self.row, self.start : end]
+            if self.num_known == 1:
+                return ONE_FUTURE
+        known = rows.tokens[self.row, self.start : min(end, num_tokens)]
+        num_future = self.num_known - len(known)
+        return np.concatenate([known, np.array([*[FUTURE] * num_future, *self.guesses], np.int32)])
+
+
+class ScheduleBatch:
+    """One step, from its plan to its commit."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self.decodes = NO_ROWS
+        self.single: list[ScheduledRow] = []
+        self.loose: list[ScheduledRow] = []
+        self.order = NO_ROWS
+        self.step = 0
+        self._rest: list[ScheduledRow] = []
+        self._tenancies: TenancyArray = np.empty(0, np.int64)
+
+    def __len__(self) -> int:
+        return len(self.decodes) + len(self.single) + len(self.loose)
+
+    def taken(self) -> set[int]:
+        """Rows that are in the batch."""
+        rest = self.single + self.loose
+        return {*self.decodes.tolist(), *(scheduled.row for scheduled in rest)}
+
+    def add(self, scheduled: ScheduledRow) -> None:
+        if scheduled.samples and not self.rows.needs_python.item(scheduled.row):
+            self.single.append(scheduled)
+        else:
+            self.loose.append(scheduled)
+
+    def launch(self, step: int, kv: KVCacheManager) -> BatchPlan:
+        """Make the plan. From here on its tokens count as written and its samples as in flight."""
+        rows, decodes = self.rows, self.decodes
+        self.step = step
+        rest = self._rest = self.single + self.loose
+        if rest:
+            rest_rows = np.array([scheduled.row for scheduled in rest], np.intp)
+            self.order = np.concatenate([decodes, rest_rows])
+        else:
+            self.order = decodes
+        self._tenancies = rows.tenancy[self.order]
+        starts = rows.kv_len[self.order]
+        ids = [rows.next_ids(decodes, FUTURE)]
+        ids += [scheduled.input_ids(rows) for scheduled in rest]
+        lens = np.array([scheduled.num_known for scheduled in rest], np.int32)
+        samples = np.array([scheduled.samples for scheduled in rest], np.int32)
+        drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
+        lens += drafts
+        writes = kv.tables.take_table_writes()
+        plan = BatchPlan(
+            step,
+            rows.take_setups(),
+            kv.tables.take_page_copies(),
+            writes.spans,
+            writes.pages,
+            len(decodes),
+            pack_ids(self.order),
+            starts.tobytes(),
+            np.concatenate(ids).tobytes(),
+            lens.tobytes(),
+            samples.tobytes(),
+            drafts.tobytes(),
+            self._prompt_positions() if self.loose else (),
+            bool(self.loose) and any(scheduled.make_mask is not None for scheduled in self.loose),
+        )
+        rows.count_as_launched(decodes)
+        if rest:
+            rows.count_as_launched(rest_rows, lens, samples)
+        return plan
+
+    def _prompt_positions(self) -> tuple[PromptPositions, ...]:
+        first_place = len(self.order) - len(self.loose)
+        return tuple(
+            PromptPositions(place, *scheduled.wanted)
+            for place, scheduled in enumerate(self.loose, first_place)
+            if scheduled.wanted is not None
+        )
+
+    def publish_prefills(self, kv: KVCacheManager) -> None:
+        """Share the full pages of this step's chunks. Call
+        it when the step is launched, before the next plan.
+        """
+        for scheduled in self._rest:
+            if scheduled.is_prefill:
+                kv.publish_prefill(scheduled.req)
+
+    def still_held(self) -> BoolArray:
+        """[len(order)] which rows are in the same hands as when the step was planned."""
+        return self.rows.still_held(self.order, self._tenancies)
+
+    def masks(self) -> SampleMasks:
+        """The masks that the plan defers to, for the rows that still want their token."""
+        held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
+        masks = [
+            (scheduled.row, scheduled.make_mask())
+            for scheduled, is_held in zip(self.loose, held, strict=True)
+            if scheduled.make_mask is not None and is_held
+        ]
+        return SampleMasks(self.step, tuple(masks))

@@ -1,0 +1,54 @@
+"""What the scheduler needs from whatever runs the model.
+Implementations live in the model worker; this imports none.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
+from runtime.wire.transport import Frame
+
+
+class StepHandle(Protocol):
+    """One launched step."""
+
+    def result(self) -> StepResult:
+        """Wait until the step is done. Raises ExecutorError when the worker failed or is gone."""
+
+    def done(self) -> bool:
+        """Whether `result` would return at once."""
+
+    @property
+    def frames(self) -> tuple[Frame, ...]:
+        """The raw logits that the result's `tensors` describe, one frame each. Valid once `result` has
+        returned; what they point to does not change for as long as somebody holds them.
+        """
+
+
+Handle = TypeVar("Handle", bound=StepHandle)
+
+
+class Executor(Protocol[Handle]):
+    """Runs plans strictly in the order of their launch."""
+
+    max_in_flight: int
+    """Steps launched before one must be committed: 1 = no overlap, 2 = overlap, P = a pipeline of P stages.
+    """
+    feeds_back: bool
+    """A token sampled by one step reaches the next step of
+    its row on the device (FutureMap), so a plan may say -1.
+    """
+
+    def launch(self, plan: BatchPlan) -> Handle:
+        """Start a step; does not wait. Raises ExecutorError when the worker is gone."""
+
+    def sample(self, handle: Handle, masks: SampleMasks) -> None:
+        """Give a step whose plan says `defer_sampling` what it waits for; exactly once for each such step."""
+
+    def close(self) -> None:
+        """Stop the worker; steps in flight may be lost."""
+
+
+AnyExecutor: TypeAlias = Executor[Any]
+"""For who hands an executor none but its own handles."""

@@ -1,0 +1,182 @@
+"""Lifecycle: every live sequence, and the only code that moves one from one state to the next.
+
+    add ──► WAITING ──admit──► RUNNING ──finish──► FINISHED     (one Closed each)
+               ▲                  │
+               └─────retract──────┘        replaced: FINISHED without a Closed, a higher attempt goes on
+
+accepted = terminated + replaced + live, always.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable
+
+from msgspec import Raw
+
+from runtime.ring.roster import Roster
+from runtime.wire.handle import attempt_of, client_of
+from runtime.wire.messages import Closed, CloseReason, ErrorInfo
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.core.output import Output
+from scheduler_proc.core.request import Request, Status
+from scheduler_proc.core.solitary import SolitaryRuns
+from scheduler_proc.deadlines import Deadlines
+from scheduler_proc.observe.queue_times import QueueTimes
+from scheduler_proc.waiting.sorted_requests import SortKey, WaitingQueue, no_key
+
+
+class Lifecycle:
+    """Owns the table of live sequences and the waiting queue. `sort_key`: as WaitingQueue's."""
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        slots: SlotPool,
+        output: Output,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        sort_key: SortKey = no_key,
+        roster: Roster | None = None,
+    ) -> None:
+        """`roster` shows the launcher who is here; None: nobody wants to know."""
+        self.kv = kv
+        self.slots = slots
+        self.output = output
+        self.requests: dict[bytes, Request] = {}
+        """By sequence key: at most one attempt of a sequence is alive."""
+        self.num_live_of: Counter[int] = Counter()
+        """By client, of those that have any."""
+        self.num_again_of: Counter[int] = Counter()
+        """Those of num_live_of that were made again."""
+        self.waiting = WaitingQueue(sort_key)
+        self.deadlines = Deadlines(self.requests)
+        self.solitary = SolitaryRuns()
+        self.queue_times = QueueTimes()
+        self.roster = roster or Roster(bytearray())
+        self._clock = clock
+        self.num_accepted = 0
+        self.num_terminated = 0
+        self.num_replaced = 0
+        self.num_retracted = 0
+        self.num_paused = 0
+        """Of those that wait: who had a row before."""
+        self.on_finish: Callable[[Request], object] | None = None
+        """Called with every sequence that was taken in and ends, before it gives back what it holds."""
+
+    def add(self, req: Request, stream_open: Raw) -> None:
+        """A new sequence waits for its row."""
+        self.open(req.handle, stream_open)
+        self.requests[req.key] = req
+        self.roster.add(req.key)
+        client = client_of(req.handle)
+        self.num_live_of[client] += 1
+        if attempt_of(req.handle):
+            self.num_again_of[client] += 1
+        self.waiting.add(req)
+        if req.deadline_s:
+            self.deadlines.add(req)
+
+    def refuse(self, handle: bytes, stream_open: Raw, reason: CloseReason, error: ErrorInfo | None) -> None:
+        """A sequence that ends where it arrives."""
+        self.open(handle, stream_open)
+        self.num_terminated += 1
+        self.output.close(Closed(handle, reason, error=error))
+
+    def open(self, handle: bytes, stream_open: Raw) -> None:
+        self.num_accepted += 1
+        self.output.open(handle, stream_open)
+
+    def note_admitted(self, positions: list[int]) -> None:
+        """The requests at these places of the waiting queue have got a row."""
+        now = self._clock()
+        for position in positions:
+            req = self.waiting[position]
+            req.status = Status.RUNNING
+            if not req.num_retractions:
+                self.queue_times.add(now - req.arrived_s)
+            else:
+                self.num_paused -= 1
+        self.waiting.remove_at(positions)
+
+    def finish(
+        self, req: Request, reason: CloseReason, *, stop_token: int = -1, error: ErrorInfo | None = None
+    ) -> None:
+        """The end: everything it holds is given back, and its stream is closed."""
+        if self.on_finish is not None:
+            self.on_finish(req)
+        closed = Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error)
+        for feature in req.features:
+            closed = feature.closing(closed)
+        self._let_go(req)
+        self.num_terminated += 1
+        self.output.close(closed)
+
+    def finish_expired(self) -> None:
+        """End everything that has reached its deadline; what it has put out so far stays."""
+        if len(self.deadlines):
+            for req in self.deadlines.take_passed(self._clock()):
+                self.finish(req, "timeout")
+
+    def replace(self, req: Request) -> None:
+        """A higher attempt of the sequence takes its place:
+        what it computed stays in the cache, nobody is told.
+        """
+        self._let_go(req)
+        self.num_replaced += 1
+
+    def retract(self, req: Request) -> None:
+        """Give up the row and start over later.
+
+        Committed tokens are kept; those in flight are dropped and come out again, to the same values.
+        """
+        req.computed_len = max(req.computed_len, req.kv_len)
+        self._give_back_row(req)
+        req.num_retractions += 1
+        self.num_paused += 1
+        req.status = Status.WAITING
+        self.num_retracted += 1
+        self.waiting.add(req)
+
+    def _let_go(self, req: Request) -> None:
+        if req.status is Status.WAITING:
+            self.waiting.remove(req)
+            if req.num_retractions:
+                self.num_paused -= 1
+        req.status = Status.FINISHED
+        if req.row >= 0:
+            self._give_back_row(req)
+        del self.requests[req.key]
+        self.roster.discard(req.key)
+        client = client_of(req.handle)
+        self.num_live_of[client] -= 1
+        if not self.num_live_of[client]:
+            del self.num_live_of[client]
+        if attempt_of(req.handle):
+            self.num_again_of[client] -= 1
+            if not self.num_again_of[client]:
+                del self.num_again_of[client]
+        if self.solitary:
+            self.solitary.discard(req)
+        if req.features:
+            for feature in req.features:
+                feature.release()
+            req.features = ()  # they may point back at it: leave no cycle for the collector
+
+    def _give_back_row(self, req: Request) -> None:
+        self.kv.release(req)
+        if req.features:
+            self.slots.give_back(req.slot)
+            req.slot = None
+            for feature in req.features:
+                feature.row_lost()
+
+    def check(self) -> None:
+        """Assert that every accepted sequence is accounted for, once."""
+        assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
+        assert len(self.requests) == len(self.waiting) + self.kv.rows.num_running
+        handles = [req.handle for req in self.requests.values()]
+        assert self.num_live_of == Counter(map(client_of, handles))
+        assert self.num_again_of == Counter(map(client_of, filter(attempt_of, handles)))

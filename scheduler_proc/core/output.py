@@ -1,0 +1,244 @@
+"""Output: gathers what one step has to say to each detokenizer into one TokenBatch, and keeps what the other
+end has no room for yet.
+
+    TensorBatch(es) of raw logits → TokenBatch → ControlReplies        in this order, for each detokenizer
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import Raw, msgpack
+
+from runtime.wire.format import IntArray, Message
+from runtime.wire.handle import client_of
+from runtime.wire.messages import (
+    Closed,
+    ControlReply,
+    ControlRequest,
+    TensorBatch,
+    TensorEntry,
+    TokenBatch,
+    TokenLogprobs,
+)
+from runtime.wire.transport import Frame, Outbox
+
+MAX_BACKLOG = 8192
+"""Sequences opened and replies made that wait for a detokenizer which does not read. From there on the inbox
+is left alone; below it aborts are still applied. With the batch before them, which is being refused, they are
+80 MB if every one is an error with a long text.
+"""
+MAX_BACKLOG_BYTES = 64 << 20
+"""Of sequences opened: one that is made again brings its output so far."""
+MAX_TENSORS = 1024
+"""Raw frames behind one message."""
+HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
+
+
+def reply_to(request: ControlRequest, body: object, ok: bool = True) -> ControlReply:
+    """`body`: what msgpack can encode; an ErrorInfo when it is not `ok`."""
+    return ControlReply(request.client, request.number, Raw(msgpack.encode(body)), ok)
+
+
+class Output(Protocol):
+    """What the scheduler says, to whoever it is for. Sends in order, never blocks."""
+
+    def open(self, handle: bytes, stream_open: Raw) -> None: ...
+
+    def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
+        """One token for each handle ([n] V16, [n] int32)."""
+
+    def add(self, handle: bytes, tokens: list[int]) -> None:
+        """Several tokens for one sequence, in order."""
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        """Of tokens that are added in the same step."""
+
+    def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None: ...
+
+    def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
+        """Raw logits of a sequence that was opened in an earlier step."""
+
+    def close(self, closed: Closed) -> None: ...
+
+    def reply(self, reply: ControlReply) -> None: ...
+
+    @property
+    def is_blocked(self) -> bool:
+        """The other end refused something that is still to be sent: callers should produce nothing new."""
+
+    @property
+    def is_full(self) -> bool:
+        """Nothing more should be let in until the other end reads."""
+
+    def flush(self) -> bool:
+        """Send what there is. False: the other end has no room; try again later.
+
+        What was refused is kept as it is and goes first; what is said meanwhile is gathered into one later
+        batch.
+        """
+
+
+class OutputLane:
+    """Output to one detokenizer."""
+
+    def __init__(self, outbox: Outbox, epoch: int = 0) -> None:
+        self._outbox = outbox
+        self._epoch = epoch
+        self._refused: list[tuple[Message, Sequence[Frame]]] = []
+        self._replies: list[ControlReply] = []
+        self._num_sent = 0
+        self._clear()
+
+    def _clear(self) -> None:
+        self._handles: list[bytes] = []
+        self._tokens: list[bytes] = []
+        self._opened: list[Raw] = []
+        self._opened_bytes = 0
+        self._logprobs: list[TokenLogprobs] = []
+        self._closed: list[Closed] = []
+        self._prompt_logprobs: list[TokenLogprobs] = []
+        self._entries: list[TensorEntry] = []
+        self._frames: list[Frame] = []
+
+    def open(self, handle: bytes, stream_open: Raw) -> None:
+        self._opened.append(stream_open)
+        self._opened_bytes += len(stream_open)
+
+    def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
+        self._handles.append(handles.tobytes())
+        self._tokens.append(tokens.tobytes())
+
+    def add(self, handle: bytes, tokens: list[int]) -> None:
+        self._handles.append(handle * len(tokens))
+        self._tokens.append(array("i", tokens).tobytes())  # pack_ids takes four times as long for one or two
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        self._logprobs.append(logprobs)
+
+    def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
+        self._prompt_logprobs.append(logprobs)
+
+    def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
+        self._entries.append(entry)
+        self._frames.append(frame)
+
+    def close(self, closed: Closed) -> None:
+        self._closed.append(closed)
+
+    def reply(self, reply: ControlReply) -> None:
+        self._replies.append(reply)
+
+    @property
+    def is_blocked(self) -> bool:
+        return bool(self._refused)
+
+    @property
+    def is_full(self) -> bool:
+        # Only what arrivals leave here is counted: the rest is bounded by what lives and what is in flight.
+        num_left = len(self._opened) + len(self._replies)
+        return num_left >= MAX_BACKLOG or self._opened_bytes >= MAX_BACKLOG_BYTES
+
+    def flush(self) -> bool:
+        if self._refused and not self._try_send_refused():
+            return False
+        if self._entries:
+            self._gather_tensors()
+        if self._handles or self._opened or self._closed or self._logprobs or self._prompt_logprobs:
+            self._num_sent += 1
+            batch = TokenBatch(
+                self._num_sent,
+                b"".join(self._handles),
+                b"".join(self._tokens),
+                tuple(self._opened),
+                tuple(self._logprobs),
+                tuple(self._closed),
+                tuple(self._prompt_logprobs),
+                self._epoch,
+            )
+            self._clear()
+            self._refused.append((batch, ()))
+        if self._replies:
+            self._refused += [(reply, ()) for reply in self._replies]
+            self._replies = []
+        return not self._refused or self._try_send_refused()
+
+    def _gather_tensors(self) -> None:
+        """Before the batch that may close their sequence. An earlier one has opened it: nothing is launched
+        before its opening is sent.
+        """
+        for at in range(0, len(self._entries), MAX_TENSORS):
+            entries = tuple(self._entries[at : at + MAX_TENSORS])
+            self._refused.append((TensorBatch(entries), self._frames[at : at + MAX_TENSORS]))
+        self._entries = []
+        self._frames = []
+
+    def _try_send_refused(self) -> bool:
+        while self._refused:
+            message, frames = self._refused[0]
+            if not self._outbox.send(message, frames):
+                return False
+            del self._refused[0]
+        return True
+
+
+class OutputRouter:
+    """Output to several detokenizers: a sequence belongs to number `client id` mod their number."""
+
+    def __init__(self, outboxes: Sequence[Outbox], epoch: int = 0) -> None:
+        self._lanes = [OutputLane(outbox, epoch) for outbox in outboxes]
+
+    def _lane_of(self, handle: bytes) -> OutputLane:
+        return self._lanes[client_of(handle) % len(self._lanes)]
+
+    def open(self, handle: bytes, stream_open: Raw) -> None:
+        self._lane_of(handle).open(handle, stream_open)
+
+    def add_each(self, handles: npt.NDArray[np.void], tokens: IntArray) -> None:
+        numbers = handles.view(HANDLE)["client"] % len(self._lanes)
+        for number, lane in enumerate(self._lanes):
+            mine = numbers == number
+            if mine.any():
+                lane.add_each(handles[mine], tokens[mine])
+
+    def add(self, handle: bytes, tokens: list[int]) -> None:
+        self._lane_of(handle).add(handle, tokens)
+
+    def add_logprobs(self, logprobs: TokenLogprobs) -> None:
+        self._lane_of(logprobs.handle).add_logprobs(logprobs)
+
+    def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None:
+        self._lane_of(logprobs.handle).add_prompt_logprobs(logprobs)
+
+    def add_tensor(self, entry: TensorEntry, frame: Frame) -> None:
+        self._lane_of(entry.handle).add_tensor(entry, frame)
+
+    def close(self, closed: Closed) -> None:
+        self._lane_of(closed.handle).close(closed)
+
+    def reply(self, reply: ControlReply) -> None:
+        self._lanes[reply.client % len(self._lanes)].reply(reply)
+
+    @property
+    def is_blocked(self) -> bool:
+        return any(lane.is_blocked for lane in self._lanes)
+
+    @property
+    def is_full(self) -> bool:
+        return any(lane.is_full for lane in self._lanes)
+
+    def flush(self) -> bool:
+        """To each who has room. False: somebody has none."""
+        has_room = True
+        for lane in self._lanes:
+            has_room = lane.flush() and has_room
+        return has_room
+
+
+def make_output(outboxes: Sequence[Outbox], epoch: int = 0) -> Output:
+    """`outboxes`: one for each detokenizer, in their order. `epoch`: the engine's."""
+    return OutputLane(outboxes[0], epoch) if len(outboxes) == 1 else OutputRouter(outboxes, epoch)

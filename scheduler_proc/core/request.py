@@ -1,0 +1,200 @@
+"""Request: the scheduler's one record of a sequence; nobody else holds its life cycle.
+
+Knows its limits, its stop ids and where its tokens are (its row's columns, or `parked`); knows no pages and
+no loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import TYPE_CHECKING, TypeAlias
+
+import numpy as np
+
+from runtime.wire.format import TOKEN_BYTES, IntArray, pack_ids, unpack_ids
+from runtime.wire.plan import RowSetup
+from runtime.wire.sampling_params import SamplingParams
+from scheduler_proc.core.row_columns import MAX_STOP_IDS, Rows
+
+if TYPE_CHECKING:
+    from scheduler_proc.cache.base import CacheNode
+    from scheduler_proc.cache.pages.retained_pages import RetainedPages
+    from scheduler_proc.features.base import RequestFeature
+
+
+Place: TypeAlias = tuple[int, bool, float, int]
+"""In the waiting queue; the lowest first."""
+
+NOTHING_WANTED = 1 << 31
+"""A position that no prompt has."""
+
+
+class Status(IntEnum):
+    """Where a sequence is in its life; everything from FINISHED on is over."""
+
+    WAITING = 1
+    RUNNING = 2
+    FINISHED = 3
+
+
+class StopIds:
+    """The ids that end a sequence, as a set for single tokens and as a column for many rows at once."""
+
+    __slots__ = ("column", "fit_the_column", "ids")
+
+    def __init__(self, ids: frozenset[int]) -> None:
+        self.ids = ids
+        self.fit_the_column = len(ids) <= MAX_STOP_IDS
+        self.column: IntArray = np.full(MAX_STOP_IDS, -1, np.int32)
+        if self.fit_the_column:
+            self.column[: len(ids)] = sorted(ids)
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """While it holds a row, its lengths and tokens are
+    columns of `rows`; the properties below read them there.
+    """
+
+    handle: bytes
+    key: bytes
+    """What all attempts of the sequence have in common."""
+    seq: int
+    """Its number, in the order of arrival."""
+    rows: Rows
+    sampling: SamplingParams
+    stops: StopIds
+    num_prompt: int
+    max_len: int
+    """Number of tokens, prompt and output, at which it ends."""
+    min_len: int
+    """Absolute position below which no stop id stops it (and the device samples none)."""
+    parked: bytes
+    """Prompt and committed output, packed, while it holds no row; empty while it does."""
+    namespace: bytes = b""
+    priority: int = 0
+    arrived_s: float = 0.0
+    """When the caller asked, for the statistics of waiting; never in the future."""
+    deadline_s: float = 0.0
+    """When it ends with reason `timeout`; 0.0: never."""
+    num_prompt_logprobs: int = 0
+    """Logprobs of its prompt that an earlier attempt delivered."""
+    wanted_from: int = NOTHING_WANTED
+    """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
+    cached_tokens: int = -1
+    """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
+    num_retractions: int = 0
+    computed_len: int = 0
+    """Tokens that were computed in stays that it has lost."""
+    status: Status = Status.WAITING
+    row: int = -1
+    num_given: int = 0
+    """Tokens that it came to its row with: to compute these is prefill."""
+    lease: CacheNode = None
+    """The cache node that it has locked: as deep as the pages of its row that the cache owns."""
+    computes: tuple[int, bytes] | None = None
+    """The page that others may wait for while this row computes it: see KVCacheManager."""
+    awaits: tuple[int, bytes] | None = None
+    """The page that it waits for while another row computes it."""
+    place: Place = (0, False, 0, 0)
+    """Where it waits, while it does: see WaitingQueue."""
+    retained: tuple[RetainedPages, ...] = ()
+    """How firmly the cache is to keep its pages."""
+    features: tuple[RequestFeature, ...] = ()
+    slot: Hashable = None
+    """What it leases of the device's slots while it holds a row."""
+
+    @property
+    def finished(self) -> bool:
+        return self.status is Status.FINISHED
+
+    @property
+    def tokens(self) -> IntArray:
+        """[num_tokens] int32, a view: prompt and committed output."""
+        if self.row < 0:
+            return unpack_ids(self.parked)
+        return self.rows.tokens[self.row, : self.num_tokens]
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.parked) // TOKEN_BYTES if self.row < 0 else self.rows.num_tokens.item(self.row)
+
+    @property
+    def num_output(self) -> int:
+        return self.num_tokens - self.num_prompt
+
+    @property
+    def kv_len(self) -> int:
+        return 0 if self.row < 0 else self.rows.kv_len.item(self.row)
+
+    @property
+    def num_in_flight(self) -> int:
+        return 0 if self.row < 0 else self.rows.in_flight.item(self.row)
+
+    @property
+    def predicted_len(self) -> int:
+        """Tokens once everything in flight is committed."""
+        return self.num_tokens + self.num_in_flight
+
+    @property
+    def num_logprobs(self) -> int:
+        return -1 if self.sampling.logprobs is None else self.sampling.logprobs
+
+    def stops_at(self, token: int, position: int) -> bool:
+        """Whether this token, at this absolute position, ends the sequence."""
+        return token in self.stops.ids and position >= self.min_len
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """Without what was sampled past a stop id or the length limit; the same list when that is nothing."""
+        start = self.num_tokens
+        if start + len(tokens) > self.max_len:
+            tokens = tokens[: self.max_len - start]
+        for i, token in enumerate(tokens[:-1]):
+            if self.stops_at(token, start + i):
+                return tokens[: i + 1]
+        return tokens
+
+    def row_setup(self, row: int) -> RowSetup:
+        """What the device keeps for one stay. Called while the tokens are still parked."""
+        s = self.sampling
+        looks_back = (
+            s.repetition_penalty != 1.0
+            or s.presence_penalty != 0.0
+            or s.frequency_penalty != 0.0
+            or s.no_repeat_ngram_size > 0
+            or (bool(s.bad_words_ids) and any(len(word) > 1 for word in s.bad_words_ids))
+        )
+        return RowSetup(
+            row,
+            self.num_prompt,
+            s.seed or 0,
+            s.temperature,
+            s.top_k,
+            s.top_p,
+            s.min_p,
+            s.repetition_penalty,
+            s.presence_penalty,
+            s.frequency_penalty,
+            self.min_len,
+            pack_ids(sorted(self.stops.ids)) if self.min_len else b"",
+            pack_ids([token for token, _ in s.logit_bias]) if s.logit_bias else b"",
+            np.array([bias for _, bias in s.logit_bias], np.float32).tobytes() if s.logit_bias else b"",
+            -1 if s.logprobs is None else s.logprobs,
+            self.parked if looks_back else b"",
+            pack_ids(s.allowed_token_ids) if s.allowed_token_ids else b"",
+            tuple([pack_ids(word) for word in s.bad_words_ids]) if s.bad_words_ids else (),
+            s.no_repeat_ngram_size,
+            s.top_p_decay,
+            s.top_p_min,
+            0 if s.top_p_decay == 1.0 else self._top_p_age(),
+            pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
+            s.return_generation_logits,
+        )
+
+    def _top_p_age(self) -> int:
+        """Output tokens after the last one that resets the decay of top_p."""
+        output = self.tokens[self.num_prompt :]
+        resets = np.flatnonzero(np.isin(output, self.sampling.top_p_reset_ids))
+        return len(output) - (resets.item(-1) + 1 if len(resets) else 0)

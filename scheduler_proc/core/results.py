@@ -1,0 +1,120 @@
+"""What a finished step gave the rows that are committed one by one, dealt out in the plan's order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from runtime.wire.format import FloatArray, IntArray, unpack_floats, unpack_ids
+from runtime.wire.plan import StepResult
+from runtime.wire.transport import Frame
+from scheduler_proc.core.batch import ScheduleBatch, ScheduledRow
+
+
+class RowLogprobs(NamedTuple):
+    """Logprobs of some tokens of one row."""
+
+    chosen: FloatArray
+    """[n] float32."""
+    top_ids: IntArray
+    """[n, k] int32, most likely first."""
+    top: FloatArray
+    """[n, k] float32."""
+
+
+class RawLogits(NamedTuple):
+    """Raw logits of consecutive positions of one row."""
+
+    start: int
+    """Position in the sequence: of the first input token, or of the sampled token."""
+    num_positions: int
+    vocab_size: int
+    frame: Frame
+    """[num_positions, vocab_size] float32."""
+
+    def upto(self, end: int) -> RawLogits | None:
+        """Without the positions from `end` on; None when nothing is left. Copies nothing."""
+        keep = end - self.start
+        if keep >= self.num_positions:
+            return self
+        if keep <= 0:
+            return None
+        num_bytes = memoryview(self.frame).nbytes * keep // self.num_positions
+        return self._replace(num_positions=keep, frame=memoryview(self.frame).cast("B")[:num_bytes])
+
+
+class Sampled(NamedTuple):
+    """What a step sampled for one row. What features see is cut at stop ids and limits, and never empty."""
+
+    ids: list[int]
+    logprobs: RowLogprobs | None = None
+    vector: Frame | None = None
+    """[hidden_size] float32, of an embedding model; then the id means nothing."""
+    logits: Sequence[RawLogits] = ()
+    """Of positions from that of the first of `ids` on; maybe of more than there are ids."""
+    step: int = 0
+    """Its number."""
+
+
+class PromptResult(NamedTuple):
+    """What a chunk of prompt gave at the positions that were asked for."""
+
+    start: int
+    """The first of these positions."""
+    num_positions: int
+    logprobs: RowLogprobs | None
+    """Of the prompt's token after each position; of its last position meaningless."""
+    logits: Sequence[RawLogits]
+
+
+class LooseResults:
+    """Of the loose rows of a batch: take them in order, wanted or not."""
+
+    def __init__(
+        self, batch: ScheduleBatch, result: StepResult, tokens: IntArray, frames: tuple[Frame, ...]
+    ) -> None:
+        self._step = result.step
+        self._place = len(batch.order) - len(batch.loose)
+        self._tokens: list[int] = tokens[self._place :].tolist()
+        self._counts = iter(unpack_ids(result.counts)[len(batch.single) :].tolist())
+        self._chosen: FloatArray = unpack_floats(result.logprobs)
+        shape = (len(self._chosen), result.num_top)
+        self._top_ids: IntArray = unpack_ids(result.top_ids).reshape(shape)
+        self._top: FloatArray = unpack_floats(result.top_logprobs).reshape(shape)
+        self._token_at = 0
+        self._logprob_at = 0
+        self._prompts = {entry.index: entry for entry in result.prompts}
+        self._logits: dict[tuple[int, str], list[RawLogits]] = {}
+        for tensor, frame in zip(result.tensors, frames, strict=True):
+            logits = RawLogits(tensor.start, *tensor.shape, frame)
+            self._logits.setdefault((tensor.index, tensor.name), []).append(logits)
+
+    def take_next(self, scheduled: ScheduledRow) -> tuple[Sampled, PromptResult | None]:
+        """What the next loose row has got."""
+        place = self._place
+        self._place += 1
+        count = next(self._counts)
+        ids = self._tokens[self._token_at : self._token_at + count]
+        self._token_at += count
+        logprobs = None
+        if scheduled.req.num_logprobs >= 0:
+            at = slice(self._logprob_at, self._logprob_at + count)
+            self._logprob_at += count
+            logprobs = RowLogprobs(self._chosen[at], self._top_ids[at], self._top[at])
+        logits = self._logits.get((place, "generation_logits"), ()) if self._logits else ()
+        vectors = self._logits.get((place, "embedding")) if self._logits else None
+        vector = None if vectors is None else vectors[0].frame
+        prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
+        return Sampled(ids, logprobs, vector, logits, self._step), prompt
+
+    def _prompt_result(self, place: int, scheduled: ScheduledRow) -> PromptResult:
+        wanted = scheduled.wanted
+        assert wanted is not None
+        logprobs, entry = None, self._prompts.get(place)
+        if entry is not None:
+            chosen = unpack_floats(entry.logprobs)
+            shape = (len(chosen), -1)
+            top_ids = unpack_ids(entry.top_ids).reshape(shape)
+            logprobs = RowLogprobs(chosen, top_ids, unpack_floats(entry.top_logprobs).reshape(shape))
+        logits = self._logits.get((place, "context_logits"), ())
+        return PromptResult(scheduled.start + wanted.first, wanted.num_positions, logprobs, logits)

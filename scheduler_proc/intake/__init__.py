@@ -1,0 +1,1 @@
+"""Intake of requests, aborts and controls, and the limits by which they are refused."""

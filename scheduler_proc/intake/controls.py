@@ -1,0 +1,133 @@
+"""Controls: what is asked of the scheduler itself. Each ControlRequest comes here and is answered once.
+
+server_info                      settings in force, and totals
+iteration_stats, request_stats   StatsQuestions, whose answers may wait for a step
+flush_cache                      everything that no running request uses
+pause_…, continue_generation     no step is launched; those in flight are committed, what comes is received
+start_profile, stop_profile      StepProfile
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
+
+from runtime.base.errors import RequestError
+from runtime.wire.error_info import error_info
+from runtime.wire.messages import ControlOp, ControlRequest
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.output import reply_to
+from scheduler_proc.observe.queue_times import BOUNDS_S
+from scheduler_proc.observe.stats_questions import StatsQuestions
+from scheduler_proc.observe.step_profile import StepProfile
+
+logger = logging.getLogger(__name__)
+
+Answer: TypeAlias = Mapping[str, Any]
+
+
+class Controls:
+    """`is_paused`: nothing new is launched, until somebody says so, also across restarts of the engine.
+    `questions`: those that wait for the next step.
+    """
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        questions: StatsQuestions,
+        max_len: int,
+        settings: Answer | None = None,
+        profile: StepProfile | None = None,
+    ) -> None:
+        """`max_len`: tokens that a sequence may have; `settings`: what else server_info tells of them."""
+        self.is_paused = False
+        self.questions = questions
+        self.profile = profile or StepProfile(None)
+        self._lifecycle = lifecycle
+        self._settings = {**(settings or {}), "max_len": max_len}
+        self._answers: dict[ControlOp, Callable[[ControlRequest], object]] = {
+            "server_info": lambda _: self._server_info(),
+            "iteration_stats": questions.ask,
+            "request_stats": questions.ask,
+            "flush_cache": lambda _: self._flush_cache(),
+            "pause_generation": lambda request: self._pause(request.mode),
+            "continue_generation": lambda _: self._continue(),
+            "start_profile": lambda request: self.profile.start(request.num_steps),
+            "stop_profile": lambda _: self.profile.stop(),
+        }
+
+    def receive(self, request: ControlRequest) -> None:
+        """Do what is asked and answer, with the error if it cannot be done."""
+        output = self._lifecycle.output
+        try:
+            answer = self._answers[request.op](request)
+        except RequestError as error:
+            output.reply(reply_to(request, error_info(error), ok=False))
+        else:
+            if answer is not None:
+                output.reply(reply_to(request, answer))
+
+    def forget(self, client: int) -> None:
+        """It has gone, and its questions with it."""
+        self.questions.forget(client)
+
+    def _server_info(self) -> Answer:
+        lifecycle, kv = self._lifecycle, self._lifecycle.kv
+        return {
+            **self._settings,
+            "is_paused": self.is_paused,
+            "num_running": kv.rows.num_running,
+            "num_waiting": len(lifecycle.waiting),
+            "queued_tokens": lifecycle.waiting.num_tokens(),
+            "max_running_requests": kv.rows.max_rows,
+            "page_size": kv.page_size,
+            "num_pages": kv.pages.num_pages,
+            "num_free_pages": kv.pages.num_free,
+            "num_cached_pages": kv.cache.num_pages,
+            "num_evicted_pages": kv.counts.num_evicted,
+            "num_new_pages": kv.counts.num_new,
+            "num_reused_pages": kv.counts.num_reused,
+            "num_missed_pages": kv.counts.num_missed,
+            "cache_hit_rate": kv.counts.hit_rate,
+            "num_accepted": lifecycle.num_accepted,
+            "num_terminated": lifecycle.num_terminated,
+            "num_replaced": lifecycle.num_replaced,
+            "num_retracted": lifecycle.num_retracted,
+            "queue_time_bounds_s": list(BOUNDS_S),
+            "queue_time_counts": lifecycle.queue_times.counts,
+            "queue_time_sum_s": lifecycle.queue_times.sum_s,
+            **self.questions.stats.totals(),
+        }
+
+    def _flush_cache(self) -> Answer:
+        """What running requests use becomes evictable when they end."""
+        kv = self._lifecycle.kv
+        num_freed = kv.flush()
+        return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}
+
+    def _pause(self, mode: str) -> Answer:
+        """Pause, also when it is paused already: the mode may ask for more than the last one did.
+
+        in_place  running requests keep their rows and pages
+        retract   they give them up, so that all of the cache can be flushed, and compute them again
+        abort     everything that lives ends
+        """
+        self.is_paused = True
+        if mode == "retract":
+            for req in self._lifecycle.kv.rows.running_requests():
+                self._lifecycle.retract(req)
+        elif mode == "abort":
+            for req in list(self._lifecycle.requests.values()):
+                self._lifecycle.finish(req, "abort")
+        return self._said(f"paused ({mode})")
+
+    def _continue(self) -> Answer:
+        self.is_paused = False
+        return self._said("going on")
+
+    def _said(self, what: str) -> Answer:
+        num_running = self._lifecycle.kv.rows.num_running
+        num_waiting = len(self._lifecycle.waiting)
+        logger.info("Generation is %s, #running-req: %d, #queue-req: %d", what, num_running, num_waiting)
+        return {"is_paused": self.is_paused, "num_running": num_running, "num_waiting": num_waiting}

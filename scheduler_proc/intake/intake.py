@@ -1,0 +1,252 @@
+"""Intake: what arrives in the scheduler's inbox, checked once more and turned into life-cycle transitions.
+
+Nothing that arrives can raise here: a sequence that cannot run is closed with the reason, never dropped.
+Knows no step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from runtime.base.errors import InvalidRequest, Overloaded, RequestError
+from runtime.ring.roster import NO_SUSPECTS, Suspects
+from runtime.wire.error_info import error_info
+from runtime.wire.handle import attempt_of, client_of, sequence_key
+from runtime.wire.messages import (
+    AbortRequest,
+    StopMatched,
+    TokenizedRequest,
+    ToScheduler,
+)
+from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import Request, StopIds
+from scheduler_proc.core.solitary import quarantined
+from scheduler_proc.features.base import RequestFeature, combined_cost
+from scheduler_proc.intake.controls import Controls
+from scheduler_proc.intake.limits import Limits
+
+TOMBSTONE_S = 30.0
+"""How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
+MAX_TOMBSTONES = 65536
+
+FeatureFactory: TypeAlias = Callable[[Request], RequestFeature | None]
+"""Makes a feature for a new request, or None when it did
+not ask for it. Raises RequestError to refuse the request.
+"""
+
+
+@dataclass(slots=True)
+class Tombstones:
+    """Handles whose abort came before they did. Bounded in time and number; the oldest go first."""
+
+    clock: Callable[[], float]
+    max_handles: int = MAX_TOMBSTONES
+    _expires_at: dict[bytes, float] = field(default_factory=dict)
+
+    def add(self, handle: bytes) -> None:
+        now = self.clock()
+        while self._expires_at:
+            oldest = next(iter(self._expires_at))
+            if self._expires_at[oldest] > now and len(self._expires_at) < self.max_handles:
+                break
+            del self._expires_at[oldest]
+        self._expires_at.setdefault(handle, now + TOMBSTONE_S)
+
+    def try_take(self, handle: bytes) -> bool:
+        """Whether the handle was aborted before it came."""
+        return bool(self._expires_at) and self._expires_at.pop(handle, 0.0) > self.clock()
+
+    def __len__(self) -> int:
+        return len(self._expires_at)
+
+
+class Intake:
+    """One `receive` for every message of the socket's union."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        limits: Limits,
+        factories: tuple[FeatureFactory, ...] = (),
+        *,
+        controls: Controls,
+        clock: Callable[[], float] = time.monotonic,
+        suspects: Suspects = NO_SUSPECTS,
+    ) -> None:
+        """`suspects`: under whom earlier engines have died."""
+        self._suspects = suspects
+        self._lifecycle = lifecycle
+        self._limits = limits
+        self._controls = controls
+        self._factories = factories
+        self._clock = clock
+        self._tombstones = Tombstones(clock)
+        self._eos = StopIds(limits.eos_ids)
+        self._never = StopIds(frozenset())
+        self._num_requests = 0
+        self.num_received = 0
+        """TokenizedRequests that have come, whatever became of them."""
+
+    def receive(self, message: ToScheduler) -> None:
+        if isinstance(message, TokenizedRequest):
+            self.num_received += 1
+            self._take_in(message)
+        elif isinstance(message, AbortRequest):
+            self._abort(message)
+        elif isinstance(message, StopMatched):
+            self._stop_matched(message)
+        else:
+            self._controls.receive(message)
+
+    # -- new sequences --------------------------------------------------------------------------------------
+
+    def _take_in(self, message: TokenizedRequest) -> None:
+        handle, lifecycle = message.handle, self._lifecycle
+        key = sequence_key(handle)
+        earlier, cached_tokens = lifecycle.requests.get(key), -1
+        if earlier is not None:
+            if attempt_of(earlier.handle) >= attempt_of(handle):
+                return
+            cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
+            lifecycle.replace(earlier)
+        if self._tombstones.try_take(handle):
+            lifecycle.refuse(handle, message.stream_open, "abort", None)
+            return
+        now = self._clock()
+        if message.deadline_s and not message.deadline_s > now:
+            lifecycle.refuse(handle, message.stream_open, "timeout", None)
+            return
+        try:
+            req = self._checked(message, key, now, cached_tokens)
+        except RequestError as error:
+            lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
+            return
+        lifecycle.add(req, message.stream_open)
+        if key in self._suspects.alone:
+            lifecycle.solitary.add(req)
+        if message.output_ids:
+            self._finish_if_complete(req)
+
+    def _checked(self, message: TokenizedRequest, key: bytes, now: float, cached_tokens: int) -> Request:
+        """The request, if there is room for it and it can ever run. Raises RequestError."""
+        limits, sampling = self._limits, message.sampling
+        if key in self._suspects.guilty:
+            raise quarantined()
+        self._check_room(message.handle)
+        num_prompt = limits.check(message)
+        self._num_requests += 1
+        req = Request(
+            message.handle,
+            key,
+            self._num_requests,
+            self._lifecycle.kv.rows,
+            sampling,
+            self._stops(message),
+            num_prompt,
+            limits.last_len(num_prompt, sampling.max_tokens),
+            num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
+            message.input_ids + message.output_ids,
+            message.namespace,
+            message.priority,
+            message.arrived_s if 0.0 < message.arrived_s < now else now,
+            message.deadline_s,
+            message.num_prompt_logprobs,
+            cached_tokens=cached_tokens,
+            retained=self._retained(message, num_prompt),
+        )
+        self._attach_features(req)
+        return req
+
+    def _check_room(self, handle: bytes) -> None:
+        """Raises Overloaded when too many sequences are there, or too many of this client."""
+        limits, lifecycle, is_new = self._limits, self._lifecycle, not attempt_of(handle)
+        num_live = len(lifecycle.requests)
+        # What was accepted by the engine before this one is not refused because new ones have come first.
+        max_live = limits.max_live * (1 if is_new else 2)
+        if num_live >= max_live:
+            raise Overloaded(f"{max_live} sequences run or wait already")
+        share = limits.client_share
+        if share is None:
+            return
+        client = client_of(handle)
+        if is_new:
+            is_used_up = share.is_used_up(lifecycle.num_live_of[client], num_live)
+        else:
+            is_used_up = lifecycle.num_again_of[client] >= share.most
+        if is_used_up:
+            raise Overloaded(
+                "this client has its share of the waiting queue; let some of its requests end first",
+                code="client_overloaded",
+            )
+
+    def _stops(self, message: TokenizedRequest) -> StopIds:
+        sampling = message.sampling
+        if not sampling.stop_token_ids:
+            return self._never if sampling.ignore_eos else self._eos
+        own = frozenset(sampling.stop_token_ids)
+        return StopIds(own if sampling.ignore_eos else own | self._limits.eos_ids)
+
+    def _retained(self, message: TokenizedRequest, num_prompt: int) -> tuple[RetainedPages, ...]:
+        if message.retention is None:
+            return ()
+        kv = self._lifecycle.kv
+        if not kv.cache.shares:
+            raise InvalidRequest(
+                "kv_cache_retention_config: this server keeps no KV (disable_radix_cache)",
+                param="kv_cache_retention_config",
+            )
+        message.retention.validate()
+        return retained_pages(message.retention, num_prompt, kv.page_size)
+
+    def _attach_features(self, req: Request) -> None:
+        features: tuple[RequestFeature, ...] = ()
+        for factory in self._factories:
+            feature = factory(req)
+            if feature is not None:
+                features += (feature,)
+        if not features:
+            return
+        if combined_cost(features).rows > self._lifecycle.kv.rows.max_rows:
+            raise InvalidRequest(
+                f"the request needs {combined_cost(features).rows} rows, there are"
+                f" {self._lifecycle.kv.rows.max_rows}",
+                code="request_too_large",
+            )
+        req.features = features
+
+    def _finish_if_complete(self, req: Request) -> None:
+        """A resumed sequence may lack nothing but its end."""
+        last = req.tokens.item(-1)
+        if req.num_output and req.stops_at(last, req.num_tokens - 1):
+            self._lifecycle.finish(req, "stop", stop_token=last)
+        elif req.num_tokens >= req.max_len:
+            self._lifecycle.finish(req, "length")
+
+    # -- the end, from outside ------------------------------------------------------------------------------
+
+    def _abort(self, message: AbortRequest) -> None:
+        """By exact handle, which may be on its way still, or everything that a client has here now."""
+        for handle in message.handles:
+            req = self._live(handle)
+            if req is not None:
+                self._lifecycle.finish(req, "abort")
+            else:
+                self._tombstones.add(handle)
+        if message.client:
+            self._controls.forget(message.client)
+            for req in list(self._lifecycle.requests.values()):
+                if client_of(req.handle) == message.client:
+                    self._lifecycle.finish(req, "abort")
+
+    def _stop_matched(self, message: StopMatched) -> None:
+        req = self._live(message.handle)
+        if req is not None:
+            self._lifecycle.finish(req, "stop_string")
+
+    def _live(self, handle: bytes) -> Request | None:
+        req = self._lifecycle.requests.get(sequence_key(handle))
+        return req if req is not None and req.handle == handle else None

@@ -1,0 +1,133 @@
+"""Limits: what one request must fit to be taken in. Reads a request, changes nothing; knows no queue and no
+page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.messages import TokenizedRequest
+
+LOGIT_BYTES = 4
+"""Raw logits are float32."""
+
+
+@dataclass(slots=True, frozen=True)
+class ClientShare:
+    """How many sequences one client may have, so that one that floods leaves room for others.
+
+    Alone it may have `max_of_client` of the `max_live` places. What others have lowers that: a client may
+    have as many as are still free, times max_of_client / (max_live - max_of_client). The next one finds some
+    left.
+    """
+
+    max_of_client: int
+    max_live: int
+    most: int
+    """Sequences that a client can have had at a time. It has no more made again after a restart."""
+    is_lifted: Callable[[], bool] = lambda: False
+    """Whether a client that has used it up may have more all the same. Asked of no other: it takes time."""
+
+    def is_used_up(self, num_own: int, num_live: int) -> bool:
+        """Of sequences that run or wait: the client's and everybody's."""
+        num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_client
+        return num_own * num_reserved >= self.max_of_client * num_free and not self.is_lifted()
+
+
+@dataclass(slots=True, frozen=True)
+class Limits:
+    """Of the model, and of what the server was told to allow."""
+
+    vocab_size: int
+    max_len: int
+    """Tokens of one sequence, prompt and output: the context length or the whole pool, whichever is less."""
+    eos_ids: frozenset[int]
+    max_live: int
+    """Sequences that run or wait at the same time; one more is refused until one has ended."""
+    gather_context_logits: bool = False
+    gather_generation_logits: bool = False
+    max_logits_bytes: int = 0
+    """Raw logits of one sequence, prompt and output together."""
+    client_share: ClientShare | None = None
+    """None: one client may fill the queue."""
+
+    def check(self, message: TokenizedRequest) -> int:
+        """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
+        check_ids("input_ids", message.input_ids, self.vocab_size)
+        num_prompt = len(message.input_ids) // TOKEN_BYTES
+        if not num_prompt:
+            raise InvalidRequest("the prompt is empty", param="input_ids")
+        if num_prompt >= self.max_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens; with at least one token of output, at most"
+                f" {self.max_len} fit",
+                param="input_ids",
+                code="context_length_exceeded",
+            )
+        sampling = message.sampling
+        if sampling.seed is None:
+            raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
+        if message.output_ids:
+            check_ids("output_ids", message.output_ids, self.vocab_size)
+        self._check_resumed(message, num_prompt)
+        if sampling.return_context_logits or sampling.return_generation_logits:
+            self._check_logits(message, num_prompt)
+        return num_prompt
+
+    def _check_resumed(self, message: TokenizedRequest, num_prompt: int) -> None:
+        """What an earlier attempt is said to have delivered must be what one can."""
+        num_output = len(message.output_ids) // TOKEN_BYTES
+        max_output = self.last_len(num_prompt, message.sampling.max_tokens) - num_prompt
+        for what, count, limit in (
+            ("tokens of output", num_output, max_output),
+            ("logprobs of the prompt", message.num_prompt_logprobs, num_prompt - 1),
+        ):
+            if count > limit:
+                raise InvalidRequest(f"resume: {count} {what}, there are at most {limit}", param="resume")
+
+    def last_len(self, num_prompt: int, max_tokens: int | None) -> int:
+        """Number of tokens, prompt and output, at which a sequence ends."""
+        return self.max_len if max_tokens is None else min(num_prompt + max_tokens, self.max_len)
+
+    def _check_logits(self, message: TokenizedRequest, num_prompt: int) -> None:
+        sampling, num_positions = message.sampling, 0
+        if sampling.return_context_logits:
+            self._check_allowed("context", self.gather_context_logits)
+            num_positions = num_prompt
+            self._check_logits_bytes("return_context_logits", num_positions)
+        if sampling.return_generation_logits:
+            self._check_allowed("generation", self.gather_generation_logits)
+            num_positions += self.last_len(num_prompt, sampling.max_tokens) - num_prompt
+            self._check_logits_bytes("return_generation_logits", num_positions)
+
+    def _check_allowed(self, which: str, is_allowed: bool) -> None:
+        if not is_allowed:
+            raise InvalidRequest(
+                f"return_{which}_logits: the server was started without --gather-{which}-logits",
+                param=f"return_{which}_logits",
+            )
+
+    def _check_logits_bytes(self, field: str, num_positions: int) -> None:
+        num_bytes = num_positions * self.vocab_size * LOGIT_BYTES
+        if num_bytes > self.max_logits_bytes:
+            raise InvalidRequest(
+                f"{field}: the raw logits of {num_positions} positions are {num_bytes} bytes; the server"
+                f" allows {self.max_logits_bytes} a sequence (--max-logits-bytes)",
+                param=field,
+            )
+
+
+def check_ids(name: str, packed: bytes, vocab_size: int) -> None:
+    """Raises InvalidRequest unless these are packed token ids of the vocabulary."""
+    if len(packed) % TOKEN_BYTES:
+        raise InvalidRequest(f"{name}: {len(packed)} bytes are not packed int32", param=name)
+    if not packed:
+        return
+    # Unsigned, so that a negative id is a large one.
+    if np.maximum.reduce(np.frombuffer(packed, np.uint32)) >= vocab_size:
+        raise InvalidRequest(f"{name}: an id is not below the vocabulary size {vocab_size}", param=name)

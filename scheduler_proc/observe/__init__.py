@@ -1,0 +1,1 @@
+"""Counts, records and logs of the scheduler's steps."""

@@ -1,0 +1,128 @@
+"""RequestRecords: how every live request stood after each of the last so many steps.
+
+A step costs 2 us for each of them, and nothing where nobody keeps them. As in StepStats, records are made of
+the figures when somebody asks.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import NamedTuple, TypeVar
+
+from runtime.wire.handle import split_handle
+from runtime.wire.perf_metrics import KvCacheMetrics
+from runtime.wire.stats import RequestStats, RequestStatsPage, RequestStatsPerIteration, Stage
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import Request, Status
+
+
+class RequestFigures(NamedTuple):
+    """RequestStats before anybody asked for them."""
+
+    handle: bytes
+    id: int
+    stage: Stage
+    kv_len: int
+    num_prompt: int
+    num_output: int
+    is_scheduled: bool
+    is_paused: bool
+    num_pages: int
+    num_cached: int
+
+
+class RequestRecords:
+    def __init__(self, lifecycle: Lifecycle, max_iterations: int) -> None:
+        self._lifecycle = lifecycle
+        self._kv = lifecycle.kv
+        self._ring: deque[tuple[int, list[RequestFigures]]] = deque(maxlen=max_iterations)
+        self._ended: list[RequestFigures] = []
+
+    def note_end(self, req: Request) -> None:
+        """Called before it gives back what it holds."""
+        self._ended.append(self._figures(req, frozenset(), "GENERATION_COMPLETE"))
+
+    def note_commit(self, step: int, batch: ScheduleBatch) -> None:
+        """Keep who ended since the last step, and who lives, in the order of arrival."""
+        scheduled = frozenset(batch.order[batch.still_held()].tolist())
+        figures, self._ended = self._ended, []
+        for req in self._lifecycle.requests.values():
+            figures.append(self._figures(req, scheduled, self._stage(req)))
+        self._ring.append((step, sorted(figures, key=lambda each: each.id)))
+
+    def _stage(self, req: Request) -> Stage:
+        if req.status is Status.WAITING:
+            return "QUEUED"
+        return "GENERATION_IN_PROGRESS" if req.num_output or req.num_in_flight else "CONTEXT_IN_PROGRESS"
+
+    def _figures(self, req: Request, scheduled: frozenset[int], stage: Stage) -> RequestFigures:
+        has_row = req.row >= 0
+        return RequestFigures(
+            req.handle,
+            req.seq,
+            stage,
+            req.kv_len,
+            req.num_prompt,
+            req.num_output,
+            has_row and (stage == "GENERATION_COMPLETE" or req.row in scheduled),
+            req.status is Status.WAITING and req.num_retractions > 0,
+            self._kv.num_pages.item(req.row) if has_row else 0,
+            req.cached_tokens,
+        )
+
+    def _request_stats(self, figures: RequestFigures, own: Sequence[int]) -> RequestStats:
+        client, number, index, _ = split_handle(figures.handle)
+        pages = KvCacheMetrics.of(
+            self._kv.page_size, figures.num_pages, figures.num_prompt, figures.num_cached
+        )
+        return RequestStats(
+            figures.id,
+            number + 1 if client in own else None,
+            index,
+            figures.stage,
+            min(figures.kv_len, figures.num_prompt),
+            figures.num_output,
+            1.0 if figures.num_output else 0.0,
+            figures.is_scheduled,
+            figures.is_paused,
+            pages.num_total_allocated_blocks,
+            pages.num_new_allocated_blocks,
+            pages.num_reused_blocks,
+            pages.num_missed_blocks,
+            pages.kv_cache_hit_rate,
+        )
+
+    def after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
+        """At most `limit` records of the steps after this one, the oldest first. own: the clients whose
+        requests are named.
+        """
+        found, num_dropped, newest = records_after(self._ring, step, limit, _first)
+        records = [
+            RequestStatsPerIteration(number, tuple([self._request_stats(each, own) for each in figures]))
+            for number, figures in found
+        ]
+        return RequestStatsPage(tuple(records), num_dropped, newest)
+
+
+T = TypeVar("T")
+
+
+def records_after(
+    ring: deque[T], step: int, limit: int, number: Callable[[T], int]
+) -> tuple[list[T], int, int]:
+    """(the oldest after `step`, how many after it are gone, the number of the last). Steps have no gaps in a
+    ring.
+    """
+    newest = number(ring[-1]) if ring else 0
+    if newest <= step:
+        return [], 0, newest
+    oldest = number(ring[0])
+    skip = max(0, step + 1 - oldest)
+    return list(islice(ring, skip, skip + limit)), max(0, oldest - step - 1), newest
+
+
+def _first(entry: tuple[int, list[RequestFigures]]) -> int:
+    return entry[0]

@@ -1,0 +1,69 @@
+"""StatsQuestions: who asks for statistics, at once or for those of the next step.
+
+Nothing is sent to somebody who has not asked again: a question is one small entry until it is answered, at
+the next step, so a reader that is slow or gone costs nothing. What it misses meanwhile leaves the ring, and
+the answer says how much that was.
+"""
+
+from __future__ import annotations
+
+from typing import TypeAlias
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.messages import ControlRequest
+from runtime.wire.stats import IterationStatsPage, RequestStatsPage
+from scheduler_proc.core.output import Output, reply_to
+from scheduler_proc.observe.step_stats import StepStats
+
+StatsPage: TypeAlias = IterationStatsPage | RequestStatsPage
+
+MAX_RECORDS = 100
+"""Iterations in one answer: 0.6 ms to make and encode."""
+MAX_REQUEST_ITERATIONS = 4
+"""As they hold a record of each live request."""
+MAX_WAITING = 1024
+"""Questions that wait for the next step; with one more the first is answered with what there is."""
+
+
+class StatsQuestions:
+    def __init__(self, stats: StepStats, output: Output) -> None:
+        self.stats = stats
+        self._output = output
+        self._waiting: dict[tuple[int, int], ControlRequest] = {}
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    def ask(self, question: ControlRequest) -> StatsPage | None:
+        """The answer; None if it waits for something newer. Raises InvalidRequest when none are kept."""
+        missing = self.stats.missing_setting(question.op == "request_stats")
+        if missing:
+            text = f"these statistics are off: start the runtime with {missing} above 0"
+            raise InvalidRequest(text, code="stats_off", param=missing)
+        if not question.wait or self.stats.has_news_for(question.after):
+            return self._page(question)
+        if len(self._waiting) >= MAX_WAITING:
+            self._answer(self._waiting.pop(next(iter(self._waiting))))
+        self._waiting[question.client, question.number] = question
+        return None
+
+    def answer_waiting(self) -> None:
+        """A step may have ended."""
+        for key, question in list(self._waiting.items()):
+            if self.stats.has_news_for(question.after):
+                del self._waiting[key]
+                self._answer(question)
+
+    def forget(self, client: int) -> None:
+        """It has gone."""
+        for key in [key for key in self._waiting if key[0] == client]:
+            del self._waiting[key]
+
+    def _answer(self, question: ControlRequest) -> None:
+        self._output.reply(reply_to(question, self._page(question)))
+
+    def _page(self, question: ControlRequest) -> StatsPage:
+        if question.op == "iteration_stats":
+            return self.stats.iterations_after(question.after, MAX_RECORDS)
+        return self.stats.requests_after(question.after, MAX_REQUEST_ITERATIONS, question.own)

@@ -1,0 +1,119 @@
+"""StepLog: the lines that operators read, in SGLang's wording,
+and the throughput they show. Counts only, never content.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+from scheduler_proc.batching.prefill_adder import PrefillTotals
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.waiting.sorted_requests import WaitingQueue
+
+logger = logging.getLogger(__name__)
+
+PREFILL_LINE_S = 0.1
+"""At most one prefill line in this time; it then speaks of all chunks since the last one."""
+DECODE_LINE_S = 1.0
+"""Likewise for decodes: a small model's steps would fill the log."""
+RATE_WINDOW_S = 1.0
+
+
+class StepLog:
+    """Told of every batch and every committed token; logs prefills
+    as they come and decodes every `decode_interval` steps, but once a second at most.
+    """
+
+    def __init__(
+        self,
+        kv: KVCacheManager,
+        waiting: WaitingQueue,
+        decode_interval: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kv = kv
+        self._waiting = waiting
+        self._decode_interval = decode_interval
+        self._clock = clock
+        self._num_new_seqs = 0
+        self._num_new_tokens = 0
+        self._num_cached_tokens = 0
+        self._next_prefill_line_at = 0.0
+        self._num_decode_steps = 0
+        self._next_decode_line_at = 0.0
+        self.num_tokens = 0
+        """Output tokens since the start."""
+        self._line_tokens = 0
+        self._line_at = clock()
+        self._rate_tokens = 0
+        self._rate_at = self._line_at
+        self._tokens_per_s = 0.0
+        self.batch_size = 0
+        """Rows of the newest batch."""
+
+    def note_batch(self, num_rows: int, totals: PrefillTotals) -> None:
+        """A batch of so many rows was built."""
+        self.batch_size = num_rows
+        if totals.num_new_tokens:
+            self._num_new_seqs += totals.num_admitted
+            self._num_new_tokens += totals.num_new_tokens
+            self._num_cached_tokens += totals.num_cached_tokens
+            if self._clock() >= self._next_prefill_line_at:
+                self._log_prefill()
+        if num_rows:
+            self._num_decode_steps += 1
+            if self._num_decode_steps >= self._decode_interval and self._clock() >= self._next_decode_line_at:
+                self._log_decode()
+
+    def note_tokens(self, num_tokens: int) -> None:
+        """Output tokens were committed."""
+        self.num_tokens += num_tokens
+
+    def tokens_per_s(self) -> float:
+        """Output tokens per second over the last second or so."""
+        now = self._clock()
+        if now - self._rate_at >= RATE_WINDOW_S:
+            self._tokens_per_s = (self.num_tokens - self._rate_tokens) / (now - self._rate_at)
+            self._rate_at = now
+            self._rate_tokens = self.num_tokens
+        return self._tokens_per_s
+
+    def _usage(self) -> float:
+        """Share of the pool that is neither free nor evictable."""
+        return 1.0 - self._kv.num_available / self._kv.pages.num_pages
+
+    def _log_prefill(self) -> None:
+        logger.info(
+            "Prefill batch, #new-seq: %d, #new-token: %d, #cached-token: %d, token usage: %.2f,"
+            " #running-req: %d, #queue-req: %d",
+            self._num_new_seqs,
+            self._num_new_tokens,
+            self._num_cached_tokens,
+            self._usage(),
+            self._kv.rows.num_running,
+            len(self._waiting),
+        )
+        self._next_prefill_line_at = self._clock() + PREFILL_LINE_S
+        self._num_new_seqs = 0
+        self._num_new_tokens = 0
+        self._num_cached_tokens = 0
+
+    def _log_decode(self) -> None:
+        now = self._clock()
+        rate = (self.num_tokens - self._line_tokens) / max(now - self._line_at, 1e-9)
+        rows = self._kv.rows
+        logger.info(
+            "Decode batch, #running-req: %d, #token: %d, token usage: %.2f, gen throughput (token/s): %.1f,"
+            " #queue-req: %d",
+            rows.num_running,
+            int(rows.num_tokens[rows.running].sum()),
+            self._usage(),
+            rate,
+            len(self._waiting),
+        )
+        self._num_decode_steps = 0
+        self._line_tokens = self.num_tokens
+        self._line_at = now
+        self._next_decode_line_at = now + DECODE_LINE_S

@@ -1,0 +1,129 @@
+"""StepProfile: where the time of some steps goes, in the scheduler and in the worker, as a Chrome trace.
+
+Perfetto (ui.perfetto.dev) shows the file. Between two profiles `begin` and `mark` return at once, and plans
+do not ask the worker for its times. Directory and name of the file are the launch's; a request chooses
+neither, is told the name alone, and cannot fill the disk: the last files are kept, earlier ones go.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.base.errors import RequestError
+from runtime.wire.messages import MAX_PROFILE_STEPS
+from runtime.wire.plan import BatchPlan, StepResult
+
+logger = logging.getLogger(__name__)
+
+SCHEDULER, WORKER = 1, 2
+"""Their `pid` in the trace: Perfetto shows each as a process with a track of its own."""
+NUM_KEPT = 4
+"""Files of one scheduler process; a profile of the most steps has some megabytes."""
+NAMES = {SCHEDULER: "scheduler", WORKER: "worker"}
+
+
+class StepProfile:
+    """At most one profile at a time. Its end, by itself or asked for, writes the file."""
+
+    def __init__(self, directory: Path | None) -> None:
+        """`directory`: where the files go; None: nothing can be profiled here."""
+        self.is_on = False
+        self._directory = directory
+        self._events: list[dict[str, Any]] = []
+        self._num_profiles = 0
+        self._num_steps = 0
+        self._steps_left = 0
+        self._marked_ns = 0
+        self._path = Path()
+        self._kept: deque[Path] = deque()
+
+    # -- asked for -------------------------------------------------------------------------------------------
+
+    def start(self, num_steps: int) -> dict[str, str | int]:
+        """Profile the next `num_steps` steps; 0: until `stop`, but no more than MAX_PROFILE_STEPS.
+
+        Raises: RequestError (409) while one is taken, (400) where there is no directory for it.
+        """
+        if self.is_on:
+            raise RequestError("a profile is being taken; stop it first", code="profile_running", status=409)
+        if self._directory is None:
+            raise RequestError("this scheduler has no directory for profiles", code="no_profile_dir")
+        self._num_profiles += 1
+        name = f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{self._num_profiles}.json"
+        self._path = self._directory / name
+        self._events = [
+            {"ph": "M", "name": "process_name", "pid": pid, "tid": pid, "args": {"name": name}}
+            for pid, name in NAMES.items()
+        ]
+        self._num_steps = 0
+        self._steps_left = num_steps or MAX_PROFILE_STEPS
+        self.is_on = True
+        logger.info("profile: the next %d steps, at most, to %s", self._steps_left, self._path)
+        return {"file": self._path.name, "num_steps": self._steps_left}
+
+    def stop(self) -> dict[str, str | int]:
+        """End the profile. What is in flight is not in it.
+
+        Raises: RequestError (409) when none is taken, (500) when the file cannot be written.
+        """
+        if not self.is_on:
+            raise RequestError("no profile is being taken", code="no_profile", status=409)
+        self.is_on = False
+        events, self._events = self._events, []
+        try:
+            while len(self._kept) >= NUM_KEPT:
+                self._kept.popleft().unlink(missing_ok=True)
+            with self._path.open("xb") as file:
+                self._kept.append(self._path)
+                file.write(msgspec.json.encode({"traceEvents": events, "displayTimeUnit": "ms"}))
+        except OSError as error:
+            logger.error("profile: %s cannot be written: %s", self._path, error)
+            reason = error.strerror or type(error).__name__
+            raise RequestError(
+                f"the profile cannot be written: {reason}", code="profile_lost", status=500
+            ) from error
+        logger.info("profile: %d steps are in %s", self._num_steps, self._path)
+        return {"file": self._path.name, "num_steps": self._num_steps}
+
+    # -- told by the step ------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """A turn of the loop begins."""
+        if self.is_on:
+            self._marked_ns = time.monotonic_ns()
+
+    def mark(self, name: str, **about: int) -> None:
+        """What the scheduler has done since the last mark has this name."""
+        if self.is_on:
+            now = time.monotonic_ns()
+            self._add(SCHEDULER, name, self._marked_ns, now, about)
+            self._marked_ns = now
+
+    def of_plan(self, plan: BatchPlan) -> BatchPlan:
+        """The plan, or one that asks the worker for its times."""
+        return msgspec.structs.replace(plan, profiled=True) if self.is_on else plan
+
+    def note_result(self, result: StepResult) -> None:
+        """A step that the worker has timed counts."""
+        if not (result.spans and self.is_on):
+            return
+        for span in result.spans:
+            self._add(WORKER, span.name, span.begin_ns, span.end_ns, {"step": result.step})
+        self._num_steps += 1
+
+    def end_turn(self) -> None:
+        """Ends the profile when it has all its steps."""
+        if self.is_on and self._num_steps >= self._steps_left:
+            with contextlib.suppress(RequestError):  # it is in the log
+                self.stop()
+
+    def _add(self, process: int, name: str, begin_ns: int, end_ns: int, about: dict[str, int]) -> None:
+        event = {"ph": "X", "name": name, "pid": process, "tid": process, "args": about}
+        self._events.append(event | {"ts": begin_ns / 1000, "dur": (end_ns - begin_ns) / 1000})

@@ -1,0 +1,289 @@
+"""StepStats: what each step did, in a ring of the last so many; makes the records of runtime.wire.stats from
+it.
+
+    note_launch ──► pending (one for each step in flight) ──note_commit──► ring ──after──► IterationStats
+
+A step leaves a tuple of counts that exist anyway, whatever its size. Records are made of them when somebody
+asks. Those of requests, which are off unless asked for, are RequestRecords'.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from runtime.wire.stats import (
+    InflightBatchingStats,
+    IterationStats,
+    IterationStatsPage,
+    KvCacheStats,
+    RequestStatsPage,
+    StaticBatchingStats,
+    timestamp,
+)
+from scheduler_proc.batching.prefill_adder import PrefillTotals, StepLimits
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import Request
+from scheduler_proc.observe.request_records import RequestRecords, records_after
+from scheduler_proc.observe.static_batch import StaticBatch
+
+MEMORY_S = 1.0
+"""Between two looks at the memory of the process, which take 10 us each."""
+LATENCY_BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+
+class StatsSettings(NamedTuple):
+    limits: StepLimits
+    is_static: bool = False
+    max_iterations: int = 1000
+    """How many the ring keeps; 0: nothing is counted at all."""
+    max_request_iterations: int = 0
+    """Of how many iterations the requests are kept; 0: none."""
+    hides_memory: bool = False
+    """The device has memory that only the worker knows of."""
+
+
+class Launched(NamedTuple):
+    """A step in flight."""
+
+    step: int
+    launched_s: float
+    num_scheduled: int
+    num_sampling: int
+    totals: PrefillTotals
+    num_new_active: int
+    queue_s: float
+
+
+class Finished(NamedTuple):
+    """A step, and how the scheduler stood after it."""
+
+    launched: Launched
+    at_s: float
+    """Since 1970."""
+    latency_s: float
+    num_tokens: int
+    num_active: int
+    num_queued: int
+    num_paused: int
+    num_completed: int
+    num_free: int
+    num_new_pages: int
+    num_reused: int
+    num_missed: int
+    memory_bytes: int
+    static: StaticBatchingStats | None
+
+
+class StepStats:
+    """Told of every step by the scheduler, and of every end by the life cycle."""
+
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        settings: StatsSettings,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.is_on = settings.max_iterations > 0
+        self.num_iterations = 0
+        self.num_ctx_tokens = 0
+        self.num_recomputed_tokens = 0
+        self.latency_counts = [0] * (len(LATENCY_BOUNDS_S) + 1)
+        """Steps that took at most so long and longer than the bound before; the last: longer than all."""
+        self.latency_sum_s = 0.0
+        self._lifecycle = lifecycle
+        self._kv = lifecycle.kv
+        self._rows = lifecycle.kv.rows
+        self._settings = settings
+        num_kept = settings.max_request_iterations if self.is_on else 0
+        self._requests = RequestRecords(lifecycle, num_kept) if num_kept else None
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._ring: deque[Finished] = deque(maxlen=settings.max_iterations)
+        self._pending: deque[Launched] = deque()
+        self._static = StaticBatch() if settings.is_static else None
+        self._num_completed = 0
+        self._num_admitted = 0
+        self._queue_s = 0.0
+        self._ended_at = 0.0
+        self._memory_bytes = 0
+        self._look_at = 0.0
+        if self.is_on:
+            lifecycle.on_finish = self._note_end
+
+    # -- what happens ---------------------------------------------------------------------------------------
+
+    def note_launch(self, step: int, batch: ScheduleBatch, totals: PrefillTotals) -> None:
+        if not self.is_on:
+            return
+        queue = self._lifecycle.queue_times
+        new = queue.num_added - self._num_admitted
+        num_sampling = len(batch.decodes) + len(batch.single)
+        if batch.loose:
+            num_sampling += sum(scheduled.samples for scheduled in batch.loose)
+        self._pending.append(
+            Launched(step, self._clock(), len(batch), num_sampling, totals, new, queue.sum_s - self._queue_s)
+        )
+        if new:
+            self._num_admitted = queue.num_added
+            self._queue_s = queue.sum_s
+
+    def note_commit(self, batch: ScheduleBatch, num_tokens: int) -> None:
+        """The oldest step in flight has ended, with so many output tokens."""
+        if not self.is_on:
+            return
+        now = self._clock()
+        launched = self._pending.popleft()
+        latency_s = now - max(launched.launched_s, self._ended_at)
+        self._ended_at = now
+        totals = launched.totals
+        self.num_iterations += 1
+        self.num_ctx_tokens += totals.num_new_tokens
+        self.num_recomputed_tokens += totals.num_recomputed_tokens
+        self.latency_counts[bisect_left(LATENCY_BOUNDS_S, latency_s)] += 1
+        self.latency_sum_s += latency_s
+        if now >= self._look_at:
+            self._look_at = now + MEMORY_S
+            self._memory_bytes = resident_bytes()
+        lifecycle, counts = self._lifecycle, self._kv.counts
+        num_paused = lifecycle.num_paused
+        self._ring.append(
+            Finished(
+                launched,
+                self._wall_clock(),
+                latency_s,
+                num_tokens,
+                self._rows.num_running + num_paused,
+                len(lifecycle.waiting) - num_paused,
+                num_paused,
+                self._num_completed,
+                self._kv.num_available,
+                counts.num_new,
+                counts.num_reused,
+                counts.num_missed,
+                self._memory_bytes,
+                None if self._static is None else self._static_stats(totals),
+            )
+        )
+        self._num_completed = 0
+        if self._requests is not None:
+            self._requests.note_commit(launched.step, batch)
+
+    def _static_stats(self, totals: PrefillTotals) -> StaticBatchingStats | None:
+        assert self._static is not None
+        self._static.note_step(totals.num_new_tokens)
+        return None if self._rows.num_running else self._static.take()
+
+    def forget_in_flight(self) -> None:
+        """What is in flight will never end."""
+        self._pending.clear()
+
+    def _note_end(self, req: Request) -> None:
+        """Called before it gives back what it holds."""
+        self._num_completed += 1
+        if self._static is not None and req.row >= 0:
+            self._static.note_ended(req.num_output)
+        if self._requests is not None:
+            self._requests.note_end(req)
+
+    # -- who asks -------------------------------------------------------------------------------------------
+
+    def iterations_after(self, step: int, limit: int) -> IterationStatsPage:
+        """At most `limit` records of the steps after this one, the oldest first."""
+        found, num_dropped, newest = records_after(self._ring, step, limit, _step_of)
+        return IterationStatsPage(tuple(map(self._iteration_stats, found)), num_dropped, newest)
+
+    def requests_after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
+        """As `iterations_after`. own: the clients whose requests are named."""
+        if self._requests is None:
+            return RequestStatsPage((), 0, 0)
+        return self._requests.after(step, limit, own)
+
+    def missing_setting(self, of_requests: bool) -> str:
+        """The setting without which there are none; empty when there are."""
+        if not self.is_on:
+            return "iter_stats_max_iterations"
+        return "request_stats_max_iterations" if of_requests and self._requests is None else ""
+
+    def has_news_for(self, step: int) -> bool:
+        """Whether the last step is another than this one, which somebody has seen."""
+        return step != (self._ring[-1].launched.step if self._ring else 0)
+
+    def _iteration_stats(self, done: Finished) -> IterationStats:
+        launched, kv, settings = done.launched, self._kv, self._settings
+        asked = done.num_reused + done.num_missed
+        device_memory = None if settings.hides_memory else 0
+        return IterationStats(
+            timestamp(done.at_s),
+            launched.step,
+            done.latency_s * 1e3,
+            launched.queue_s * 1e3,
+            launched.num_new_active,
+            done.num_active,
+            done.num_queued,
+            done.num_completed,
+            self._rows.max_rows,
+            self._rows.max_rows,
+            0,
+            settings.limits.max_requests,
+            settings.limits.max_tokens,
+            0,
+            settings.limits.max_tokens,
+            device_memory,
+            done.memory_bytes,
+            device_memory,
+            KvCacheStats(
+                kv.pages.num_pages,
+                done.num_free,
+                kv.pages.num_pages - done.num_free,
+                kv.page_size,
+                done.num_new_pages + done.num_reused,
+                done.num_new_pages,
+                done.num_reused,
+                done.num_missed,
+                done.num_reused / asked if asked else 0.0,
+            ),
+            static_batching_stats=done.static,
+            inflight_batching_stats=None if self._static is not None else _inflight_stats(done),
+        )
+
+    def totals(self) -> dict[str, int | float | str | list[int] | list[float]]:
+        """Since the start, for server_info."""
+        return {
+            "num_iterations": self.num_iterations,
+            "num_ctx_tokens": self.num_ctx_tokens,
+            "num_recomputed_ctx_tokens": self.num_recomputed_tokens,
+            "iter_latency_bounds_s": list(LATENCY_BOUNDS_S),
+            "iter_latency_counts": self.latency_counts,
+            "iter_latency_sum_s": self.latency_sum_s,
+        }
+
+
+def _step_of(done: Finished) -> int:
+    return done.launched.step
+
+
+def _inflight_stats(done: Finished) -> InflightBatchingStats:
+    launched, totals = done.launched, done.launched.totals
+    return InflightBatchingStats(
+        launched.num_scheduled,
+        totals.num_prefills,
+        launched.num_scheduled - totals.num_prefills,
+        done.num_paused,
+        totals.num_new_tokens,
+        totals.num_recomputed_tokens,
+        0,
+        done.num_tokens / launched.num_sampling if launched.num_sampling else 0.0,
+    )
+
+
+def resident_bytes() -> int:
+    """Memory of this process."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -1,0 +1,1 @@
+"""Waiting requests and their order."""

@@ -1,0 +1,138 @@
+"""Tests of how many connections the HTTP server takes, and of whom."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.rare_warnings import LOGGERS
+from carousel.server.main import main
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.fake_ring import spell
+
+LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+MOST = 4
+BURST = 100
+
+
+def answers(connection: socket.socket, timeout_s: float | None = None) -> bool:
+    """Return True if the server answers a request on this connection with 200 in that time."""
+    connection.settimeout(timeout_s or connection.gettimeout())
+    try:
+        data = connection.recv(1 << 16)
+    except TimeoutError:
+        return False
+    assert data.startswith(b"HTTP/1.1 200"), data
+    return True
+
+
+def ask(front: Front, held: ExitStack) -> socket.socket:
+    connection = held.enter_context(front.connect())
+    connection.sendall(LIVE)
+    return connection
+
+
+def test_connections_beyond_the_most_wait_until_one_ends(tmp_path: Path) -> None:
+    with http_front(tmp_path, spell("a"), max_connections=MOST) as front, ExitStack() as held:
+        front.http.close()
+        connections = [ask(front, held) for _ in range(MOST)]
+        assert all(answers(each) for each in connections)
+        waiting = [ask(front, held) for _ in range(2)]
+        assert not any(answers(each, 0.1) for each in waiting)
+        for ended, begun in zip(connections, waiting, strict=False):
+            ended.close()
+            begun.settimeout(10.0)
+            assert answers(begun)
+
+
+def test_a_burst_of_connections_is_served_to_the_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals: list[int] = []
+    add = ConnectionCount.add
+
+    def add_and_look(self: ConnectionCount, address: str) -> bool:
+        is_welcome = add(self, address)
+        totals.append(self.total)
+        return is_welcome
+
+    monkeypatch.setattr(ConnectionCount, "add", add_and_look)
+    with http_front(tmp_path, spell("a"), max_connections=MOST) as front, ExitStack() as held:
+        front.http.close()
+        for connection in [ask(front, held) for _ in range(BURST)]:
+            assert answers(connection)
+            connection.close()
+    assert max(totals) == MOST
+
+
+def test_one_address_has_only_so_many_connections(tmp_path: Path) -> None:
+    with http_front(tmp_path, spell("a"), max_connections_per_address=MOST) as front, ExitStack() as held:
+        assert front.http.get("/live").status_code == 200
+        connections = [ask(front, held) for _ in range(MOST - 1)]
+        assert all(answers(each) for each in connections)
+        refused = front.exchange(b"")
+        assert refused.status_code == 503
+        assert refused.json()["error"]["code"] == "too_many_connections"
+        another = held.enter_context(
+            socket.create_connection(("127.0.0.1", front.port), 10.0, ("127.0.0.2", 0))
+        )
+        another.sendall(LIVE)
+        assert answers(another)
+        connections[0].close()
+        assert front.complete().status_code == 200
+
+
+@pytest.mark.parametrize("proxies", ["", "10.0.0.1", "10.0.0.1, 127.0.0.0/8", "::1, *"])
+def test_only_a_proxy_that_was_named_says_where_a_request_comes_from(
+    tmp_path: Path, proxies: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    with http_front(tmp_path, spell("a"), log_level="info", forwarded_allow_ips=proxies) as front:
+        assert front.http.get("/version", headers={"x-forwarded-for": "10.9.8.7"}).status_code == 200
+    (line,) = [record.getMessage() for record in caplog.records if record.name == "uvicorn.access"]
+    assert line.startswith("10.9.8.7:" if proxies.endswith(("8", "*")) else "127.0.0.1:")
+
+
+def test_warnings_that_strangers_cause_are_a_line_a_minute_of_each_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    loggers = [logging.getLogger(name) for name in (*LOGGERS, "uvicorn.access")]
+    filters = [list(logger.filters) for logger in loggers]
+    with monkeypatch.context() as patch:
+        patch.setattr("carousel.server.main.serve", lambda _: None)
+        patch.setattr("carousel.server.main.uvloop.run", lambda _: None)
+        context: Any = None
+        main(context)
+    try:
+        with http_front(tmp_path, spell("a"), log_level="info") as front:
+
+            def warn(count: int) -> list[str]:
+                caplog.clear()
+                for _ in range(count):
+                    assert front.exchange(b"nonsense\r\n\r\n").status_code == 400
+                return [each.getMessage() for each in caplog.records if each.levelname == "WARNING"]
+
+            (line,) = warn(5)
+            assert warn(3) == []
+            monkeypatch.setattr("carousel.server.http.rare_warnings.PERIOD_S", 0.0)
+            assert warn(1) == [f"{line} (7 more of these were left out)"]
+    finally:
+        for logger, before in zip(loggers, filters, strict=True):
+            logger.filters[:] = before
+
+
+def test_connections_are_no_more_than_there_are_descriptors_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (256 + MOST, 1 << 20))
+    with http_front(tmp_path, spell("a")) as front, ExitStack() as held:
+        front.http.close()
+        assert all(answers(ask(front, held)) for _ in range(MOST))
+        assert not answers(ask(front, held), 0.1)
+    assert f"max_connections: {MOST} instead of 8192" in caplog.text

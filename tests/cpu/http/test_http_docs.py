@@ -1,0 +1,66 @@
+"""docs/openai.md speaks of everything that the HTTP server knows."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from msgspec import Struct
+from starlette.routing import Route
+
+from carousel.server.admin.metrics import Metrics
+from carousel.server.app import make_app
+from carousel.server.openai.embedding_types import EmbeddingBody
+from carousel.server.openai.types import ChatBody, CompletionBody, MessageBody, StreamOptions
+from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
+from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.status_page import Status
+from tests.cpu.http.test_http_control import INFO
+
+TEXT = (Path(__file__).resolve().parents[3] / "docs" / "openai.md").read_text()
+OPENAI, _, REST = TEXT.partition("\n## /generate\n")
+GENERATE, _, REST = REST.partition("\n## /tokenize and /detokenize\n")
+TOKENIZE, _, REST = REST.partition("\n## /v1/embeddings\n")
+EMBEDDINGS = REST.partition("\n## ")[0]
+
+
+def named_in(text: str) -> set[str]:
+    """Every name within a code span."""
+    return {name for span in re.findall(r"`([^`\n]+)`", text) for name in re.findall(r"\w+", span)}
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        (CompletionBody, OPENAI),
+        (ChatBody, OPENAI),
+        (MessageBody, OPENAI),
+        (StreamOptions, OPENAI),
+        (GenerateBody, GENERATE),
+        (GenerateSampling, GENERATE),
+        (TokenizeBody, TOKENIZE),
+        (DetokenizeBody, TOKENIZE),
+        (EmbeddingBody, EMBEDDINGS),
+    ],
+)
+def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:
+    assert not set(body.__struct_fields__) - named_in(text)
+
+
+def test_every_path_is_in_the_table() -> None:
+    server: Any = SimpleNamespace(config=RuntimeConfig())
+    paths = {route.path for route in make_app(server).routes if isinstance(route, Route)}
+    assert "/generate" in paths
+    for path in paths:
+        assert path.replace(":path", "") in TEXT
+
+
+def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
+    text = Metrics("m", tmp_path).render(Status(), INFO).decode()
+    names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
+    names = {name.removeprefix("sglang:") for name in names if not name.endswith("_created")}
+    assert names == named_in(TEXT.partition("\n## Metrics\n")[2]) - {"model_name", "sglang"}

@@ -1,0 +1,52 @@
+"""The protocol of the HTTP server against connections that a grammar makes up: no exception, no hang, what is
+held and what is parsed in one piece are bounded, no request has two answers, no body is taken for a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+import uvloop
+
+from tests.harness.http.http_bare import BareServer, Complaints
+from tests.harness.http.http_grammar import make_stream
+
+
+async def serve(first: int, count: int) -> None:
+    loop = asyncio.get_running_loop()
+    raised: list[object] = []
+    loop.set_exception_handler(lambda _, context: raised.append(context))
+    server = BareServer()
+    for seed in range(first, first + count):
+        stream = make_stream(seed)
+        try:
+            await server.take(stream)
+            assert not raised, raised
+        except AssertionError as error:
+            error.add_note(f"make_stream({seed}): {stream.pieces}"[:3000])
+            raise
+
+
+def fuzz(first: int, count: int) -> None:
+    complaints = Complaints()
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(complaints)
+    level, logger.level = logger.level, logging.ERROR
+    try:
+        uvloop.run(serve(first, count))
+    finally:
+        logger.removeHandler(complaints)
+        logger.setLevel(level)
+    assert not complaints.records
+
+
+def test_20_000_connections() -> None:
+    fuzz(0, 20_000)
+
+
+@pytest.mark.full
+@pytest.mark.timeout(3600)
+def test_a_million_connections() -> None:
+    fuzz(20_000, 1_000_000)

@@ -1,0 +1,225 @@
+"""Cost of a long answer as it is written: each token is spelled once, and no piece of work is long."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+from carousel.server.http.write_pace import WritePace
+from carousel.server.openai import logprobs
+from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.completion_format import CompletionFormat, CompletionView
+from carousel.server.openai.logprobs import TokenSpeller, in_pieces
+from carousel.server.sglang import generate_format
+from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
+from carousel.server.sglang.generate_types import Logprob
+from runtime.wire.format import pack_ids
+from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
+from tests.harness.http.http_front import events, http_front
+from tests.harness.ring.fake_ring import finish
+
+NUM_TOKENS, NUM_PROMPT, NUM_TOP = 60, 40, 5
+MAX_PIECE = 2500
+USAGE = Usage(NUM_PROMPT, NUM_TOKENS)
+
+
+def entry(number: int, num_top: int = NUM_TOP) -> TokenLogprob:
+    return TokenLogprob(number, -0.5 * number, tuple((number + each, -1.0 * each) for each in range(num_top)))
+
+
+def deltas(num_tokens: int = NUM_TOKENS, num_prompt: int = NUM_PROMPT) -> list[Delta]:
+    prompt = [None, *(entry(number) for number in range(1, num_prompt))]
+    found = [Delta("", [], [], prompt_logprobs=prompt)]
+    found += [Delta('é"', [number], [entry(number)]) for number in range(num_tokens)]
+    return [*found, Delta("", [], [], "length", None, USAGE)]
+
+
+def stream_of(parts: list[Delta], **view: Any) -> tuple[list[Any], list[int]]:
+    """The events, and how many bytes each delta's have."""
+    form = GenerateFormat(GenerateView(["r"], shows_logprobs=True, num_top=NUM_TOP, **view), 1)
+    data = [b"".join(form.events(0, part)) for part in parts]
+    return [json.loads(each.removeprefix(b"data: ")) for each in data if each], [len(each) for each in data]
+
+
+def test_a_stream_spells_each_token_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It spelled those of the prompt once an event, 16 to 205 ms of each token."""
+    made: list[Any] = []
+    encoded: list[int] = []
+    encode = msgspec.json.encode
+
+    def make(*given: Any) -> Logprob:
+        made.append(given)
+        return Logprob(*given)
+
+    monkeypatch.setattr(generate_format, "Logprob", make)
+
+    def counted(value: Any) -> bytes:
+        encoded.append(len(data := encode(value)))
+        return data
+
+    monkeypatch.setattr(generate_format, "_encode", counted)
+    monkeypatch.setattr("carousel.server.request.json_list._encode", counted)
+    _, sizes = stream_of(deltas(), input_ids=[list(range(NUM_PROMPT))])
+    assert len(made) == NUM_TOKENS * (1 + NUM_TOP) + 1 + (NUM_PROMPT - 1) * (1 + NUM_TOP)
+    assert sum(encoded) < 2 * max(sizes) < sum(sizes) / 10
+
+
+def test_the_last_event_is_the_whole_answer() -> None:
+    parts = deltas()
+    for start in (0, 7, NUM_PROMPT - 1):
+        view: dict[str, Any] = {"input_ids": [list(range(NUM_PROMPT))], "input_start": start}
+        shown, _ = stream_of(parts, **view)
+        output = CompletionOutput(
+            0,
+            "".join(part.text for part in parts),
+            list(range(NUM_TOKENS)),
+            "",
+            [],
+            [each for part in parts for each in part.logprobs],
+            "length",
+            usage=USAGE,
+        )
+        form = GenerateFormat(GenerateView(["r"], shows_logprobs=True, num_top=NUM_TOP, **view), 1)
+        whole = json.loads(
+            msgspec.json.encode(form.response([Completion([output], USAGE, parts[0].prompt_logprobs)]))
+        )
+        for body in (whole, shown[-1]):
+            assert body["meta_info"].pop("e2e_latency") >= 0
+        assert whole == shown[-1]
+        meta = whole["meta_info"]
+        assert len(meta["input_token_logprobs"]) == len(meta["input_top_logprobs"]) == NUM_PROMPT - start
+        assert meta["input_token_logprobs"][0] == [None, start, None]
+        assert meta["input_top_logprobs"][0] is None
+        assert all(event["meta_info"]["input_token_logprobs"] == [] for event in shown[:-1])
+
+
+def test_a_prompt_that_was_not_computed_to_its_end_has_no_values() -> None:
+    (event,), _ = stream_of([Delta("", [], [], "timeout", None, USAGE)], input_ids=[[5, 6, 7]])
+    assert event["meta_info"]["input_token_logprobs"] == [[None, 5, None], [None, 6, None], [None, 7, None]]
+    assert event["meta_info"]["input_top_logprobs"] == [None] * 3
+
+
+class Words:
+    """A vocabulary of numbers."""
+
+    def token_text(self, token_id: int) -> str:
+        return f"<{token_id}>"
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return self.token_text(token_id).encode()
+
+
+def large_delta(num_tokens: int) -> Delta:
+    ids = list(range(num_tokens))
+    return Delta("text", ids, [entry(number, 20) for number in ids], "length", None, USAGE)
+
+
+def formats() -> list[Any]:
+    speller = TokenSpeller(Words(), as_ids=False)  # type: ignore[arg-type]
+    completion = CompletionView(
+        "m", num_logprobs=20, speller=speller, prompt_ids=[list(range(900))], prompt_texts=["prompt"]
+    )
+    chat = ChatView("m", shows_logprobs=True, speller=speller)
+    generate = GenerateView(["r"], shows_logprobs=True, num_top=20)
+    return [CompletionFormat(completion, 1), ChatFormat(chat), GenerateFormat(generate, 1)]
+
+
+@pytest.mark.parametrize("number", [0, 1, 2])
+def test_what_has_gathered_for_a_slow_reader_is_spelled_in_pieces(
+    number: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A reader that has paused is owed up to 262,144 of them, which took half a second in one piece."""
+    form, spelled = formats()[number], list[float]()
+
+    def noted(value: float) -> float:
+        spelled.append(value)
+        return value
+
+    for module in (logprobs, generate_format):
+        monkeypatch.setattr(module, "finite", noted)
+    delta = large_delta(1000)
+    if number == 0:
+        delta = msgspec.structs.replace(
+            delta, prompt_logprobs=[None, *(entry(each, 20) for each in range(899))]
+        )
+    data, most, before = b"", 0, 0
+    for piece in form.events(0, delta):
+        data += piece
+        most, before = max(most, len(spelled) - before), len(spelled)
+    assert before >= 1000 * 21
+    assert most <= MAX_PIECE
+    found = [json.loads(each.removeprefix(b"data: ")) for each in data.split(b"\n\n") if each]
+    if number == 2:
+        assert len(found[0]["meta_info"]["output_top_logprobs"]) == 1000
+        return
+    choices = [each["choices"][0] for each in found]
+    assert [each["finish_reason"] for each in choices] == [None] * (len(choices) - 1) + ["length"]
+    if number == 0:
+        assert "".join(each["text"] for each in choices) == "prompttext"
+        columns = [each["logprobs"] for each in choices]
+        assert [token for each in columns for token in each["tokens"]][900:] == [
+            f"<{i}>" for i in range(1000)
+        ]
+        offsets = [offset for each in columns for offset in each["text_offset"]]
+        assert offsets == sorted(offsets)
+        assert len(set(offsets)) == 1900
+    else:
+        assert "".join(each["delta"].get("content", "") for each in choices) == "text"
+        content = [token for each in choices if each["logprobs"] for token in each["logprobs"]["content"]]
+        assert [token["token"] for token in content] == [f"<{i}>" for i in range(1000)]
+
+
+def test_pieces_are_whole() -> None:
+    for length in (0, 1, 97, 98, 1000):
+        pieces = list(in_pieces(range(length), 20))
+        assert [each for piece in pieces for each in piece] == list(range(length))
+        assert all(0 < len(piece) * 21 <= MAX_PIECE for piece in pieces)
+
+
+def test_large_writes_share_one_pace() -> None:
+    async def spend() -> float:
+        pace = WritePace(1e6)
+        began_s = time.perf_counter()
+        await asyncio.gather(*(pace.spend(10_000) for _ in range(4)))
+        return time.perf_counter() - began_s
+
+    assert asyncio.run(spend()) >= 0.039
+
+
+def test_many_logprobs_are_unpacked_beside_the_event_loop(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    unpack = "carousel.client.core.request_state._unpack_logprobs"
+    from carousel.client.core.request_state import _unpack_logprobs
+
+    def noted(*given: Any) -> Any:
+        threads.add(threading.current_thread().name)
+        return _unpack_logprobs(*given)
+
+    num_tokens = 1000
+
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        ids = pack_ids([5] * num_tokens)
+        tops = pack_ids([5] * num_tokens * 20)
+        values = np.full(num_tokens, -0.5, np.float32).tobytes()
+        return [SequenceOutput(request.handle, "x", ids, values, tops, values * 20, finish("length", 9))]
+
+    monkeypatch.setattr(unpack, noted)
+    with http_front(tmp_path_factory.mktemp("run"), answer, context_length=2048) as front:
+        body = {"text": "x", "return_logprob": True, "top_logprobs_num": 20}
+        body["sampling_params"] = {"max_new_tokens": num_tokens}
+        whole = front.post("/generate", **body).json()
+        last = events(front.post("/generate", **body, stream=True))[-2]
+    for each in (whole, last):
+        assert len(each["meta_info"]["output_top_logprobs"]) == num_tokens
+    assert threads
+    assert not any(name.startswith("http-front") for name in threads)

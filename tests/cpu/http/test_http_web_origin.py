@@ -1,0 +1,137 @@
+"""A page of another site can have a browser send nothing that the server serves: Host, Origin, GET."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.fake_ring import WAIT_S, finish, output, spell
+
+ORIGIN = "https://page.example"
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    settings = {"allowed_hosts": "llm.example, *.apps.example", "cors_origins": ORIGIN}
+    with http_front(tmp_path_factory.mktemp("run"), spell("abc"), **settings) as front:
+        yield front
+
+
+def ask(
+    front: Front, *, path: str = "/v1/completions", method: str = "POST", **headers: str
+) -> httpx.Response:
+    body: dict[str, Any] = {"json": {"prompt": "x"}} if method == "POST" else {}
+    return front.http.request(method, path, headers=headers, **body)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("127.0.0.1:80", "203.0.113.7", "[::1]:30000", "localhost:30000", "LOCALHOST.", "carousel", "x_y"),
+        *("a.localhost", "gpu.local:1", "svc.cluster.local", "host.docker.internal", socket.gethostname()),
+        *("llm.example", "LLM.example.:443", "a.apps.example", "b.a.apps.example"),
+    ],
+)
+def test_a_name_that_nobody_else_can_own_is_served(front: Front, host: str) -> None:
+    assert ask(front, Host=host).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        *("evil.example", "127.0.0.1.evil.example:30000", "llm.example.evil", "apps.example", "a.xlocal"),
+        *("evil.local.example", "a.example@127.0.0.1", "127.0.0.1 x.example", ""),
+    ],
+)
+@pytest.mark.parametrize(
+    ("method", "path"), [("POST", "/v1/completions"), ("GET", "/live"), ("GET", "/stats")]
+)
+def test_any_other_is_refused_and_the_flag_is_named(front: Front, host: str, method: str, path: str) -> None:
+    seen = len(front.ring.requests)
+    response = ask(front, method=method, path=path, Host=host)
+    assert response.status_code == 403
+    error = response.json()["error"]
+    assert (error["param"], error["code"]) == ("Host", "host_not_allowed")
+    assert "--allowed-hosts" in error["message"]
+    assert "x-request-id" in response.headers
+    assert len(front.ring.requests) == seen
+
+
+def test_a_page_of_another_origin_reaches_nothing(front: Front) -> None:
+    seen = len(front.ring.requests)
+    for origin in ("http://evil.example", "null", "http://localhost:8080", f"{ORIGIN}.evil", "file://"):
+        for method, path in (
+            ("POST", "/v1/completions"),
+            ("GET", "/health_generate"),
+            ("OPTIONS", "/generate"),
+        ):
+            response = ask(front, method=method, path=path, Origin=origin)
+            assert response.status_code == 403
+            assert "--cors-origins" in response.json()["error"]["message"]
+    assert len(front.ring.requests) == seen
+
+
+def test_the_servers_own_pages_and_those_that_are_named_are_served(front: Front) -> None:
+    own = {"Host": "llm.example", "Origin": "https://llm.example"}
+    assert ask(front, **own).status_code == 200
+    assert ask(front, **{**own, "Host": "localhost"}).status_code == 403, "a page of another server"
+    response = ask(front, Origin=ORIGIN)
+    assert response.status_code == 200
+    assert response.headers["access-control-allow-origin"] == ORIGIN
+    asked = {"Origin": ORIGIN, "Access-Control-Request-Method": "POST"}
+    assert ask(front, method="OPTIONS", **asked).headers["access-control-allow-origin"] == ORIGIN
+
+
+def test_stars_stand_for_all(tmp_path: Path) -> None:
+    with http_front(tmp_path, spell("abc"), allowed_hosts="*", cors_origins="*") as front:
+        assert ask(front, Host="evil.example", Origin="http://other.example").status_code == 200
+
+
+@pytest.mark.parametrize(("hosts", "status"), [("", 200), ("llm.example", 403)])
+def test_with_a_key_only_a_list_that_was_given_counts(tmp_path: Path, hosts: str, status: int) -> None:
+    with http_front(tmp_path, spell("abc"), api_key="secret", allowed_hosts=hosts) as front:
+        front.http.headers["Authorization"] = "Bearer secret"
+        assert ask(front, Host="any.example", Origin="http://any.example").status_code == status
+        # Nothing but a caller with the key can send this.
+        assert front.http.get("/flush_cache").status_code == 200
+
+
+def test_without_a_key_no_get_changes_anything(front: Front) -> None:
+    response = front.http.get("/flush_cache")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+    assert front.http.post("/flush_cache").json()["op"] == "flush_cache"
+    assert list(front.http.get("/openapi.json").json()["paths"]["/flush_cache"]) == ["post"]
+
+
+def test_all_who_ask_for_the_deep_check_at_once_share_one_request(tmp_path: Path) -> None:
+    asked: list[GenerateRequest] = []
+
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        asked.append(request)
+        return []
+
+    with http_front(tmp_path, answer) as front:
+        line = b"GET /health_generate HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        connections = [front.connect() for _ in range(16)]
+        for connection in connections:
+            connection.sendall(line)
+        request = front.ring.wait_request(0)
+        front.http.get("/live")  # the server has read what came before
+        front.ring.send(output(request, "a", finish=finish()))
+        for connection in connections:
+            connection.settimeout(WAIT_S)
+            assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            connection.close()
+        assert len(asked) == 1
+        front.ring.answer = spell("a")
+        assert front.http.get("/health_generate").status_code == 200, (
+            "the next one who asks has one of his own"
+        )

@@ -1,0 +1,199 @@
+"""A launch served over TCP: with keys, without, and to those who should not be there."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import zmq
+from zmq.auth import load_certificate
+
+from carousel import Client, RingClosed, SamplingParams
+from runtime.ring.keys import make_keys
+from runtime.wire.format import PROTOCOL_VERSION
+from runtime.wire.messages import UNIONS, Hello
+from runtime.wire.transport import SCHEMA, Codec
+from tests.harness.ring.launched import SLACK, Launched, free_ports, launched, leftovers
+
+SHORT = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
+LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
+NUM_PORTS = 4
+WORKERS = ("--no-http", "--tokenizer-workers", "2", "--detokenizer-workers", "2")
+NUM_STRANGERS = 1000
+TIMEOUT_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    launch: Launched
+    port: int
+    keys: Path
+
+    @property
+    def address(self) -> str:
+        return f"tcp://127.0.0.1:{self.port}"
+
+    def client(self, curve_dir: Path | None = None) -> Client:
+        return Client(self.address, curve_dir=curve_dir or self.keys / "client")
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    keys = tmp_path_factory.mktemp("keys")
+    make_keys(keys, ["client", "other"])
+    return keys
+
+
+def start(keys: Path) -> tuple[int, tuple[str, ...]]:
+    port = free_ports(NUM_PORTS)
+    return port, (*WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}", "--curve-dir", str(keys))
+
+
+@pytest.fixture(scope="module")
+def served(keys: Path) -> Iterator[Served]:
+    port, arguments = start(keys)
+    with launched(*arguments) as launch:
+        yield Served(launch, port, keys)
+
+
+def test_clients_with_keys_and_those_of_the_run_directory_get_the_same(served: Served) -> None:
+    texts: set[str] = set()
+    for client in (served.client(), served.client(served.keys / "other"), Client(served.launch.run_dir)):
+        with client:
+            texts.add(client.generate("def f(", SHORT, timeout=60).text)
+    assert len(texts) == 1
+
+
+def test_every_lane_works_over_tcp_too(served: Served) -> None:
+    with served.client() as client:
+        outputs = client.generate(["x"] * 12, SHORT, timeout=60)
+    assert len({output.text for output in outputs}) == 1
+
+
+def test_a_wrong_key_gets_nothing_and_disturbs_nobody(served: Served, tmp_path: Path) -> None:
+    make_keys(tmp_path / "elsewhere")
+    wrong = tmp_path / "mixed"
+    wrong.mkdir()
+    (wrong / "client.key_secret").symlink_to(tmp_path / "elsewhere" / "client" / "client.key_secret")
+    (wrong / "server.key").symlink_to(served.keys / "client" / "server.key")
+    refused: list[Exception] = []
+
+    def try_to_connect() -> None:
+        try:
+            Client(served.address, curve_dir=wrong, connect_timeout=1.0).close()
+        except RingClosed as error:
+            refused.append(error)
+
+    strangers = [threading.Thread(target=try_to_connect) for _ in range(4)]
+    for stranger in strangers:
+        stranger.start()
+    with served.client() as client:
+        while any(stranger.is_alive() for stranger in strangers):
+            assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
+    for stranger in strangers:
+        stranger.join()
+    assert len(refused) == 4
+
+
+def test_a_thousand_strangers_on_each_port_hold_up_no_client(served: Served) -> None:
+    """Some say nothing, some begin a handshake, some send what is no handshake at all."""
+    _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+    openings = [b"", b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x00CURVE", b"GET / HTTP/1.1\r\n\r\n", os.urandom(300)]
+    with served.client() as client, ExitStack() as strangers:
+        for number in range(NUM_STRANGERS):
+            for offset in range(NUM_PORTS):
+                address = ("127.0.0.1", served.port + offset)
+                stranger = strangers.enter_context(socket.create_connection(address, timeout=10))
+                stranger.sendall(openings[number % len(openings)])
+            if number % 100 == 0:
+                assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
+        with served.client() as late:
+            assert len(late.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
+    assert served.launch.process.poll() is None
+
+
+@contextmanager
+def raw_peer(served: Served, kind: int, offset: int) -> Iterator[zmq.Socket[bytes]]:
+    """A bare socket that has a key, connected to one of the ports."""
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    with context.socket(kind) as peer:
+        peer.setsockopt(zmq.SNDTIMEO, 5000)
+        peer.setsockopt(zmq.RCVTIMEO, 5000)
+        peer.curve_publickey, peer.curve_secretkey = load_certificate(
+            served.keys / "other" / "client.key_secret"
+        )
+        peer.curve_serverkey, _ = load_certificate(served.keys / "server.key")
+        peer.connect(f"tcp://127.0.0.1:{served.port + offset}")
+        yield peer
+    context.destroy(linger=0)
+
+
+@pytest.mark.parametrize(("offset", "kind"), [(0, zmq.DEALER), (1, zmq.DEALER), (2, zmq.PUSH), (3, zmq.PUSH)])
+def test_frames_that_mean_nothing_hold_up_no_other_client(served: Served, offset: int, kind: int) -> None:
+    with raw_peer(served, kind, offset) as peer, served.client() as client:
+        for frames in ([b""], [b"garbage"], [b"CRSL" + b"\xff" * 100], [b"a", b"b"], [b"x"] * 50):
+            for _ in range(20):
+                peer.send_multipart(frames)
+        for _ in range(4):  # over every lane
+            assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
+
+
+def test_who_asks_for_it_is_told_how_the_ring_is(served: Served) -> None:
+    codec = Codec(UNIONS["client_out"], 0)
+    with raw_peer(served, zmq.DEALER, offset=1) as peer:
+        peer.send(codec.encode(Hello(PROTOCOL_VERSION, SCHEMA.hex(), wants_status=True)))
+        ack, status = (codec.decode(peer.recv(), any_epoch=True) for _ in range(2))
+    assert (ack.num_tokenizers, ack.num_detokenizers, ack.client % 2) == (2, 2, 1)
+    assert status.state == "ready"
+    assert status.num_free_pages > 0
+
+
+@pytest.mark.parametrize("how", ["stopped", "failed"])
+def test_a_client_learns_at_once_that_the_ring_has_ended(keys: Path, how: str) -> None:
+    port, arguments = start(keys)
+    arguments = (*arguments, "--restart=never", "--drain-timeout=0")
+    light = launched(*arguments, module="tests.harness.ring.sleeping_worker")
+    with light as launch, Served(launch, port, keys).client() as client:
+        stream = client.stream("x", LONG)
+        next(iter(stream))
+        began = time.monotonic()
+        if how == "stopped":
+            assert launch.stop() == 0
+        else:
+            os.kill(launch.pid_of("worker"), signal.SIGKILL)
+            assert launch.wait_exit(5.0) == 70
+        with pytest.raises(Exception, match=r"gone|shutting down|failed|worker"):
+            for _ in stream:
+                pass
+        with pytest.raises(RingClosed, match=r"has been stopped|has failed"):
+            client.generate("x", SHORT, timeout=TIMEOUT_S)
+        assert time.monotonic() - began <= 4.0 * SLACK
+        assert not leftovers(launch.run_dir)
+
+
+def test_a_taken_port_ends_the_launch_with_its_name() -> None:
+    port = free_ports(NUM_PORTS)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port + 3))
+        taken.listen()
+        launch = Launched(
+            *WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}", module="tests.harness.ring.sleeping_worker"
+        )
+        try:
+            assert launch.wait_exit(30.0) == 69
+            last = launch.log().strip().splitlines()[-1]
+            assert "zmq_bind" in last
+            assert str(port + 3) in last
+            assert not leftovers(launch.run_dir)
+        finally:
+            launch.close()

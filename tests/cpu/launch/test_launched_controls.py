@@ -1,0 +1,120 @@
+"""Pause and profile of a whole launch: over HTTP and with the client library."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from carousel.client.async_ import AsyncClient
+from carousel.client.sync import Client
+from runtime.base.errors import InvalidRequest, RequestError
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.ring.launched import Launched, launched, wait_until
+
+GREEDY = SamplingParams(max_tokens=300, temperature=0.0, ignore_eos=True)
+
+
+@pytest.fixture(scope="module")
+def profiles(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("profiles")
+
+
+@pytest.fixture(scope="module")
+def launch(profiles: Path) -> Iterator[Launched]:
+    with launched("--port", "0", "--max-running-requests", "4", "--profile-dir", str(profiles)) as launch:
+        yield launch
+
+
+def test_a_paused_launch_is_not_ready_and_goes_on_where_it_was(launch: Launched) -> None:
+    with Client(launch.run_dir) as client, httpx.Client(base_url=launch.url, timeout=60) as http:
+        expected = client.generate("def f(x):", GREEDY, timeout=60).text
+        stream = client.stream("def f(x):", GREEDY, timeout=60)
+        next(stream)
+        assert http.post("/pause_generation").json()["is_paused"] is True
+        wait_until(lambda: http.get("/ready").status_code == 503, 10.0, "the pause is seen")
+        assert http.get("/ready").json()["reason"] == "generation is paused"
+        later = client.stream("def f(x):", GREEDY, timeout=60)
+        wait_until(lambda: client.server_info()["num_waiting"] == 1, 10.0, "the new one waits")
+        assert client.server_info()["is_paused"] is True
+        assert client.pause_generation("retract")["num_running"] == 0
+        assert client.flush_cache()["num_pages_in_use"] == 0
+        assert client.continue_generation() == {"is_paused": False, "num_running": 0, "num_waiting": 2}
+        for each in (stream, later):
+            for _ in each:
+                pass
+            assert each.state.completion().text == expected
+        wait_until(lambda: http.get("/ready").status_code == 200, 10.0, "the end of the pause is seen")
+        assert "Generation is paused (in_place), #running-req: 1" in launch.log()
+
+
+def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched, profiles: Path) -> None:
+    async def profile() -> dict[str, object]:
+        async with AsyncClient(launch.run_dir) as client:
+            begun = await client.start_profile(8)
+            with pytest.raises(RequestError, match="is being taken"):
+                await client.start_profile()
+            await client.generate("def f(x):", GREEDY, timeout=60)
+            with pytest.raises(RequestError, match="no profile"):
+                await client.stop_profile()
+            return begun
+
+    begun = asyncio.run(profile())
+    events = json.loads((profiles / str(begun["file"])).read_bytes())["traceEvents"]
+    names = {event["pid"]: event["args"]["name"] for event in events if event["ph"] == "M"}
+    spans = [(names[event["pid"]], event["name"]) for event in events if event["ph"] == "X"]
+    for name in ("forward", "sample", "copy"):
+        assert spans.count(("worker", name)) == 8
+    assert spans.count(("scheduler", "launch")) >= 8
+    # One clock: a step is computed after its launch has begun and before its commit has ended.
+    begins = {e["args"]["step"]: e["ts"] for e in events if e["name"] == "launch"}
+    ends = {e["args"]["step"]: e["ts"] + e["dur"] for e in events if e["name"] == "commit"}
+    forwards = [event for event in events if event["name"] == "forward"]
+    for event in forwards:
+        step = event["args"]["step"]
+        assert begins[step] <= event["ts"] <= event["ts"] + event["dur"] <= ends[step]
+
+
+def test_a_profile_over_http_goes_where_the_launch_says(launch: Launched, profiles: Path) -> None:
+    with httpx.Client(base_url=launch.url, timeout=60) as http:
+        begun = http.post("/start_profile").json()
+        assert http.post("/start_profile").status_code == 409
+        http.post("/v1/completions", json={"prompt": "x", "max_tokens": 4}).raise_for_status()
+        ended = http.post("/stop_profile").json()
+        assert ended["file"] == begun["file"]
+        assert ended["num_steps"] >= 3
+        assert http.post("/stop_profile").status_code == 409
+        assert json.loads((profiles / ended["file"]).read_bytes())["traceEvents"]
+
+
+def test_the_kernel_takes_the_engine_first_and_the_launcher_last_when_memory_is_short(
+    launch: Launched,
+) -> None:
+    def score(pid: int) -> int:
+        return int(Path(f"/proc/{pid}/oom_score_adj").read_text())
+
+    state = json.loads((launch.run_dir / "state.json").read_bytes())
+    scores = {child["role"]: score(child["pid"]) for child in state["children"]}
+    inherited = score(os.getpid())
+    assert score(launch.process.pid) == score(state["guardian_pid"]) == inherited
+    assert scores == {
+        "worker": min(1000, inherited + 300),
+        "scheduler": min(1000, inherited + 300),
+        "detokenizer": min(1000, inherited + 100),
+        "tokenizer": min(1000, inherited + 100),
+        "api": min(1000, inherited + 100),
+    }
+
+
+def test_arguments_are_checked_before_anything_is_sent(launch: Launched) -> None:
+    with Client(launch.run_dir) as client:
+        with pytest.raises(InvalidRequest, match="mode: one of in_place, retract, abort"):
+            client.pause_generation("later")  # type: ignore[arg-type]
+        for wrong in (0, -1, 10_001, True, 1.5):
+            with pytest.raises(InvalidRequest, match="num_steps: 1 to 10000"):
+                client.start_profile(wrong)  # type: ignore[arg-type]

@@ -1,0 +1,180 @@
+"""The way in over TCP: who has a key comes in, everybody else gets no further than the handshake."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+from zmq.auth import load_certificate
+
+from runtime.base.errors import AddressInUse, ConfigError
+from runtime.ring.endpoints import TcpEndpoints
+from runtime.ring.keys import make_keys
+from runtime.ring.tcp_gate import TcpGate
+from runtime.wire.messages import AbortRequest
+from runtime.wire.transport import MAX_TCP_FRAME_BYTES, Codec, Waiter, ZmqInbox
+from tests.harness.http.web_page import post_of_frames
+from tests.harness.ring.launched import SLACK, free_ports, wait_until
+
+FRAME = Codec(AbortRequest, 0).encode(AbortRequest())
+LET_IN_S = 5.0 * SLACK
+# A peer that is let in over loopback is so within a hundredth of this.
+KEPT_OUT_S = 0.3
+
+
+@pytest.fixture
+def keys(tmp_path: Path) -> Path:
+    make_keys(tmp_path / "keys", ["client", "other"])
+    return tmp_path / "keys"
+
+
+@contextmanager
+def open_inbox(curve_dir: Path) -> Iterator[tuple[ZmqInbox, str]]:
+    tcp = TcpEndpoints.parse(f"tcp://127.0.0.1:{free_ports(2)}", 1, 1)
+    gate = TcpGate(tcp, curve_dir)
+    try:
+        yield gate.inbox(tcp.tokenizer_in(0), "tokenizer_in", 0), tcp.tokenizer_in(0)
+    finally:
+        gate.close()
+
+
+class Peers:
+    """Those who try to come in."""
+
+    def __init__(self) -> None:
+        self.context: zmq.Context[Any] = zmq.Context()
+        self._sockets: list[zmq.Socket[Any]] = []
+
+    def knock(self, address: str, client: Path | None = None, server: Path | None = None) -> zmq.Socket[Any]:
+        """Connect with the keys in `client`, for the server whose key is in `server`, and send a message."""
+        peer: zmq.Socket[Any] = self.context.socket(zmq.PUSH)
+        peer.setsockopt(zmq.SNDHWM, 1)
+        self._sockets.append(peer)
+        if client is not None:
+            peer.curve_publickey, peer.curve_secretkey = load_certificate(client / "client.key_secret")
+            peer.curve_serverkey, _ = load_certificate((server or client) / "server.key")
+        peer.connect(address)
+        peer.send(FRAME)
+        return peer
+
+
+@pytest.fixture
+def peers() -> Iterator[Peers]:
+    peers = Peers()
+    yield peers
+    peers.context.destroy(linger=0)
+
+
+def comes_in(inbox: ZmqInbox, timeout_s: float) -> bool:
+    return Waiter([inbox.socket]).wait(timeout_s) and inbox.drain() == [AbortRequest()]
+
+
+def test_with_keys_only_those_who_have_one_come_in(keys: Path, tmp_path: Path, peers: Peers) -> None:
+    make_keys(tmp_path / "elsewhere")
+    stranger = tmp_path / "elsewhere" / "client"
+    with open_inbox(keys) as (inbox, address):
+        peers.knock(address)
+        peers.knock(address, stranger)
+        peers.knock(address, stranger, server=keys / "client")
+        peers.knock(address, keys / "client", server=stranger)
+        assert not comes_in(inbox, KEPT_OUT_S)
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        peers.knock(address, keys / "other")
+        assert comes_in(inbox, LET_IN_S)
+        assert inbox.bad_frames.count == 0
+
+
+def test_where_nobody_authenticates_nobody_comes_in(keys: Path, peers: Peers) -> None:
+    """Without the rule that enforces it, ZMQ would then let every key in."""
+    tcp = TcpEndpoints.parse(f"tcp://127.0.0.1:{free_ports(2)}", 1, 1)
+    with closing(TcpGate(tcp, keys)) as gate:
+        inbox = ZmqInbox(peers.context, tcp.tokenizer_in(0), "tokenizer_in", 0, bind=gate.bind)
+        peers.knock(tcp.tokenizer_in(0), keys / "client")
+        assert not comes_in(inbox, KEPT_OUT_S)
+        inbox.close()
+
+
+def test_a_key_is_no_longer_let_in_once_its_file_is_gone_and_the_server_started_again(
+    keys: Path, peers: Peers
+) -> None:
+    (keys / "clients" / "other.key").unlink()
+    with open_inbox(keys) as (inbox, address):
+        peers.knock(address, keys / "other")
+        assert not comes_in(inbox, KEPT_OUT_S)
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+
+
+def test_bytes_of_other_protocols_and_half_handshakes_are_no_bother(
+    keys: Path, peers: Peers, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.ERROR)
+    greeting = b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\x01"
+    mechanism = b"CURVE".ljust(20, b"\0")
+    openings = [
+        b"",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        b"\xff" * 64,
+        b"\x01\0",
+        post_of_frames(FRAME),
+        greeting[:10],
+        greeting + mechanism + b"\0" * 32,
+        greeting + mechanism + b"\0" * 32 + b"\x06\xff\xff\xff\xff\xff\xff\xff\xff",
+        greeting + mechanism + b"\0" * 32 + b"\x04\x05HELLO" + b"\x07" * 300,
+    ]
+    with open_inbox(keys) as (inbox, address):
+        host, port = address.removeprefix("tcp://").split(":")
+        strangers = [socket.create_connection((host, int(port))) for _ in openings]
+        for stranger, opening in zip(strangers, openings, strict=True):
+            stranger.sendall(opening)
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        for stranger in strangers:
+            stranger.close()
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+
+
+def test_what_a_peer_can_fill_is_bounded(keys: Path, peers: Peers) -> None:
+    """Whatever its server reads: in messages that ZMQ holds for it, and in the length of each."""
+    with open_inbox(keys) as (inbox, address):
+        sender = peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        num_sent = 0
+        while num_sent < 200 and sender.poll(200, zmq.POLLOUT):
+            sender.send(bytes(1 << 20))
+            num_sent += 1
+        assert num_sent < 64  # with what the kernel holds of a connection
+        wait_until(lambda: not inbox.drain() and inbox.bad_frames.count == num_sent, LET_IN_S, "all is read")
+        too_long = peers.knock(address, keys / "other")
+        assert comes_in(inbox, LET_IN_S)
+        too_long.send(bytes(MAX_TCP_FRAME_BYTES + 1))
+        assert not comes_in(inbox, KEPT_OUT_S)
+        peers.knock(address, keys / "client")
+        assert comes_in(inbox, LET_IN_S)
+        assert inbox.bad_frames.count == num_sent
+
+
+def test_a_taken_port_is_named(keys: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        tcp = TcpEndpoints("127.0.0.1", taken.getsockname()[1], 1, 1)
+        in_use = pytest.raises(AddressInUse, match=rf"zmq_bind.*{tcp.port}.*in use")
+        with closing(TcpGate(tcp, keys)) as gate, in_use:
+            ZmqInbox(gate.context, tcp.client_out(0), "tokenizer_in", 0, bind=gate.bind)
+
+
+def test_an_address_of_another_machine_is_named(keys: Path) -> None:
+    tcp = TcpEndpoints("192.0.2.1", 5000, 1, 1)
+    no_address = pytest.raises(ConfigError, match=r"zmq_bind.*192\.0\.2\.1.*this machine")
+    with closing(TcpGate(tcp, keys)) as gate, no_address:
+        ZmqInbox(gate.context, tcp.client_out(0), "tokenizer_in", 0, bind=gate.bind)

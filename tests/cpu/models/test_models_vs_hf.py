@@ -1,0 +1,174 @@
+"""Every family against its transformers implementation: same checkpoint, float32, eager attention.
+
+Each with torch operations and with the C++ kernels.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.loading.loader import load_model
+from model_worker.models.transformer import CausalLM
+from runtime.checkpoint.model_config import ModelConfig
+from tests.harness.models.model_registry import CASES, FAMILIES, TINY, VOCAB_SIZE, Case
+from tests.harness.models.native import native_kernels, needs_compiler
+from tests.harness.models.paged_forward import PagedForward
+from tests.harness.models.reference import (
+    PAGE_SIZE,
+    TOLERANCE,
+    Pair,
+    check_a_prefix_of_another_sequence,
+    check_chunks_and_decodes_in_one_forward,
+    check_greedy_tokens,
+    generated,
+    make_checkpoint,
+    prompts,
+)
+
+DEMO_MODEL = Path(__file__).parents[3] / "demo" / "model"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module", params=["torch", pytest.param("native", marks=needs_compiler)])
+def kernels(request: pytest.FixtureRequest) -> NativeKernels | None:
+    return native_kernels() if request.param == "native" else None
+
+
+def _backend(kernels: NativeKernels | None) -> AttentionBackend:
+    return TorchNativeAttention() if kernels is None else CpuNativeAttention(kernels)
+
+
+def paged(model: CausalLM, page_size: int, kernels: NativeKernels | None) -> PagedForward:
+    dtype = model.lm_head.weight.dtype
+    return PagedForward(model, page_size, backend=_backend(kernels), dtype=dtype)
+
+
+def _load(path: Path, dtype: torch.dtype, kernels: NativeKernels | None) -> CausalLM:
+    model = load_model(path, ModelConfig.from_path(path), dtype, "cpu")
+    if kernels is not None:
+        model.use_native(kernels)
+    return model
+
+
+@pytest.fixture(scope="module", params=CASES)
+def checkpoint(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Case, PreTrainedModel, Path]:
+    """A case's transformers model, and where it is saved."""
+    case = CASES[request.param]
+    path = tmp_path_factory.mktemp(request.param)
+    return case, make_checkpoint(case, path), path
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: tuple[Case, PreTrainedModel, Path], kernels: NativeKernels | None) -> Pair:
+    case, hf, path = checkpoint
+    return Pair(case, hf, _load(path, torch.float32, kernels), _backend(kernels))
+
+
+@pytest.mark.parametrize("page_size", [1, PAGE_SIZE])
+def test_chunks_and_decodes_in_one_forward_give_the_reference_logits(pair: Pair, page_size: int) -> None:
+    check_chunks_and_decodes_in_one_forward(pair, page_size)
+
+
+def test_a_prefix_of_another_sequence_gives_the_reference_logits(pair: Pair) -> None:
+    check_a_prefix_of_another_sequence(pair)
+
+
+def test_greedy_tokens_are_the_references(pair: Pair) -> None:
+    check_greedy_tokens(pair)
+
+
+def test_logits_are_those_of_the_output_indices_and_may_be_none(pair: Pair) -> None:
+    ids = prompts()[0]
+    every = pair.paged().step([(2, ids)])
+    some = pair.paged().step([(2, ids)], sample=[40, 3])
+    assert torch.allclose(some, every[[40, 3]], rtol=0, atol=TOLERANCE)
+    assert some.dtype is torch.float32
+    none = pair.paged().step([(2, ids)], sample=[])
+    assert none.shape == (0, VOCAB_SIZE)
+
+
+@pytest.mark.parametrize("architecture", FAMILIES)
+def test_an_absent_key_means_what_the_reference_means_by_it(architecture: str, tmp_path: Path) -> None:
+    """config.json without all that equals its class's default is the same model."""
+    kind = type(next(iter(FAMILIES[architecture].cases.values())).config)
+    raw = kind(**TINY, architectures=[architecture]).to_dict()
+    defaults = kind().to_dict()
+    kept_anyway = {"architectures", "model_type", *TINY}
+    sparse = {
+        key: value
+        for key, value in raw.items()
+        if key in kept_anyway or key not in defaults or value != defaults[key]
+    }
+    assert len(sparse) < len(raw)
+    read = []
+    for content in (raw, sparse):
+        (tmp_path / "config.json").write_text(json.dumps(content))
+        read.append(ModelConfig.from_path(tmp_path))
+    assert read[0] == read[1]
+
+
+@pytest.fixture(scope="module")
+def demo(kernels: NativeKernels | None) -> tuple[PreTrainedModel, CausalLM]:
+    hf = AutoModelForCausalLM.from_pretrained(DEMO_MODEL, dtype=torch.float32, attn_implementation="eager")
+    return hf.eval(), _load(DEMO_MODEL, torch.float32, kernels)
+
+
+def _demo_prompts() -> list[list[int]]:
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    texts = ("def add(a, b):\n    return", "import os\nimport sys\n\nclass Path", "for i in range(")
+    return [tokenizer.encode(text).ids for text in texts]
+
+
+def test_demo_model_greedy_tokens_equal_generate(
+    demo: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
+) -> None:
+    hf, model = demo
+    prompts = _demo_prompts()
+    forward = paged(model, 16, kernels)
+    first = [forward.prefill(row, ids, chunk=64) for row, ids in enumerate(prompts)]
+    outputs = forward.decode(range(len(prompts)), first, num_steps=31)
+    assert outputs == [generated(hf, ids, 32) for ids in prompts]
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 16])
+@pytest.mark.parametrize("chunk", [1, 5, 64])
+def test_demo_tokens_do_not_depend_on_chunk_page_size_or_batch(
+    demo: tuple[PreTrainedModel, CausalLM], page_size: int, chunk: int, kernels: NativeKernels | None
+) -> None:
+    _, model = demo
+    prompts = _demo_prompts()
+    solo = []
+    for ids in prompts:
+        alone = paged(model, 16, kernels)
+        solo += alone.decode([0], [alone.prefill(0, ids, chunk=64)], num_steps=15)
+    forward = paged(model, page_size, kernels)
+    first = [forward.prefill(row, ids, chunk) for row, ids in enumerate(prompts)]
+    assert forward.decode(range(len(prompts)), first, num_steps=15) == solo
+
+
+def test_bfloat16_logits_stay_close_to_float32(
+    demo: tuple[PreTrainedModel, CausalLM], kernels: NativeKernels | None
+) -> None:
+    """The weights are bfloat16 on disk, so only activations are rounded: 8 bits of mantissa over 6 layers."""
+    ids = _demo_prompts()[1]
+    narrow = _load(DEMO_MODEL, torch.bfloat16, kernels)
+    expected = paged(demo[1], 16, kernels).step([(0, ids)])
+    error = (paged(narrow, 16, kernels).step([(0, ids)]) - expected).abs().max() / expected.abs().max()
+    assert error < 0.05

@@ -1,0 +1,42 @@
+"""The HTTP server's own tokenizer: how much may wait for it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from carousel.server.request.tokenizer import ServerTokenizer
+from runtime.base.errors import Overloaded
+from runtime.settings.config import DEMO_MODEL
+
+
+def encode_at_once(prompts: Sequence[Any]) -> list[Any]:
+    """The ids of each, or what was raised."""
+
+    async def encode_all() -> list[Any]:
+        tokenizer = ServerTokenizer(str(DEMO_MODEL), "", 1 << 16)
+        await tokenizer.vocabulary()
+        return await asyncio.gather(*(tokenizer.encode(each, {}) for each in prompts), return_exceptions=True)
+
+    return asyncio.run(encode_all())
+
+
+def test_a_thousand_short_prompts_at_once_are_all_read() -> None:
+    chat = [{"role": "user", "content": "hello"}]
+    found = encode_at_once(["def f():\n", [1, 2, 3], chat] * 400)
+    assert all(isinstance(each, list) and each for each in found)
+
+
+def test_what_is_too_much_to_wait_for_is_refused_and_a_large_one_alone_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("carousel.server.request.tokenizer.MAX_WAITING_CHARS", 1 << 16)
+    large = [1] * ((1 << 16) - 4096)
+    first, second, third, short = encode_at_once([large, large, "x" * 4096, "x"])
+    assert len(first) == len(large)
+    assert isinstance(second, Overloaded)
+    assert isinstance(third, Overloaded)
+    assert isinstance(short, list), "there is room for it"

@@ -1,0 +1,135 @@
+"""A launch with tensor-parallel ranks as a user meets it: the tokens of one, and an end when one dies."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carousel import Client, SamplingParams
+from tests.harness.ring.launched import Launched, is_alive, launched, leftovers, wait_until
+
+NUM_MIXED = 100
+NUM_FOUR = 10
+# Few enough that somebody has to give way, again and again.
+POOL = (
+    *("--dtype", "float32", "--no-http", "--max-total-tokens", "512", "--max-running-requests", "24"),
+    *("--schedule-conservativeness", "0.1", "--page-size", "4"),
+)
+TIMEOUT_S = 240.0
+
+
+def mixed_requests() -> tuple[list[str], list[SamplingParams]]:
+    """Greedy and seeded, short and long, with and without shared beginnings."""
+    rng = random.Random(5)
+    words = ["def", "class", "import", "return", "self", "value", "for", "in", "range", "(x):", "name", "="]
+    prompts, sampling = [], []
+    for n in range(NUM_MIXED):
+        beginning = "import os\nimport sys\n\n" if n % 3 == 0 else ""
+        prompts.append(beginning + " ".join(rng.choices(words, k=rng.randrange(2, 30))))
+        kinds: list[dict[str, Any]] = [
+            {"temperature": 0.0},
+            {"temperature": 1.0},
+            {"temperature": 0.7, "top_p": 0.9, "frequency_penalty": 0.5},
+        ]
+        sampling.append(
+            SamplingParams(
+                max_tokens=rng.randrange(1, 24), ignore_eos=n % 2 == 0, seed=900 + n, **kinds[n % 3]
+            )
+        )
+    return prompts, sampling
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[list[int]]:
+    """From one rank."""
+    with launched(*POOL) as launch, Client(launch.run_dir) as client:
+        return tokens_of(client, NUM_MIXED)
+
+
+def tokens_of(client: Client, num_requests: int) -> list[list[int]]:
+    prompts, sampling = mixed_requests()
+    done = client.generate(prompts[:num_requests], sampling[:num_requests], timeout=TIMEOUT_S)
+    return [list(completion.token_ids) for completion in done]
+
+
+@pytest.fixture(scope="module")
+def two_ranks() -> Iterator[Launched]:
+    with launched("--tp-size", "2", *POOL) as launch:
+        yield launch
+
+
+def test_a_hundred_mixed_requests_have_the_tokens_of_one_rank(
+    expected: list[list[int]], two_ranks: Launched
+) -> None:
+    """All at once, under overlap, in a pool that takes rows back, beside requests that are given up."""
+    with Client(two_ranks.run_dir) as client:
+        given_up = [
+            client.stream("def f(x):\n", SamplingParams(max_tokens=200, ignore_eos=True, seed=n))
+            for n in range(3)
+        ]
+        for stream in given_up:
+            next(stream)
+            client.abort(stream)
+        assert tokens_of(client, NUM_MIXED) == expected
+        assert all(list(stream)[-1].finish_reason == "abort" for stream in given_up)
+        assert client.server_info()["num_retracted"] > 0, "the small pool forced nobody to give way"
+
+
+def test_each_rank_is_a_process_that_state_json_names(two_ranks: Launched) -> None:
+    pids = {two_ranks.pid_of("worker", rank) for rank in range(2)}
+    assert len(pids) == 2
+    assert all(is_alive(pid) for pid in pids)
+
+
+def test_four_ranks_have_the_tokens_of_one(expected: list[list[int]]) -> None:
+    with launched("--tp-size", "4", *POOL) as launch, Client(launch.run_dir) as client:
+        assert tokens_of(client, NUM_FOUR) == expected[:NUM_FOUR]
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.full), 1])
+def test_the_death_of_a_rank_ends_the_launch_with_an_error(rank: int) -> None:
+    """While it computes: the other rank is in the middle of a step and waits for it."""
+    with launched("--tp-size", "2", "--restart", "never", *POOL) as launch:
+        pids = launch.pids()
+        with Client(launch.run_dir) as client:
+            stream = client.stream("def f(x):\n", SamplingParams(max_tokens=200, ignore_eos=True))
+            next(stream)
+            killed_at = time.monotonic()
+            os.kill(launch.pid_of("worker", rank), signal.SIGKILL)
+            assert launch.wait_exit(10.0) == 70
+            print(f"the launch ended {time.monotonic() - killed_at:.3f} s after rank {rank}")
+        # Launcher and scheduler see it at the same time; either is right.
+        last_line = launch.log().strip().splitlines()[-1]
+        assert f"worker:{rank}" in last_line or f"rank {rank} " in last_line
+        wait_until(lambda: not any(is_alive(pid) for pid in pids), 5.0, "all processes end")
+        assert not leftovers(launch.run_dir)
+
+
+@pytest.mark.full
+def test_a_killed_follower_is_started_again_with_its_group(tmp_path: Path) -> None:
+    """The ranks of the next epoch meet anew, whatever the ones before have left in the run directory."""
+    sampling = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    with launched("--tp-size", "2", "--restart", "auto", *POOL) as launch:
+        with Client(launch.run_dir) as client:
+            before = client.generate("def f(x):\n", sampling, timeout=TIMEOUT_S)
+        old = launch.pid_of("worker", 1)
+        os.kill(old, signal.SIGKILL)
+
+        def is_ready_again() -> bool:
+            children = launch.state()["children"]
+            engine = [child for child in children if child["role"] in ("worker", "scheduler")]
+            return len(engine) == 3 and all(
+                child["pid"] != old and child["ready"] and child["epoch"] == 2 for child in engine
+            )
+
+        wait_until(is_ready_again, 90.0, "the engine is ready again")
+        with Client(launch.run_dir) as client:
+            after = client.generate("def f(x):\n", sampling, timeout=TIMEOUT_S)
+    assert list(after.token_ids) == list(before.token_ids)

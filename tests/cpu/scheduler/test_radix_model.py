@@ -1,0 +1,91 @@
+"""The radix tree agrees with a page-by-page model under every eviction policy and any retention, and the
+comparison notices each planted mistake.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES, LFU, MRU, SLRU, Priority
+from scheduler_proc.cache.radix.lazy_heap import LazyHeap
+from scheduler_proc.cache.radix.radix_cache import RadixCache
+from scheduler_proc.cache.radix_node import Node
+from tests.harness.mutants.mutant_table import Mutant
+from tests.harness.mutants.mutants import in_force
+from tests.harness.simulation.radix_model import compare
+
+NUM_SEEDS = 4 * len(EVICTION_POLICIES)
+NUM_OPS = 1000
+
+MUTANTS = [
+    Mutant(
+        "a lease does not take it out of line",
+        RadixCache,
+        "_lock_until",
+        "self._leaves.discard(at)",
+        "pass",
+        0,
+    ),
+    Mutant("a look does not move it in line", RadixCache, "_walk", "self._queue(node)", "pass", 0),
+    Mutant(
+        "a split forgets what was retained",
+        Node,
+        "take_history_of",
+        "self.retention = other.retention",
+        "pass",
+        0,
+    ),
+    Mutant(
+        "a split forgets for how long",
+        Node,
+        "take_history_of",
+        "self.duration_s = other.duration_s",
+        "pass",
+        0,
+    ),
+    Mutant("a split forgets the hits", Node, "take_history_of", "self.num_hits = other.num_hits", "pass", 0),
+    Mutant(
+        "a split forgets when it came", Node, "take_history_of", "self.created = other.created", "pass", 0
+    ),
+    Mutant("a split does not expire", RadixCache, "_split", "node in self._expiring", "False", 0),
+    Mutant("hits are not counted", RadixCache, "_note_hit", "num_hits += 1", "num_hits += 0", 0),
+    Mutant("duplicates lower the priority", RadixCache, "_note_hit", "priority > at", "priority < at", 0),
+    Mutant("a range ends a page late", RadixCache, "retain", "cut < span.end", "cut <= span.end", 0),
+    Mutant(
+        "a range is not cut out of a run", RadixCache, "retain", "self._split(at, cut - start)", "pass", 0
+    ),
+    Mutant("retention reaches above its stay", RadixCache, "retain", "end > first", "end > 0", 0),
+    Mutant("what expires does so in use", RadixCache, "_lock_until", "self._expiring.discard(at)", "pass", 0),
+    Mutant("what expires keeps its place", RadixCache, "_expire", "self._queue(node)", "pass", 0),
+    Mutant("nothing expires", RadixCache, "evict", "self._expire()", "pass", 0),
+    Mutant("the gone expire", RadixCache, "_take_from", "self._expiring.discard(leaf)", "pass", 0),
+    Mutant("an old entry is taken for a new one", LazyHeap, "first", "is entry:", "is not None:", 0),
+    Mutant("least retained last", RadixCache, "_queue", "leaf.retention,", "-leaf.retention,", 0),
+    Mutant("mru is lru", MRU, "rank", "-run.last_used", "0", 0),
+    Mutant("lfu goes by age", LFU, "rank", "run.num_hits", "run.created", 0),
+    Mutant("slru counts", SLRU, "rank", "min(run.num_hits, 1)", "run.num_hits", 0),
+    Mutant("priority upside down", Priority, "rank", "run.request_priority", "-run.request_priority", 0),
+]
+
+
+def compare_all() -> None:
+    for seed in range(3 * NUM_SEEDS):
+        compare(seed, NUM_OPS)
+
+
+@pytest.mark.parametrize("policy", range(len(EVICTION_POLICIES)), ids=list(EVICTION_POLICIES))
+def test_the_tree_is_what_a_dictionary_of_pages_says(policy: int) -> None:
+    for seed in range(policy, NUM_SEEDS, len(EVICTION_POLICIES)):
+        compare(seed, NUM_OPS)
+
+
+@pytest.mark.full
+def test_a_million_operations_agree() -> None:
+    for seed in range(1000):
+        compare(seed, NUM_OPS)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_a_planted_mistake_is_noticed(mutant: Mutant) -> None:
+    with in_force(mutant), pytest.raises(AssertionError):
+        compare_all()

@@ -1,0 +1,55 @@
+"""A slice of the simulation: `python -m tests.harness.simulation.simulation --runs 1000` runs more of it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+
+import pytest
+
+from tests.harness.simulation import simulation
+from tests.harness.simulation.sim_system import Setting
+
+NUM_SLICES = 2
+RUNS_PER_SLICE = 10
+
+
+@pytest.fixture(autouse=True)
+def _quiet(caplog: pytest.LogCaptureFixture) -> None:
+    """The random policy raises on purpose, and every such step is logged."""
+    caplog.set_level(logging.CRITICAL)
+
+
+@pytest.mark.parametrize("number", range(NUM_SLICES))
+def test_random_traffic_comes_out_as_the_reference_says(number: int) -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(number * RUNS_PER_SLICE, (number + 1) * RUNS_PER_SLICE):
+        counts += simulation.run(seed)
+    for what in (
+        *("retracted", "resumed", "drafted", "evicted pages", "overloaded"),
+        *("abort", "stop", "length", "timeout", "stop_string", "invalid_grammar"),
+    ):
+        assert counts[what], f"the traffic has no {what}: it tests less than it says"
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 4])
+@pytest.mark.parametrize("feeds_back", [True, False])
+def test_output_is_the_same_at_every_depth(depth: int, feeds_back: bool) -> None:
+    setting = Setting(
+        page_size=4,
+        num_pages=24,
+        max_rows=6,
+        max_len=96,
+        depth=depth,
+        feeds_back=feeds_back,
+        budget=24,
+        policy="fcfs",
+        cache="radix",
+        conservativeness=0.05,
+        num_slots=1,
+        refusal=0.0,
+        num_requests=12,
+        max_output=40,
+        turbulence=0.0,
+    )
+    assert simulation.run(depth, setting)["runs"] == 1

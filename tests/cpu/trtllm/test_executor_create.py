@@ -1,0 +1,126 @@
+"""Making a GenerationExecutor: its arguments, what it starts, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import carousel.trtllm.executor
+from carousel import ConfigError, GenerationExecutor, GenerationRequest, RingClosed
+from tests.harness.ring.executor_back_ends import StandInRuntime, echo
+from tests.harness.ring.fake_ring import WAIT_S, FakeRing, say_nothing
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"run_dir": "x", "model": "y"}, "model"),
+        ({"run_dir": "x", "page_size": 16}, "page_size"),
+        ({"run_dir": "x", "num_postprocess_workers": 4}, "num_postprocess_workers"),
+        ({"run_dir": "tcp://127.0.0.1:1"}, "run_dir"),
+        ({"model": "tests", "engine_dir": "docs"}, "engine_dir: contradicts model"),
+        ({"tokenizer_dir": "tests", "tokenizer": "docs"}, "tokenizer: contradicts tokenizer_dir"),
+        ({"tokenizer_dir": "tests", "postprocess_tokenizer_dir": "docs"}, "postprocess_tokenizer_dir"),
+        ({"gather_all_token_logits": True, "gather_generation_logits": False}, "gather_generation_logits"),
+        ({"gather_all_token_logits": 1}, "gather_all_token_logits"),
+        ({"num_postprocess_workers": -1}, "num_postprocess_workers"),
+        ({"num_postprocess_workers": 65}, "num_postprocess_workers"),
+        ({"num_postprocess_workers": True}, "num_postprocess_workers"),
+        ({"engine_dir": "nowhere"}, "engine_dir: there is no directory nowhere"),
+        ({"tokenizer_dir": "nowhere"}, "tokenizer_dir: there is no directory nowhere"),
+        ({"postprocess_tokenizer_dir": "nowhere"}, "postprocess_tokenizer_dir: there is no directory"),
+        ({"engine_dir": 7}, "engine_dir"),
+        ({"page_sise": 16}, "page_sise"),
+    ],
+)
+def test_create_refuses_a_wrong_argument_by_name_and_starts_nothing(
+    arguments: dict[str, Any], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr("subprocess.Popen", lambda *_, **__: pytest.fail("a process was started"))
+    with pytest.raises(ConfigError, match=named):
+        GenerationExecutor.create(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "model", "settings"),
+    [
+        ({}, "", {}),
+        ({"engine_dir": "tests", "page_size": 16}, Path("tests"), {"page_size": 16}),
+        ({"model": "tests", "engine_dir": "tests"}, Path("tests"), {}),
+        ({"tokenizer_dir": "docs"}, "", {"tokenizer": Path("docs")}),
+        (
+            {"num_postprocess_workers": 4, "postprocess_tokenizer_dir": "docs"},
+            "",
+            {"detokenizer_workers": 4, "tokenizer": Path("docs")},
+        ),
+        ({"num_postprocess_workers": 0}, "", {"detokenizer_workers": 1}),
+        (
+            {"gather_all_token_logits": True},
+            "",
+            {"gather_context_logits": True, "gather_generation_logits": True},
+        ),
+        ({"gather_context_logits": True}, "", {"gather_context_logits": True}),
+    ],
+)
+def test_create_passes_its_arguments_on_as_settings(
+    arguments: dict[str, Any],
+    model: Path | str,
+    settings: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    started: list[tuple[Any, Any]] = []
+    ring = FakeRing(tmp_path, say_nothing)
+
+    def start(model: Any, settings: Any) -> StandInRuntime:
+        started.append((model, settings))
+        return StandInRuntime(ring)
+
+    monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", start)
+    GenerationExecutor.create(**arguments).shutdown()
+    assert started == [(model, settings)]
+    ring.close()
+
+
+def test_shutdown_stops_only_a_runtime_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = FakeRing(tmp_path, say_nothing)
+    runtime = StandInRuntime(ring)
+    monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", lambda *_: runtime)
+    with GenerationExecutor.create():
+        with GenerationExecutor.create(run_dir=tmp_path):
+            pass
+        assert runtime.num_stops == 0
+    assert runtime.num_stops == 1
+    ring.close()
+
+
+def test_a_runtime_that_cannot_be_reached_is_stopped_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = FakeRing(tmp_path, say_nothing)
+    ring.shakes_hands = False
+    runtime = StandInRuntime(ring)
+    monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", lambda *_: runtime)
+    with pytest.raises(RingClosed, match="has not answered"):
+        GenerationExecutor.create(connect_timeout=0.01)
+    assert runtime.num_stops == 1
+    ring.close()
+
+
+def test_dropping_an_executor_stops_its_runtime_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ring = FakeRing(tmp_path, echo)
+    runtime = StandInRuntime(ring)
+    monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", lambda *_: runtime)
+    executor = GenerationExecutor.create()
+    executor.await_responses(executor.enqueue_request(GenerationRequest([65])), timeout=WAIT_S)
+    del executor
+    assert runtime.num_stops == 1
+    ring.close()

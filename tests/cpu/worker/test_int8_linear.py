@@ -1,0 +1,137 @@
+"""The int8 linear layer: C++ against torch and exact integers; no row depends on the others or on threads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_worker.kernels.int8_linear import int8_linear, quantize_rows
+from model_worker.kernels.native.int8_linear import OFFSET, Int8Linear, can_pack_int8
+from model_worker.kernels.native.library import NativeKernels
+from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compiler
+
+pytestmark = needs_compiler
+
+DTYPES = [torch.float32, torch.bfloat16]
+# One rounding to the output's dtype, and the scales' product and the bias in float32.
+RTOL = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
+
+
+@pytest.fixture(params=NATIVE_ISAS)
+def kernels(request: pytest.FixtureRequest) -> NativeKernels:
+    return native_kernels(request.param)
+
+
+@contextmanager
+def _threads(count: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def _linear(
+    kernels: NativeKernels, n: int, k: int, dtype: torch.dtype, *, with_bias: bool, num_threads: int = 1
+) -> tuple[Int8Linear, Tensor, Tensor, Tensor | None]:
+    """The operator, and its weight as it was, scale and bias."""
+    weight, scale = quantize_rows(_normal(n, k))
+    bias = _normal(n, dtype=dtype, seed=1) if with_bias else None
+    with _threads(num_threads):
+        return Int8Linear(kernels, weight.clone(), scale, bias, dtype), weight, scale, bias
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("n", "k"), [(16, 16), (48, 80), (80, 256), (1040, 144)])
+def test_products_are_the_exact_integers_times_the_scales(
+    kernels: NativeKernels, n: int, k: int, dtype: torch.dtype, with_bias: bool, num_threads: int
+) -> None:
+    linear, weight, scale, bias = _linear(kernels, n, k, dtype, with_bias=with_bias, num_threads=num_threads)
+    rows = _normal(211, k, dtype=dtype, seed=2)
+    quantized, x_scale = linear.quantize(rows)
+    sums = F.linear(quantized.double() - OFFSET, weight.double())
+    expected = sums * x_scale.double().unsqueeze(1) * scale.double()
+    size = expected.abs()
+    if bias is not None:
+        expected += bias.double()
+        size += bias.double().abs()
+    together = linear(rows)
+    assert together.dtype is dtype
+    assert ((together.double() - expected).abs() <= RTOL[dtype] * size + 1e-30).all()
+    for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 97):
+        assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
+        assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
+
+
+def test_the_largest_products_do_not_overflow(kernels: NativeKernels) -> None:
+    """127 * 127 and -127 * 127 everywhere, where instructions that saturate at 16 bits would be wrong."""
+    k = 4096
+    weight = torch.full((32, k), 127, dtype=torch.int8)
+    weight[1::2] = -127
+    linear = Int8Linear(kernels, weight.clone(), torch.ones(32), None, torch.float32)
+    x = torch.full((3, k), 127.0)
+    x[1] = -127.0
+    assert torch.equal(linear(x), x[:, :1] * 127.0 * k * torch.tensor([1.0, -1.0]).repeat(16))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_are_quantised_as_by_torch(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    """But for values in the middle of two steps, where the product is rounded once or twice."""
+    linear, *_ = _linear(kernels, 16, 400, dtype, with_bias=False)
+    x = _normal(301, 400, dtype=dtype) * torch.logspace(-20, 20, 301).unsqueeze(1)
+    x = x.to(dtype)
+    x[7] = 0.0
+    got, scale = linear.quantize(x)
+    expected, expected_scale = quantize_rows(x)
+    torch.testing.assert_close(scale, expected_scale, rtol=1e-6, atol=0)
+    got = got.int() - OFFSET
+    apart = (got - expected.int()).abs()
+    assert apart.max() <= 1
+    assert (apart != 0).float().mean() < 5e-3
+    assert got.abs().max() == 127
+    assert not got[7].any()
+    assert not linear(x)[7].any()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_layer_equals_the_torch_version(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    linear, weight, scale, bias = _linear(kernels, 96, 320, dtype, with_bias=True)
+    x = _normal(40, 320, dtype=dtype, seed=5)
+    expected = int8_linear(x, weight, scale, bias)
+    error = (linear(x).double() - expected.double()).norm() / expected.double().norm()
+    assert error < (1e-4 if dtype is torch.float32 else 2.0**-8)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_row_that_is_not_finite_shows_it_and_leaves_others_alone(
+    kernels: NativeKernels, value: float
+) -> None:
+    linear, *_ = _linear(kernels, 16, 64, torch.float32, with_bias=False)
+    x = _normal(3, 64)
+    clean = linear(x)
+    x[1, 5] = value
+    got = linear(x)
+    assert not got[1].isfinite().any()
+    assert torch.equal(got[[0, 2]], clean[[0, 2]])
+
+
+def test_other_shapes_and_dtypes_have_no_kernel() -> None:
+    def weight(n: int, k: int) -> Tensor:
+        return torch.zeros(n, k, dtype=torch.int8)
+
+    assert can_pack_int8(weight(32, 48), torch.bfloat16)
+    assert not can_pack_int8(weight(32, 48), torch.float16)
+    assert not can_pack_int8(weight(40, 48), torch.bfloat16)
+    assert not can_pack_int8(weight(32, 40), torch.bfloat16)

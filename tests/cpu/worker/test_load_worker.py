@@ -1,0 +1,96 @@
+"""What a worker says while it loads: how far it is, and which parts of the CPU it cannot use."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import pytest
+import torch
+
+from model_worker import worker
+from model_worker.attention import cpu_native
+from model_worker.device import make_device
+from runtime.base.cpu_isa import CpuIsa, cpu_isa
+from runtime.settings.config import RuntimeConfig
+from tests.harness.models.native import LEAST_ISA, native_kernels, needs_compiler
+from tests.harness.models.plans import save_tiny_llama
+
+DType: TypeAlias = Literal["float32", "bfloat16"]
+NUM_TENSORS = 21  # embedding, head, final norm, and nine of each of two layers
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    path = tmp_path_factory.mktemp("tiny")
+    save_tiny_llama(path)
+    return path
+
+
+def load(checkpoint: Path, dtype: DType = "float32", backend: str = "torch_native") -> int:
+    """Load the worker; how often it showed that it lives."""
+    config = RuntimeConfig(
+        model=str(checkpoint),
+        dtype=dtype,
+        device="cpu",
+        attention_backend=backend,
+        context_length=64,
+        max_running_requests=2,
+        max_total_tokens=256,
+    )
+    beats = []
+    worker.load_worker(config, make_device("cpu", threaded=False), lambda: beats.append(1)).close()
+    return len(beats)
+
+
+def lines(caplog: pytest.LogCaptureFixture, word: str) -> list[str]:
+    return [message for message in caplog.messages if word in message]
+
+
+def test_loading_says_how_many_tensors_are_there_and_beats_after_each(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "LINE_INTERVAL_S", 0.0)
+    with caplog.at_level(logging.INFO):
+        assert load(checkpoint) == NUM_TENSORS + 1
+    said = lines(caplog, "loading weights")
+    assert said == [
+        f"loading weights: {n} of {NUM_TENSORS} tensors ({100 * n // NUM_TENSORS} %)"
+        for n in range(1, NUM_TENSORS + 1)
+    ]
+
+
+def test_loading_says_so_once_an_interval_at_most(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ticks = iter(range(1000))
+    monkeypatch.setattr(time, "monotonic", lambda: 0.125 * next(ticks))
+    with caplog.at_level(logging.INFO):
+        progress = worker.LoadProgress(lambda: None)
+        for n in range(1, 25):
+            progress.note(n, 100)
+    assert [line.split()[2] for line in lines(caplog, "loading weights")] == ["8", "16", "24"]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("isa", "dtype"), [(LEAST_ISA, "bfloat16"), (LEAST_ISA, "float32"), (cpu_isa(), "bfloat16")]
+)
+def test_only_bfloat16_without_instructions_for_it_is_said_to_leave_linear_layers_to_torch(
+    checkpoint: Path,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    isa: CpuIsa,
+    dtype: DType,
+) -> None:
+    kernels = native_kernels(isa)
+    monkeypatch.setattr(cpu_native, "load_kernels", lambda _: kernels)
+    with caplog.at_level(logging.INFO):
+        load(checkpoint, dtype, "cpu_native")
+    said = dtype == "bfloat16" and not kernels.packs_linear
+    assert len(lines(caplog, "AVX512-BF16")) == said
+    if isa == LEAST_ISA:
+        assert not kernels.packs_linear

@@ -1,0 +1,180 @@
+"""The build of the C++ kernels: cached, atomic, and a clear refusal where it cannot be done."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from model_worker.kernels.native import build
+from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
+from model_worker.kernels.native.library import NativeKernels, load_kernels
+from runtime.base.cpu_isa import CpuIsa, usable_isas
+from runtime.base.environment import kernel_cache_dir
+from tests.harness.models.native import needs_compiler
+from tests.harness.ring.other_user import give_away
+
+
+@pytest.fixture
+def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "src"
+    folder.mkdir()
+    (folder / "one.cpp").write_text('extern "C" int one() { return 1; }\n')
+    monkeypatch.setattr(build, "SOURCE_DIR", folder)
+    return folder
+
+
+@needs_compiler
+def test_a_library_is_compiled_once_and_found_again(
+    small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = build_library(tmp_path / "cache")
+    assert stat.S_IMODE(first.stat().st_mode) == 0o600
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("compiled again")
+
+    monkeypatch.setattr(build, "_compile", refuse)
+    assert build_library(tmp_path / "cache") == first
+
+
+@needs_compiler
+def test_sources_instruction_set_and_cpu_each_have_a_library_of_their_own(
+    small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [build_library(tmp_path, isa) for isa in usable_isas()]
+    assert build_library(tmp_path) == paths[-1]
+    monkeypatch.setattr(build, "_cpu", lambda: ["another CPU"])
+    paths.append(build_library(tmp_path))
+    (small_source / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
+    paths.append(build_library(tmp_path))
+    assert len(set(paths)) == len(usable_isas()) + 2
+
+
+@needs_compiler
+def test_processes_that_build_at_once_leave_one_library_and_no_rest(
+    small_source: Path, tmp_path: Path
+) -> None:
+    cache = tmp_path / "cache"
+    with ThreadPoolExecutor(4) as pool:
+        paths = set(pool.map(build_library, [cache] * 4))
+    assert list(cache.iterdir()) == list(paths)
+
+
+@needs_compiler
+def test_a_failing_compiler_is_named_with_what_it_said_and_leaves_nothing(
+    small_source: Path, tmp_path: Path
+) -> None:
+    (small_source / "one.cpp").write_text("this is no C++\n")
+    with pytest.raises(BuildError, match=r"failed: .*one\.cpp"):
+        build_library(tmp_path / "cache")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_without_a_compiler_the_error_says_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(name: str) -> None:
+        assert name in build.COMPILERS
+
+    monkeypatch.setattr(shutil, "which", nothing)
+    with pytest.raises(BuildError, match=r"no C\+\+ compiler \(looked for g\+\+, c\+\+, clang\+\+\)"):
+        build_library(tmp_path)
+
+
+def test_a_compiler_that_cannot_be_run_is_an_error_not_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing(command: Sequence[str], **_: object) -> None:
+        raise FileNotFoundError(command[0])
+
+    monkeypatch.setattr(shutil, "which", lambda name: f"/nowhere/{name}")
+    monkeypatch.setattr(subprocess, "run", missing)
+    with pytest.raises(BuildError, match="cannot be run"):
+        build_library(tmp_path)
+
+
+@needs_compiler
+def test_a_cache_that_cannot_be_written_is_an_error_that_names_it(small_source: Path, tmp_path: Path) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("")
+    with pytest.raises(BuildError, match=str(in_the_way / "cache")):
+        build_library(in_the_way / "cache")
+
+
+@needs_compiler
+@pytest.mark.parametrize("fault", ["belongs to another user", "chmod go-w"])
+def test_a_library_that_another_user_may_have_made_is_compiled_again(
+    small_source: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fault: str,
+) -> None:
+    library = build_library(tmp_path / "cache")
+    good = library.read_bytes()
+    library.write_bytes(b"planted")
+    with monkeypatch.context() as planted:
+        if "chmod" in fault:
+            library.chmod(0o622)
+        else:
+            give_away(planted, library)
+        assert build_library(tmp_path / "cache") == library
+    assert library.read_bytes() == good
+    assert stat.S_IMODE(library.stat().st_mode) == 0o600
+    assert f"{library} " in caplog.text
+    assert fault in caplog.text
+    assert list(library.parent.iterdir()) == [library]
+
+
+@pytest.mark.parametrize("fault", ["belongs to another user", "chmod go-w"])
+def test_a_cache_that_another_user_may_change_is_replaced_by_a_private_one_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    cache = tmp_path / "cache"
+    with trusted_cache(cache) as used:
+        assert used == cache
+        assert stat.S_IMODE(cache.stat().st_mode) == 0o700
+    assert cache.is_dir()
+    assert not caplog.text
+    if "chmod" in fault:
+        cache.chmod(0o720)
+    else:
+        give_away(monkeypatch, cache)
+    with trusted_cache(cache) as used:
+        assert used != cache
+        assert stat.S_IMODE(used.stat().st_mode) == 0o700
+        (used / "library.so").touch()
+    assert not used.exists()
+    assert f"{cache} " in caplog.text
+    assert fault in caplog.text
+
+
+@needs_compiler
+def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path) -> None:
+    """The real ones; compiling them takes a while, so what a private directory gets is the user's own."""
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with trusted_cache(kernel_cache_dir()) as own:
+        good = build_library(own)
+        (cache / good.name).write_bytes(b"planted")
+        (cache / good.name).chmod(0o600)
+    cache.chmod(0o777)
+    used: list[Path] = []
+
+    def build_fast(folder: Path, isa: CpuIsa | None) -> Path:
+        used.append(folder)
+        return Path(shutil.copy(good, folder))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("model_worker.kernels.native.library.build_library", build_fast)
+        kernels = load_kernels.__wrapped__(cache)
+    assert isinstance(kernels, NativeKernels)
+    assert used[0] != cache
+    assert not used[0].exists()

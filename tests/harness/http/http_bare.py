@@ -1,0 +1,229 @@
+"""BareServer: the HTTP server's protocol without sockets, models or time, and all that must be true of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+import uvicorn
+from uvicorn.server import ServerState
+
+from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.parse_turns import TURN_EVENTS, ParseTurns
+from carousel.server.http.protocol import MAX_HEADERS, MAX_PIPELINED, HttpProtocol
+from tests.harness.http.http_grammar import Stream
+
+MAX_READ = 256_000
+PIECE_EVENTS = 4096
+"""More than any 16 KiB give."""
+MAX_TURNS = 3000
+"""Turns of the event loop until a connection has done all it can do with what has come."""
+HELD_BYTES = 2 * MAX_READ
+"""Bytes that one connection may hold: what is not parsed, and bodies that nobody has read."""
+
+
+class Turns(ParseTurns):
+    """Remembers the most that was parsed in a piece and in a turn."""
+
+    most_in_piece = most_in_turn = 0
+
+    def count(self, num_events: int) -> None:
+        super().count(num_events)
+        self.most_in_piece = max(self.most_in_piece, num_events)
+        self.most_in_turn = max(self.most_in_turn, self._num_events)
+
+
+class Transport(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.protocol: HttpProtocol | None = None
+        self.written = bytearray()
+        self.is_paused = self._is_closing = False
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return ("192.0.2.1", 1) if name == "peername" else default
+
+    def is_closing(self) -> bool:
+        return self._is_closing
+
+    def write(self, data: Any) -> None:
+        assert not self._is_closing, "written to a closed connection"
+        self.written += data
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+
+    def close(self) -> None:
+        if not self._is_closing:
+            self._is_closing = True
+            assert self.protocol is not None
+            asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+
+
+class BareServer:
+    """Takes streams one after another."""
+
+    def __init__(self) -> None:
+        self._config = uvicorn.Config(
+            self._app,
+            interface="asgi3",
+            http=HttpProtocol,
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            proxy_headers=False,
+        )
+        self._config.load()
+        self._state = ServerState()
+        self._count = ConnectionCount(1 << 20, 0, lambda: None, lambda: None)
+        self._turns = Turns()
+        self._served: dict[int, bytes] = {}
+        """By number, what the application was given to read."""
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        how, _, number = scope["path"].strip("/").partition("/")
+        if how == "late":
+            for _ in range(3):
+                await asyncio.sleep(0)
+        body = b""
+        while how == "read":
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return
+            body += message["body"]
+            if not message["more_body"]:
+                break
+        if number.isdecimal():
+            assert int(number) not in self._served or "wild" in scope["state"]
+            self._served[int(number)] = body
+        text = number.encode()[:20]
+        await send(
+            {
+                "type": "http.response.start",
+                "status": 200,
+                "headers": [(b"content-length", b"%d" % len(text))],
+            }
+        )
+        await send({"type": "http.response.body", "body": text})
+
+    async def take(self, stream: Stream) -> None:
+        """Serve one connection, and check all that must be true of it. Raises AssertionError."""
+        self._served = {}
+        transport = Transport()
+        state = {"wild": True} if stream.is_wild else {}
+        protocol = HttpProtocol(
+            self._count, self._turns, config=self._config, server_state=self._state, app_state=state
+        )
+        transport.protocol = protocol
+        protocol.connection_made(transport)
+        for piece, num_turns in stream.pieces:
+            for _ in range(num_turns):
+                await asyncio.sleep(0)
+            await self._until_read(transport)
+            if transport.is_closing():
+                break
+            protocol.data_received(piece)
+            self._check_bounds(protocol)
+        await self._settle(transport, protocol)
+        self._check_answers(stream, bytes(transport.written), is_closed=transport.is_closing())
+        if not transport.is_closing():
+            assert _has_a_limit(protocol), "nothing would ever end this connection"
+            protocol.eof_received()
+            transport.close()
+        await self._settle(transport, protocol)
+        assert not self._state.tasks, "somebody works for a client that has left"
+        assert not self._count.total
+        assert not self._state.connections
+
+    async def _until_read(self, transport: Transport) -> None:
+        for _ in range(MAX_TURNS):
+            if not transport.is_paused or transport.is_closing():
+                return
+            await asyncio.sleep(0)
+        raise AssertionError("the connection is never read again")
+
+    async def _settle(self, transport: Transport, protocol: HttpProtocol) -> None:
+        """Let pass turns until nobody works, or those who do wait for what has not come."""
+        num_quiet, before = 0, None
+        for _ in range(MAX_TURNS):
+            await asyncio.sleep(0)
+            now = (len(transport.written), len(protocol._unparsed), len(self._served))
+            num_quiet = num_quiet + 1 if now == before else 0
+            before = now
+            is_idle = not self._state.tasks and not protocol._unparsed
+            is_ending = transport.is_closing() and self._count.total
+            if num_quiet == 6 or (is_idle and not is_ending):
+                return
+        raise AssertionError("there is no end to what the connection does")
+
+    def _check_bounds(self, protocol: HttpProtocol) -> None:
+        assert len(protocol.pipeline) <= MAX_PIPELINED
+        assert protocol.headers is None or len(protocol.headers) <= MAX_HEADERS
+        cycles = [cycle for cycle, _ in protocol.pipeline]
+        if protocol._in_work is not None:
+            cycles.append(protocol._in_work)
+        assert len(protocol._unparsed) + sum(len(cycle.body) for cycle in cycles) <= HELD_BYTES
+        assert self._turns.most_in_piece <= PIECE_EVENTS
+        assert self._turns.most_in_turn <= TURN_EVENTS + PIECE_EVENTS
+
+    def _check_answers(self, stream: Stream, written: bytes, *, is_closed: bool) -> None:
+        numbers, statuses = _answers(written)
+        errors = [status for status in statuses if status != 200]
+        assert len(errors) <= 1, "refused twice"
+        assert not errors or (statuses[-1] != 200 and is_closed), "something follows a refusal"
+        if stream.is_wild:
+            return
+        assert numbers == list(range(1, len(numbers) + 1)), "an answer is missing, or there are two"
+        most = len(stream.bodies) + stream.has_wrong_body
+        assert len(numbers) <= most, "what is no request was answered"
+        assert len(numbers) + len(errors) <= len(stream.bodies) + 1, "a request was answered twice"
+        for number, body in self._served.items():
+            assert number, "a body was taken for a request"
+            assert number <= most, "what was refused was begun before"
+            assert body in (b"", *stream.bodies[number - 1 : number])
+        if len(stream.bodies) <= MAX_PIPELINED and not stream.is_wrong:
+            assert len(numbers) == len(stream.bodies), "a request was not answered"
+            assert is_closed == stream.is_last
+        if stream.is_wrong:
+            assert is_closed
+
+
+def _answers(written: bytes) -> tuple[list[int], list[int]]:
+    """The numbers of the requests that were answered, and the statuses of all answers."""
+    numbers, statuses = [], []
+    while written:
+        head, _, rest = written.partition(b"\r\n\r\n")
+        status = int(head.split(b" ", 2)[1])
+        if status == 100:
+            written = rest
+            continue
+        length = int(head.lower().partition(b"content-length: ")[2].split(b"\r\n")[0])
+        assert len(rest) >= length
+        statuses.append(status)
+        if status == 200 and rest[:length].isdigit():
+            numbers.append(int(rest[:length]))
+        written = rest[length:]
+    return numbers, statuses
+
+
+def _has_a_limit(protocol: HttpProtocol) -> bool:
+    """Return True if a timer runs, or a request is in work, whose application has limits of its own."""
+    timers = (protocol._head_timer, protocol._unread_timer, protocol.timeout_keep_alive_task)
+    is_working = protocol._in_work is not None and not protocol._in_work.response_complete
+    return is_working or any(timer is not None and not timer.cancelled() for timer in timers)
+
+
+class Complaints(logging.Handler):
+    """Collector of what is logged as an error: uvicorn logs what an application raises."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.records.append(f"{record.getMessage()} {record.exc_info}")

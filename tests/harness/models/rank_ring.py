@@ -1,0 +1,87 @@
+"""RankRing: a Ring whose model is cut for several ranks, each a thread that gets every plan."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+from model_worker.device import make_device
+from model_worker.distributed.group import RankGroup
+from model_worker.executors.inproc import InprocExecutor
+from model_worker.worker import ModelWorker, load_worker
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.plan import BatchPlan, SampleMasks
+from tests.harness.models.rank_threads import JOIN_S, join_shared_memory
+from tests.harness.ring.serving_ring import Ring, Setting
+
+
+class RankRing(Ring):
+    def __init__(self, model_path: Path, setting: Setting, num_ranks: int, folder: Path) -> None:
+        folder.mkdir()
+        self._num_ranks = num_ranks
+        self._folder = folder
+        super().__init__(model_path, setting)
+
+    def make_executor(self, config: RuntimeConfig, setting: Setting) -> InprocExecutor:
+        loaded: dict[int, ModelWorker] = {}
+        groups: dict[int, RankGroup] = {}
+
+        def load(rank: int) -> None:
+            groups[rank] = join_shared_memory(self._folder, rank, self._num_ranks)
+            # A follower's stream is its own thread here, whatever rank 0's is.
+            device = make_device("cpu", threaded=setting.overlap or rank > 0)
+            loaded[rank] = load_worker(config, device, lambda: None, groups[rank])
+
+        threads = [threading.Thread(target=load, args=(rank,)) for rank in range(self._num_ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(JOIN_S)
+        self._followers = FollowerThreads([loaded[rank] for rank in range(1, self._num_ranks)])
+        self._groups = groups
+        return InprocExecutor(
+            loaded[0],
+            max_in_flight=2 if setting.overlap else 1,
+            followers=self._followers,  # type: ignore[arg-type]
+        )
+
+    def close(self) -> None:
+        super().close()
+        for group in self._groups.values():
+            group.close()
+
+
+class FollowerThreads:
+    """What `Ranks` is to an executor, for workers of this process."""
+
+    def __init__(self, workers: list[ModelWorker]) -> None:
+        self._workers = workers
+        self._inboxes: list[queue.SimpleQueue[Any]] = [queue.SimpleQueue() for _ in workers]
+        self._threads = [
+            threading.Thread(target=_follow, args=pair) for pair in zip(workers, self._inboxes, strict=True)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def register(self, poller: object) -> None:
+        """There is no process to look at."""
+
+    def send(self, message: BatchPlan | SampleMasks, wait: object) -> None:
+        for inbox in self._inboxes:
+            inbox.put(message)
+
+    def close(self) -> None:
+        for inbox in self._inboxes:
+            inbox.put(None)
+        for thread in self._threads:
+            thread.join(JOIN_S)
+        for worker in self._workers:
+            worker.close()
+
+
+def _follow(worker: ModelWorker, inbox: queue.SimpleQueue[Any]) -> None:
+    while (message := inbox.get()) is not None:
+        assert isinstance(message, BatchPlan)
+        worker.launch(message)

@@ -1,0 +1,83 @@
+"""Drives a Sampler by hand: rows, positions and random logits, without a model and without plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.device.cpu import CpuDevice
+from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.sampler import Sampled, Sampler
+from runtime.base.cpu_isa import CpuIsa
+from runtime.wire.plan import RowSetup
+from tests.harness.models.native import LEAST_ISA, native_kernels
+
+VOCAB = 1003  # not a multiple of the four lanes of a Philox word
+MAX_ROWS = 64
+MAX_LEN = 128
+CPU = CpuDevice(threaded=False)
+
+
+class OnePassDevice(CpuDevice):
+    """A CPU that samples the way a GPU does: no look at intermediate results."""
+
+    prefers_one_pass = True
+
+
+class NativeDevice(CpuDevice):
+    """A CPU whose sampler has the C++ kernels."""
+
+    isa: CpuIsa | None = None
+
+
+class LeastDevice(NativeDevice):
+    """One without the instructions that only some CPUs have."""
+
+    isa = LEAST_ISA
+
+
+def setup(row: int = 0, **fields: Any) -> RowSetup:
+    return RowSetup(**{"row": row, "num_prompt": 4, **fields})
+
+
+def who(rows: Sequence[int], positions: Sequence[int]) -> SampleRows:
+    r, p = np.array(rows, np.int64), np.array(positions, np.int64)
+    return SampleRows(torch.from_numpy(r), torch.from_numpy(p), r, p)
+
+
+def sample(
+    sampler: Sampler,
+    logits: Tensor,
+    rows: Sequence[int],
+    positions: Sequence[int],
+    masks: Mapping[int, bytes] | None = None,
+) -> Sampled:
+    with torch.inference_mode():
+        return sampler.sample(logits.clone(), who(rows, positions), masks or {})
+
+
+def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
+    kernels = native_kernels(device.isa) if isinstance(device, NativeDevice) else None
+    sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab, kernels=kernels)
+    reopen(sampler, *setups)
+    return sampler
+
+
+def reopen(sampler: Sampler, *setups: RowSetup) -> None:
+    with torch.inference_mode():
+        sampler.open_rows(setups)
+
+
+def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> Tensor:
+    return torch.randn(rows, vocab, generator=torch.Generator().manual_seed(seed)) * scale
+
+
+def bitmask(allowed: Sequence[int], vocab: int = VOCAB) -> bytes:
+    words = np.zeros(-(-vocab // 32), np.uint32)
+    for token in allowed:
+        words[token // 32] |= np.uint32(1) << np.uint32(token % 32)
+    return words.tobytes()

@@ -1,0 +1,88 @@
+"""Mistakes seen in the field, or invited by this layout: the simulation must notice every one of them.
+
+    python -m tests.harness.mutants.mutants [--seeds 60]        hunt all; exit status 1 if one is missed
+
+Each mutant is one function with one phrase changed, in force while the simulation runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import logging
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
+from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
+from tests.harness.mutants.mutant_table_stats import STATS_MUTANTS
+from tests.harness.mutants.mutant_table_window import WINDOW_MUTANTS
+from tests.harness.simulation import simulation
+
+MUTANTS = [*STEP_MUTANTS, *BATCHING_MUTANTS, *STATS_MUTANTS, *WINDOW_MUTANTS]
+
+
+def edited(function: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
+    """The same function with one phrase changed."""
+    source = textwrap.dedent(inspect.getsource(function))
+    assert source.count(old) >= 1, f"{function.__qualname__} has changed: {old!r} is not in it"
+    space = dict(function.__globals__)
+    exec(compile(source.replace(old, new), f"<mutant of {function.__qualname__}>", "exec"), space)
+    mutant: Callable[..., Any] = space[function.__name__]
+    return mutant
+
+
+@contextmanager
+def in_force(mutant: Mutant) -> Iterator[None]:
+    original = inspect.getattr_static(mutant.owner, mutant.attribute)
+    setattr(mutant.owner, mutant.attribute, edited(original, mutant.old, mutant.new))
+    try:
+        yield
+    finally:
+        setattr(mutant.owner, mutant.attribute, original)
+
+
+def try_catch(mutant: Mutant, seed: int) -> BaseException | None:
+    """What the run of this seed says of the mutant; None when it notices nothing."""
+    # A model that sees all of its context shows most, so a window is for the mistakes that need one.
+    setting = simulation.setting_of(seed, **{"window": 0} | dict(mutant.changes)) if mutant.changes else None
+    with in_force(mutant):
+        try:
+            simulation.run(seed, setting, window=0)
+        except Exception as error:
+            return error
+    return None
+
+
+def hunt(mutant: Mutant, num_seeds: int) -> int:
+    """The first seed that catches it; -1 when none of num_seeds does."""
+    for seed in range(num_seeds):
+        error = try_catch(mutant, seed)
+        if error is not None:
+            print(
+                f"{mutant.name:45s} seed {seed:3d}: {type(error).__name__} {str(error).splitlines()[:1]}",
+                flush=True,
+            )
+            return seed
+    print(f"{mutant.name:45s} MISSED", flush=True)
+    return -1
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=60)
+    args = parser.parse_args()
+    logging.disable()
+    missed = [mutant.name for mutant in MUTANTS if hunt(mutant, args.seeds) < 0]
+    print(
+        f"{len(MUTANTS) - len(missed)} of {len(MUTANTS)} caught"
+        + "".join(f"; missed: {name}" for name in missed)
+    )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

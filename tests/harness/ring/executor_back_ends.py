@@ -1,0 +1,81 @@
+"""A GenerationExecutor of either back end over a fake ring."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TypeAlias
+
+import pytest
+
+import carousel.trtllm.executor
+from carousel import GenerationExecutor
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.format import unpack_ids
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.harness.ring.fake_ring import Answer, FakeRing, finish, output, say_nothing
+
+BACK_ENDS = ("attached", "own")
+Make: TypeAlias = Callable[..., tuple[GenerationExecutor, FakeRing]]
+"""(answer, config) -> an executor and the ring behind it."""
+
+
+class StandInRuntime:
+    """An OwnRuntime whose processes are a fake ring."""
+
+    def __init__(self, ring: FakeRing) -> None:
+        self.run_dir = ring.run_dir
+        self.num_stops = 0
+
+    def wait_ready(self) -> None:
+        """A fake ring is ready from the start."""
+
+    def stop(self) -> None:
+        self.num_stops += 1
+
+
+@contextmanager
+def executors(back_end: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make]:
+    with ExitStack() as stack:
+
+        def make(
+            answer: Answer = say_nothing, config: RuntimeConfig | None = None
+        ) -> tuple[GenerationExecutor, FakeRing]:
+            ring = FakeRing(run_dir, answer, config)
+            stack.callback(ring.close)
+            if back_end == "own":
+                monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", lambda *_: StandInRuntime(ring))
+                executor = GenerationExecutor.create()
+            else:
+                executor = GenerationExecutor.create(run_dir=run_dir)
+            stack.callback(executor.shutdown)
+            return executor, ring
+
+        yield make
+
+
+def spell_each(*texts: str) -> Answer:
+    """Sequence i spells texts[i]: in a stream one character of each by turns, else text after text."""
+
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        if not request.stream:
+            return [
+                output(request, text, index=index, finish=finish("stop", len(text)))
+                for index, text in enumerate(texts)
+            ]
+        spelled = []
+        for at in range(max(map(len, texts))):
+            for index, text in enumerate(texts):
+                end = finish("stop", len(text)) if at + 1 == len(text) else None
+                spelled += [output(request, each, index=index, finish=end) for each in text[at : at + 1]]
+        return spelled
+
+    return answer
+
+
+def echo(request: GenerateRequest) -> list[SequenceOutput]:
+    """Answers with its prompt, as characters."""
+    assert request.input_ids is not None
+    text = "".join(map(chr, unpack_ids(request.input_ids).tolist()))
+    return [output(request, text, finish=finish())]

@@ -1,0 +1,174 @@
+"""A launch under test: `python launch.py` as a user starts it, with eyes on all that it might leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+SLACK = 5.0
+"""As many times as long as on a quiet machine anything may take: this one may be slow and have other work."""
+START_S = 30.0
+STOP_S = 10.0
+
+
+def wait_until(condition: Callable[[], bool], timeout_s: float, what: str) -> float:
+    """Seconds until `condition` held. `timeout_s`: what it may take on a quiet machine.
+
+    Raises: TimeoutError naming `what` after SLACK times as long.
+    """
+    began = time.monotonic()
+    while not condition():
+        if time.monotonic() - began > SLACK * timeout_s:
+            raise TimeoutError(f"{what}: not within {SLACK * timeout_s:g} s")
+        time.sleep(0.01)
+    return time.monotonic() - began
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody listens on, below those that the system hands out."""
+    # At random: other test runs look too, and a port that has just been used stays taken for a while.
+    for first in random.sample(range(20000, 32000), 100):
+        with ExitStack() as stack:
+            try:
+                for port in range(first, first + count):
+                    listener = stack.enter_context(socket.socket())
+                    listener.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return first
+    raise OSError(f"no {count} free ports in a row")
+
+
+class Launched:
+    """One launch with its own run directory and a free port."""
+
+    def __init__(self, *arguments: str, module: str = "launch") -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="launched-")
+        self.run_dir = Path(self._folder.name) / "run"
+        if "--run-dir" in arguments:
+            self.run_dir = Path(arguments[arguments.index("--run-dir") + 1])
+        self._log_path = Path(self._folder.name) / "log"
+        self._log = self._log_path.open("w+b")
+        self.process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                module,
+                "--port",
+                "0",
+                "--run-dir",
+                str(self.run_dir),
+                *arguments,
+            ],
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            cwd=ROOT,
+        )
+
+    def state(self) -> dict[str, Any]:
+        """state.json, or {} while there is none."""
+        try:
+            state: dict[str, Any] = json.loads((self.run_dir / "state.json").read_bytes())
+        except FileNotFoundError:
+            return {}
+        return state
+
+    def wait_ready(self) -> Launched:
+        def ready_or_ended() -> bool:
+            state = self.state()
+            # A killed launch may have left its state in the same directory.
+            is_ready = state.get("pid") == self.process.pid and state["state"] == "ready"
+            return is_ready or self.process.poll() is not None
+
+        try:
+            wait_until(ready_or_ended, START_S, "the launch gets ready")
+        except TimeoutError as error:
+            raise TimeoutError(f"{error}; its log:\n{self.log()}") from None
+        assert self.process.poll() is None, self.log()
+        return self
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.state()['port']}"
+
+    def pid_of(self, role: str, index: int = 0) -> int:
+        children = self.state()["children"]
+        pids: dict[tuple[str, int], int] = {
+            (child["role"], child["index"]): child["pid"] for child in children
+        }
+        return pids[role, index]
+
+    def pids(self) -> list[int]:
+        return [self.process.pid, *(child["pid"] for child in self.state().get("children", []))]
+
+    def log(self) -> str:
+        return self._log_path.read_text(errors="replace")
+
+    def wait_exit(self, timeout_s: float) -> int:
+        """Its exit code. `timeout_s`: as for `wait_until`. Raises TimeoutError with its log."""
+        try:
+            return self.process.wait(SLACK * timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise TimeoutError(f"{error}; its log:\n{self.log()}") from None
+
+    def stop(self) -> int:
+        """Ctrl-C, as the launcher sees it."""
+        self.process.send_signal(signal.SIGINT)
+        return self.wait_exit(STOP_S)
+
+    def close(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+            if self.state().get("state") == "ready":
+                wait_until(self._has_seen_a_signal, STOP_S, "the launch sees the signal")
+                self.process.terminate()  # a second one: no request is waited for
+            try:
+                self.wait_exit(STOP_S)
+            except TimeoutError:
+                self.process.kill()
+                self.process.wait()
+        self._log.close()
+        self._folder.cleanup()
+
+    def _has_seen_a_signal(self) -> bool:
+        return self.process.poll() is not None or self.state().get("state") != "ready"
+
+
+@contextmanager
+def launched(*arguments: str, module: str = "launch") -> Iterator[Launched]:
+    """A launch that is ready; ended and cleaned up with the block. `module`: what is run as launch.py."""
+    launch = Launched(*arguments, module=module)
+    try:
+        yield launch.wait_ready()
+    finally:
+        launch.close()
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie is gone: only its parent has not looked yet."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] not in ("Z", "X")
+
+
+def leftovers(run_dir: Path) -> set[str]:
+    """Names that a launch in `run_dir` may leave: its directory, shared memory, unix sockets."""
+    found = {str(run_dir)} if run_dir.exists() else set()
+    found |= {f"/dev/shm/{name}" for name in os.listdir("/dev/shm") if "carousel" in name}
+    sockets = Path("/proc/net/unix").read_text().splitlines()
+    return found | {line.split()[-1] for line in sockets if str(run_dir) in line}

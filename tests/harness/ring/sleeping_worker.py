@@ -1,0 +1,53 @@
+"""A model worker that sleeps: every step takes STEP_S whatever is in it, every token is the same one. So a
+launch has a known capacity, and the cores are left for the load.
+
+`python -m tests.harness.ring.sleeping_worker ARGUMENT ...` is `launch.py` with this worker in the place of
+its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import launch
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.launcher import children
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.wire.format import pack_ids, unpack_ids
+from runtime.wire.plan import BatchPlan, StepResult, WorkerReady
+from runtime.wire.transport import Waiter
+
+STEP_S = 0.05
+TOKEN = 65
+PAGE_SIZE = 16
+
+
+def main(context: ProcessContext) -> None:
+    config: Any = context.config
+    inbox = context.inbox("rank_in", context.endpoints.rank_in(0))
+    outbox = context.outbox(context.endpoints.step_results)
+    rows, length = config.max_running_requests, config.context_length
+    num_pages = rows * (length // PAGE_SIZE + 1)
+    vocab_size = CheckpointConfig.read(Path(config.model)).vocab_size
+    outbox.send(WorkerReady(num_pages, PAGE_SIZE, rows, length, vocab_size, "sleep"))
+    context.ready(num_pages=num_pages)
+    waiter = Waiter([inbox.socket])
+    while not context.stop.is_set():
+        context.beat()
+        for message in inbox.drain(limit=1):
+            if not isinstance(message, BatchPlan):
+                return
+            time.sleep(STEP_S)
+            num_tokens = message.num_decodes + int(unpack_ids(message.samples).sum())
+            outbox.send(StepResult(message.step, pack_ids([TOKEN] * num_tokens), message.samples))
+        waiter.wait(HEARTBEAT_S / 2)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
+        children.MODULES["worker"] = "tests.harness.ring.sleeping_worker"
+        sys.exit(launch.main(sys.argv[1:]))
+    run_process("worker", main)

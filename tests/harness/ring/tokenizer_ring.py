@@ -1,0 +1,97 @@
+"""A tokenizer loop between channels in memory."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+from runtime.text.tokenizer import Tokenizer
+from runtime.wire.format import IntArray
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import GenerateRequest, RequestFailed
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import Status
+from runtime.wire.transport import MemoryChannel
+from tokenizer_proc.loop import MAX_BATCH_CHARS, TokenizerLoop
+from tokenizer_proc.receipt import Receipt
+from tokenizer_proc.validation import Admission, Validator
+
+CLIENT = 77
+LONG_TEXT = "x" * (MAX_BATCH_CHARS + 1)
+
+
+class Ring:
+    """A tokenizer loop between channels in memory."""
+
+    def __init__(
+        self,
+        loaded: Any,
+        *,
+        scheduler_room: int = 1000,
+        context_length: int = 1 << 20,
+        num_detokenizers: int = 1,
+        validator: Validator | None = None,
+    ) -> None:
+        self.inbox = MemoryChannel("tokenizer_in")
+        self.scheduler = MemoryChannel("scheduler_in", capacity=scheduler_room)
+        self.detokenizers = [MemoryChannel("detokenizer_in") for _ in range(num_detokenizers)]
+        self.status = Status()
+        self.num_sent_elsewhere = 0
+        self.is_recovering = False
+        self.now = Receipt(1000.0, 2_000_000_000.0)
+        self.loop = TokenizerLoop(
+            inbox=self.inbox,
+            scheduler=self.scheduler,
+            detokenizers=self.detokenizers,
+            tokenizer=loaded,
+            validator=validator or Validator(4096, context_length),
+            admission=Admission(max_waiting=100, max_waiting_of_client=100, max_running=100),
+            scheduler_status=lambda: self.status,
+            secret=b"k" * 32,
+            num_sent_elsewhere=lambda: self.num_sent_elsewhere,
+            is_recovering=lambda: self.is_recovering,
+            clock=lambda: self.now,
+        )
+
+    def send(self, *messages: Any) -> None:
+        for message in messages:
+            assert self.inbox.send(message)
+
+    def refusals(self) -> list[RequestFailed]:
+        return [refused for channel in self.detokenizers for refused in channel.drain()]
+
+
+def handle(seq: int, client: int = CLIENT) -> bytes:
+    return make_handle(client, seq)
+
+
+def request(seq: int, **fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"handle": handle(seq), "sampling": SamplingParams(seed=1), **fields})
+
+
+def passed_on(ring: Ring, *messages: Any) -> list[Any]:
+    """What the scheduler gets of these in one turn."""
+    ring.send(*messages)
+    ring.loop.turn()
+    return ring.scheduler.drain()
+
+
+def refusal(ring: Ring, bad: GenerateRequest) -> RequestFailed:
+    """The one refusal of a request for one sequence."""
+    assert passed_on(ring, bad) == []
+    (refused,) = ring.refusals()
+    return refused
+
+
+class GatedTokenizer(Tokenizer):
+    """Encodes long texts only after `gate` is opened."""
+
+    def __init__(self, loaded: Tokenizer) -> None:
+        super().__init__(loaded._backend, loaded._open_wrapper)
+        self.gate = threading.Event()
+
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[IntArray]:
+        if len(texts[0]) > MAX_BATCH_CHARS:
+            assert self.gate.wait(10)
+        return super().encode_batch(texts, add_special_tokens=add_special_tokens)

@@ -1,0 +1,96 @@
+"""What the scheduler's unit tests are built from: requests, and a system whose worker is the fake one."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from runtime.wire.format import pack_ids
+from runtime.wire.handle import make_handle, sequence_key
+from runtime.wire.messages import TokenizedRequest
+from runtime.wire.sampling_params import SamplingParams
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.radix.radix_cache import RadixCache
+from scheduler_proc.core.request import Request, StopIds
+from scheduler_proc.core.row_columns import Rows
+from tests.harness.simulation.sim_system import Setting, System
+from tests.harness.simulation.sim_traffic import stream_open
+
+SETTING = Setting(
+    page_size=4,
+    num_pages=64,
+    max_rows=4,
+    max_len=96,
+    depth=1,
+    feeds_back=True,
+    budget=64,
+    policy="fcfs",
+    cache="radix",
+    conservativeness=1.0,
+    num_slots=0,
+    refusal=0.0,
+    num_requests=0,
+    max_output=8,
+    turbulence=0.0,
+)
+
+
+def message(number: int, tokens: list[int], max_tokens: int | None = 4, **fields: Any) -> TokenizedRequest:
+    """Request `number` of client 1. `fields` beside those of TokenizedRequest: attempt, sampling."""
+    handle = make_handle(fields.pop("client", 1), number, 0, fields.pop("attempt", 0))
+    sampling = SamplingParams(max_tokens=max_tokens, seed=1, ignore_eos=True, **fields.pop("sampling", {}))
+    return TokenizedRequest(handle, pack_ids(tokens), sampling, stream_open(handle, len(tokens)), **fields)
+
+
+@contextmanager
+def running(**changes: Any) -> Iterator[System]:
+    """A system with some of SETTING changed; its worker is stopped at the end."""
+    import dataclasses
+
+    system = System(dataclasses.replace(SETTING, **changes), random.Random(0))
+    try:
+        yield system
+    finally:
+        system.executor.close()
+
+
+def run_until_idle(system: System, *messages: Any, max_steps: int = 500) -> None:
+    for item in messages:
+        assert system.inbox.send(item)
+    for _ in range(max_steps):
+        system.step()
+        if system.scheduler.is_idle:
+            return
+    raise AssertionError("no progress")
+
+
+def manager(num_pages: int = 16, page_size: int = 4, max_rows: int = 4, max_len: int = 64) -> KVCacheManager:
+    return KVCacheManager(num_pages, page_size, Rows(max_rows, max_len), RadixCache(page_size))
+
+
+def request(
+    kv: KVCacheManager, number: int, tokens: list[int], max_tokens: int = 4, **fields: Any
+) -> Request:
+    return Request(
+        make_handle(1, number),
+        sequence_key(make_handle(1, number)),
+        number,
+        kv.rows,
+        SamplingParams(max_tokens=max_tokens, seed=1),
+        StopIds(frozenset()),
+        len(tokens),
+        len(tokens) + max_tokens,
+        0,
+        pack_ids(tokens),
+        **fields,
+    )
+
+
+def seat(kv: KVCacheManager, req: Request) -> None:
+    """Admit req with room for all its tokens, and count them as computed, as a launched plan would."""
+    prefix = kv.match(req)
+    kv.cache.lock(prefix.node)
+    kv.seat(req, prefix, prefix.num_left)
+    kv.rows.kv_len[req.row] = req.num_tokens

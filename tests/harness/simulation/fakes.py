@@ -1,0 +1,374 @@
+"""Fakes for tests without torch: a model worker whose output shows any wrong page, and an outbox that
+records.
+
+FakeExecutor's next token is a hash of every id it reads *through the page table*: a wrong page, a stale
+table, a reordered row or a token given to the wrong request changes the output, and the reference needs only
+the prompt.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+import msgspec
+import numpy as np
+
+from runtime.base.errors import ExecutorError
+from runtime.wire.format import Message, pack_ids, unpack_ids
+from runtime.wire.messages import ToDetokenizer
+from runtime.wire.plan import BatchPlan, PromptLogprobs, RowSetup, SampleMasks, StepResult, StepTensor
+from runtime.wire.transport import Frame, with_frames
+from tests.harness.simulation.fake_sampling import (
+    NAMESPACE_SHIFT,
+    NUM_TOP,
+    VOCAB_SIZE,
+    IdArray,
+    allowed_ids,
+    choose,
+    fake_logits,
+    fake_logprobs,
+    forbidden_ids,
+    hash_of,
+    next_top_p_age,
+    prompt_hash,
+    seen,
+)
+
+TensorName: TypeAlias = Literal["context_logits", "generation_logits"]
+
+
+@dataclass(slots=True)
+class FakeRow:
+    """What the fake device keeps about a row."""
+
+    setup: RowSetup
+    history: list[int]
+    """Prompt and output, kept only for rows where something looks back at them."""
+    top_p_age: int
+    stop_ids: frozenset[int]
+    allowed: list[int] | None
+    bad_words: list[list[int]]
+    reset_ids: frozenset[int]
+
+    @staticmethod
+    def of(setup: RowSetup) -> FakeRow:
+        return FakeRow(
+            setup,
+            unpack_ids(setup.history_ids).tolist(),
+            setup.top_p_age,
+            frozenset(unpack_ids(setup.stop_ids).tolist()),
+            unpack_ids(setup.allowed_ids).tolist() or None,
+            [unpack_ids(word).tolist() for word in setup.bad_words],
+            frozenset(unpack_ids(setup.top_p_reset_ids).tolist()),
+        )
+
+    @property
+    def salt(self) -> int:
+        return (self.setup.seed >> NAMESPACE_SHIFT) * 1000
+
+    @property
+    def looks_back(self) -> bool:
+        setup = self.setup
+        has_phrases = any(len(word) > 1 for word in self.bad_words)
+        return setup.presence_penalty != 0.0 or setup.no_repeat_ngram > 0 or has_phrases
+
+    def sample(self, context: IdArray, mask: bytes | None, window: int) -> tuple[int, int]:
+        """(token, hash) of what follows the context, of whose KV the window is read; remembers it."""
+        setup = self.setup
+        assert not self.looks_back or len(self.history) == len(context), "a history of another length"
+        forbidden = forbidden_ids(self.history, self.bad_words, setup.no_repeat_ngram)
+        if len(context) < setup.min_len:
+            forbidden |= self.stop_ids
+        decays = setup.top_p_decay != 1.0
+        penalised = self.history if setup.presence_penalty else ()
+        h = hash_of(seen(context, window), setup.seed, penalised, self.top_p_age if decays else 0)
+        token = choose(h, self.allowed if mask is None else allowed_ids(mask), forbidden)
+        if self.looks_back:
+            self.history.append(token)
+        self.top_p_age = next_top_p_age(self.top_p_age, token, self.reset_ids)
+        return token, h
+
+
+class FakeHandle:
+    """Satisfies StepHandle."""
+
+    def __init__(self, compute_up_to: Callable[[FakeHandle], None]) -> None:
+        self._compute_up_to = compute_up_to
+        self.is_finished = False
+        self.frames: tuple[Frame, ...] = ()
+        self._data = b""
+        self._error: BaseException | None = None
+        self.masks: dict[int, bytes] | None = None
+        """None: they have not come."""
+
+    def finish(self, data: bytes, frames: Sequence[Frame] = (), error: BaseException | None = None) -> None:
+        self.is_finished = True
+        self._data = data
+        self.frames = tuple(frames)
+        self._error = error
+
+    def result(self) -> StepResult:
+        self._compute_up_to(self)
+        if isinstance(self._error, ExecutorError):
+            raise self._error
+        if self._error is not None:
+            raise AssertionError(f"the fake worker found: {self._error}") from self._error
+        return msgspec.msgpack.decode(self._data, type=StepResult)
+
+    def done(self) -> bool:
+        return True
+
+
+class FakeExecutor:
+    """Satisfies Executor. Runs plans in order, each when its result is asked for: as late as a worker can be,
+    so what a plan takes for done at its launch is found.
+    """
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_len: int,
+        *,
+        max_in_flight: int = 1,
+        feeds_back: bool = True,
+        window: int = 0,
+    ) -> None:
+        """window: tokens that a token sees, itself included; 0: all."""
+        self.max_in_flight = max_in_flight
+        self.feeds_back = feeds_back
+        self.page_size = page_size
+        self.window = window
+        self.fails_at_step = -1
+        self.num_computed = 0
+        """New tokens of all plans."""
+        self._kv: IdArray = np.full((num_pages + 1, page_size), -7, np.int64)
+        self._table: IdArray = np.zeros((max_rows, max_len // page_size + 2), np.int64)
+        self._last_token: IdArray = np.full(max_rows, -9, np.int64)
+        self._rows: dict[int, FakeRow] = {}
+        self._launched: deque[tuple[BatchPlan, FakeHandle]] = deque()
+
+    def launch(self, plan: BatchPlan) -> FakeHandle:
+        handle = FakeHandle(self._compute_up_to)
+        plan = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=BatchPlan)
+        self._launched.append((plan, handle))
+        return handle
+
+    def sample(self, handle: Any, masks: SampleMasks) -> None:
+        assert handle.masks is None, "masks came twice"
+        masks = msgspec.msgpack.decode(msgspec.msgpack.encode(masks), type=SampleMasks)
+        handle.masks = dict(masks.masks)
+
+    def close(self) -> None:
+        self._launched.clear()
+
+    def _compute_up_to(self, handle: FakeHandle) -> None:
+        while not handle.is_finished:
+            self._compute(*self._launched.popleft())
+
+    def _compute(self, plan: BatchPlan, handle: FakeHandle) -> None:
+        try:
+            if plan.step == self.fails_at_step:
+                raise ExecutorError("told to fail")
+            result, frames = self._step(plan, handle)
+            handle.finish(msgspec.msgpack.encode(result), frames)
+        except Exception as error:
+            handle.finish(b"", error=error)
+
+    def apply_tables(self, plan: BatchPlan) -> None:
+        """Setups, copies, table writes: in the order of the plan's fields."""
+        for setup in plan.setups:
+            self._rows[setup.row] = FakeRow.of(setup)
+        assert len({setup.row for setup in plan.setups}) == len(plan.setups), "two tenants for one row"
+        for source, target in plan.page_copies:
+            self._kv[target] = self._kv[source]
+        pages, at = unpack_ids(plan.table_pages), 0
+        spans = unpack_ids(plan.table_spans).reshape(-1, 3).tolist()
+        assert len({row for row, _, _ in spans}) == len(spans), "a row written twice"
+        for row, start, n in spans:
+            self._table[row, start : start + n] = pages[at : at + n]
+            at += n
+        assert at == len(pages)
+
+    def _slot(self, row: int, position: int) -> tuple[int, int]:
+        """(page, place in it) of a token."""
+        at, place = divmod(position, self.page_size)
+        page = self._table.item(row, at)
+        assert page, "a token without a page"
+        return page, place
+
+    def _context(self, row: int, end: int) -> IdArray:
+        """[end]: what the row's KV holds of its first tokens."""
+        pages = self._table[row, : -(-end // self.page_size)]
+        assert pages.all(), "a token without a page"
+        return self._kv[pages].reshape(-1)[:end]
+
+    def _step(self, plan: BatchPlan, handle: FakeHandle) -> tuple[StepResult, list[Frame]]:
+        self.apply_tables(plan)
+        ones = [1] * plan.num_decodes
+        rows, starts = unpack_ids(plan.rows).tolist(), unpack_ids(plan.starts).tolist()
+        ids = unpack_ids(plan.input_ids).tolist()
+        lens = ones + unpack_ids(plan.lens).tolist()
+        samples = ones + unpack_ids(plan.samples).tolist()
+        drafts = [0] * plan.num_decodes + unpack_ids(plan.drafts).tolist()
+        assert len(set(rows)) == len(rows) == len(starts) == len(lens)
+        assert len(ids) == sum(lens)
+        self.num_computed += len(ids)
+        self._write_kv(rows, starts, lens, ids)
+        logits = FakeLogits()
+        prompts = self._look_at_prompts(plan, rows, starts, lens, logits)
+        if plan.defer_sampling:
+            assert handle.masks is not None, "masks never came"
+        masks = handle.masks or {}
+        result = self._sample_all(plan, rows, starts, lens, samples, drafts, masks, logits)
+        return msgspec.structs.replace(result, prompts=prompts, tensors=tuple(logits.tensors)), logits.frames
+
+    def _write_kv(self, rows: list[int], starts: list[int], lens: list[int], ids: list[int]) -> None:
+        at = 0
+        written: set[tuple[int, int]] = set()
+        for row, start, n in zip(rows, starts, lens, strict=True):
+            new = ids[at : at + n]
+            at += n
+            assert self.feeds_back or min(new) >= 0, "the plan wants a token that is not there yet"
+            salt = self._rows[row].salt
+            slots = [self._slot(row, position) for position in range(start, start + n)]
+            assert written.isdisjoint(slots), "two rows write one slot"
+            written.update(slots)
+            for slot, i in zip(slots, new, strict=True):
+                self._kv[slot] = (self._last_token.item(row) if i < 0 else i) + salt
+        self._check_reads(rows, starts, written)
+
+    def _check_reads(self, rows: list[int], starts: list[int], written: set[tuple[int, int]]) -> None:
+        """A kernel may store a row's new token while others attend: nobody else reads it in that step."""
+        pages_written = {page for page, _ in written}
+        for row, start in zip(rows, starts, strict=True):
+            first = max(0, start + 1 - self.window) if self.window else 0
+            first_page = first // self.page_size
+            pages = self._table[row, first_page : -(-start // self.page_size)].tolist()
+            for at in [at for at, page in enumerate(pages, first_page) if page in pages_written]:
+                begin, end = at * self.page_size, (at + 1) * self.page_size
+                read = {self._slot(row, position) for position in range(max(first, begin), min(start, end))}
+                assert written.isdisjoint(read), "a row reads what another one writes in the same step"
+
+    def _sample_all(
+        self,
+        plan: BatchPlan,
+        rows: list[int],
+        starts: list[int],
+        lens: list[int],
+        samples: list[int],
+        drafts: list[int],
+        masks: dict[int, bytes],
+        logits: FakeLogits,
+    ) -> StepResult:
+        tokens: list[int] = []
+        counts: list[int] = []
+        chosen: list[float] = []
+        top_ids: list[int] = []
+        top: list[float] = []
+        of_rows = zip(rows, starts, lens, samples, drafts, strict=True)
+        for index, (row, start, n, sample, num_drafts) in enumerate(of_rows):
+            got = self._sample(row, start + n, num_drafts, masks.get(row)) if sample else []
+            counts.append(len(got))
+            tokens += [token for token, _ in got]
+            if got and self._rows[row].setup.returns_logits:
+                position = start + n - num_drafts
+                logits.add(index, "generation_logits", position, [h for _, h in got])
+            if self._rows[row].setup.num_logprobs >= 0:
+                for token, h in got:
+                    values = fake_logprobs(h, token)
+                    chosen.append(values[0])
+                    top_ids += values[1]
+                    top += values[2]
+        return StepResult(
+            plan.step,
+            pack_ids(tokens),
+            pack_ids(counts[plan.num_decodes :]),
+            np.array(chosen, np.float32).tobytes(),
+            NUM_TOP,
+            pack_ids(top_ids),
+            np.array(top, np.float32).tobytes(),
+        )
+
+    def _sample(self, row: int, end: int, num_drafts: int, mask: bytes | None) -> list[tuple[int, int]]:
+        """(token, hash) of each accepted position: with
+        drafts, as many as the model agrees with, and one more.
+        """
+        state = self._rows[row]
+        context = self._context(row, end)
+        got: list[tuple[int, int]] = []
+        for position in range(end - num_drafts, end + 1):
+            got.append(state.sample(context[:position], mask, self.window))
+            if position < end and context[position] != got[-1][0] + state.salt:
+                break
+        self._last_token[row] = got[-1][0]
+        return got
+
+    def _look_at_prompts(
+        self, plan: BatchPlan, rows: list[int], starts: list[int], lens: list[int], logits: FakeLogits
+    ) -> tuple[PromptLogprobs, ...]:
+        prompts: list[PromptLogprobs] = []
+        for entry in plan.prompt_positions:
+            row, first = rows[entry.index], starts[entry.index] + entry.first
+            targets, k = unpack_ids(entry.targets).tolist(), entry.num_logprobs
+            end = first + len(targets)
+            assert end <= starts[entry.index] + lens[entry.index], "positions beyond the chunk"
+            context = self._context(row, end)
+            hashes = [
+                prompt_hash(seen(context[: position + 1], self.window)) for position in range(first, end)
+            ]
+            if entry.returns_logits:
+                for i in range(0, len(hashes), 2):  # as large frames are split
+                    logits.add(entry.index, "context_logits", first + i, hashes[i : i + 2])
+            if k >= 0:
+                got = [fake_logprobs(h, target) for h, target in zip(hashes, targets, strict=True)]
+                prompts.append(
+                    PromptLogprobs(
+                        entry.index,
+                        np.array([chosen for chosen, _, _ in got], np.float32).tobytes(),
+                        pack_ids([i for _, top_ids, _ in got for i in top_ids[:k]]),
+                        np.array([x for _, _, top in got for x in top[:k]], np.float32).tobytes(),
+                    )
+                )
+        return tuple(prompts)
+
+
+class FakeLogits:
+    """Raw logits of a step, each tensor with its frame."""
+
+    def __init__(self) -> None:
+        self.tensors: list[StepTensor] = []
+        self.frames: list[Frame] = []
+
+    def add(self, index: int, name: TensorName, start: int, hashes: list[int]) -> None:
+        values = np.stack([fake_logits(h) for h in hashes])
+        self.tensors.append(StepTensor(index, name, start, (len(hashes), VOCAB_SIZE)))
+        self.frames.append(values.data if len(self.frames) % 2 else values.tobytes())
+
+
+class RecordingOutbox:
+    """Satisfies Outbox: keeps what was sent, as the other
+    end decodes it. `refuses` says when there is no room.
+    """
+
+    def __init__(self, refuses: Callable[[], bool] = lambda: False) -> None:
+        self.messages: list[Any] = []
+        self.refuses = refuses
+        self._decode = msgspec.msgpack.Decoder(ToDetokenizer).decode
+
+    def send(self, message: Message, frames: Sequence[Frame] = ()) -> bool:
+        if self.refuses():
+            return False
+        self.messages.append(with_frames(self._decode(msgspec.msgpack.encode(message)), frames))
+        return True
+
+    def take(self) -> list[Any]:
+        messages, self.messages = self.messages, []
+        return messages
+
+    def close(self) -> None:
+        self.messages.clear()

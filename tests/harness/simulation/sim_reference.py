@@ -1,0 +1,97 @@
+"""What the simulation's sequences should come out as: from prompts, seeds and limits alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.messages import TokenizedRequest
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.models.stand_ins import parity_mask
+from tests.harness.simulation.fake_sampling import (
+    NAMESPACE_SHIFT,
+    IdArray,
+    allowed_ids,
+    choose,
+    forbidden_ids,
+    hash_of,
+    next_top_p_age,
+    prompt_hash,
+    seen,
+)
+
+EOS_IDS = frozenset({5, 11})
+
+
+@dataclass(slots=True)
+class Spec:
+    """One sequence as the simulation wants it; `message` is its latest attempt."""
+
+    message: TokenizedRequest
+    traits: frozenset[str]
+    max_len: int
+    start: list[int] = field(default_factory=list)
+    """Tokens it begins with when it is a fork: prompt and output of its parent."""
+    window: int = 0
+    """Tokens that the model sees; 0: all."""
+    ended_from_outside: bool = False
+    """An abort or a stop string may have cut it short."""
+    is_sent: bool = False
+    aborted_before_sent: bool = False
+
+    @property
+    def handle(self) -> bytes:
+        return self.message.handle
+
+
+def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
+    """(token, hash) of what follows `tokens` in a sequence."""
+    sampling = spec.message.sampling
+    seed = sampling.seed or 0
+    num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
+    age = 0
+    if sampling.top_p_decay != 1.0:
+        for token in tokens[num_prompt:]:
+            age = next_top_p_age(age, token, sampling.top_p_reset_ids)
+    h = hash_of(
+        seen(context_of(spec, tokens), spec.window), seed, tokens if sampling.presence_penalty else (), age
+    )
+    forbidden = forbidden_ids(tokens, sampling.bad_words_ids, sampling.no_repeat_ngram_size)
+    if len(tokens) < num_prompt + sampling.min_tokens:
+        forbidden |= stop_ids_of(sampling)
+    if "grammar" in spec.traits:
+        return choose(h, allowed_ids(parity_mask(tokens[-1])), forbidden), h
+    return choose(h, sampling.allowed_token_ids or None, forbidden), h
+
+
+def context_of(spec: Spec, tokens: list[int]) -> IdArray:
+    """[len(tokens)]: what the fake model's KV holds of them."""
+    return np.array(tokens, np.int64) + ((spec.message.sampling.seed or 0) >> NAMESPACE_SHIFT) * 1000
+
+
+def prompt_hashes(spec: Spec) -> list[int]:
+    """Of the logits at each position of its prompt."""
+    prompt = context_of(spec, unpack_ids(spec.message.input_ids).tolist())
+    return [prompt_hash(seen(prompt[: position + 1], spec.window)) for position in range(len(prompt))]
+
+
+def stop_ids_of(sampling: SamplingParams) -> frozenset[int]:
+    own = frozenset(sampling.stop_token_ids)
+    return own if sampling.ignore_eos else own | EOS_IDS
+
+
+def reference(spec: Spec) -> tuple[list[int], list[int], str]:
+    """(output ids, their hashes, reason) of a sequence that nobody interferes with."""
+    sampling = spec.message.sampling
+    tokens = list(spec.start) or unpack_ids(spec.message.input_ids).tolist()
+    num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
+    hashes: list[int] = []
+    while len(tokens) < spec.max_len:
+        token, h = next_token(spec, tokens)
+        tokens.append(token)
+        hashes.append(h)
+        if token in stop_ids_of(sampling) and len(tokens) - 1 >= num_prompt + sampling.min_tokens:
+            return tokens[num_prompt:], hashes, "stop"
+    return tokens[num_prompt:], hashes, "length"

@@ -1,0 +1,300 @@
+"""The system under test: a real scheduler between a fake worker and fake detokenizers."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from runtime.base.registry import resolve
+from runtime.ring.process import FIRST_EPOCH
+from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.handle import KEY_BYTES
+from runtime.wire.plan import BatchPlan
+from runtime.wire.transport import MemoryChannel
+from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_prefix_cache
+from scheduler_proc.batching.prefill_adder import StepLimits
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
+from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.output import make_output
+from scheduler_proc.core.request import Status
+from scheduler_proc.core.row_columns import Rows
+from scheduler_proc.intake.controls import Controls
+from scheduler_proc.intake.intake import FeatureFactory, Intake
+from scheduler_proc.intake.limits import Limits
+from scheduler_proc.main import feature_factories
+from scheduler_proc.observe.stats_questions import StatsQuestions
+from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_stats import StatsSettings, StepStats
+from scheduler_proc.policy import POLICIES
+from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.scheduler import Scheduler
+from tests.harness.simulation.fake_sampling import VOCAB_SIZE
+from tests.harness.simulation.fakes import FakeExecutor, FakeHandle, RecordingOutbox
+from tests.harness.simulation.sim_detokenizer import FakeDetokenizer
+from tests.harness.simulation.sim_reference import EOS_IDS
+from tests.harness.simulation.sim_stats import StatsWatch
+
+STEP_S = 0.01
+EVICTION_NAMES = [*EVICTION_POLICIES, "tests.harness.models.stand_ins:RandomEviction"]
+WALL_S = 1_700_000_000.0
+"""Seconds since 1970, at any time."""
+MAX_LOGITS_BYTES = 1 << 20
+MAX_GUESSES = 4
+"""Of the stand-in for speculation, in a step."""
+BATCHING_NAMES = ["inflight_fused", "inflight_fused", "inflight", "static"]
+POLICY_NAMES = [
+    "fcfs",
+    "lpm",
+    "dfs-weight",
+    "shortest-first",
+    "lof",
+    "tests.harness.models.stand_ins:RandomPolicy",
+]
+
+
+@dataclass(slots=True, frozen=True)
+class Setting:
+    """What one run is made of, besides its requests."""
+
+    page_size: int
+    num_pages: int
+    max_rows: int
+    max_len: int
+    depth: int
+    feeds_back: bool
+    budget: int
+    policy: str
+    cache: str
+    conservativeness: float
+    num_slots: int
+    refusal: float
+    """Probability that the detokenizer has no room."""
+    num_requests: int
+    max_output: int
+    turbulence: float
+    """Probability that something comes from outside in a step."""
+    num_detokenizers: int = 1
+    max_live: int = 1000
+    expiring: float = 0.0
+    """Share of the requests that have a deadline."""
+    capacity: str = "max_utilization"
+    batching: str = "inflight_fused"
+    max_requests: int = 0
+    """Of one step; 0: all that run."""
+    micro_batch_scheduler: str = ""
+    request_scheduler: str = ""
+    eviction: str = "lru"
+    window: int = 0
+    """Tokens that the model sees; 0: all."""
+    max_iterations: int = 1000
+    max_request_iterations: int = 0
+    """Of which statistics are kept."""
+
+    def stats(self, limits: StepLimits) -> StatsSettings:
+        return StatsSettings(
+            limits, self.batching == "static", self.max_iterations, self.max_request_iterations
+        )
+
+    def who_is_in_a_step(self, limits: StepLimits) -> BatchingSettings:
+        return BatchingSettings(
+            limits,
+            self.batching,
+            self.capacity,
+            self.conservativeness,
+            self.micro_batch_scheduler,
+            self.request_scheduler,
+        )
+
+    @staticmethod
+    def draw(rng: random.Random) -> Setting:
+        capacity = rng.choice(["max_utilization"] * 6 + ["guaranteed_no_evict"] * 2 + ["static_batch"])
+        has_own_scheduler = capacity == "max_utilization" and rng.random() < 0.1
+        is_preemptible = capacity == "max_utilization" and not has_own_scheduler
+        policies = [*POLICY_NAMES, "priority", "priority"] if is_preemptible else POLICY_NAMES
+        page_size, num_pages = rng.choice(
+            [(1, 70), (1, 200), (4, 22), (4, 60), (8, 14), (8, 40), (16, 8), (16, 30)]
+        )
+        return Setting(
+            page_size=page_size,
+            num_pages=num_pages,
+            max_rows=rng.choice([2, 6, 8]),
+            max_len=min(120, page_size * num_pages),
+            depth=rng.choice([1, 2, 2, 2, 3, 4]),
+            feeds_back=rng.random() < 0.7,
+            budget=rng.choice([4, 8, 24, 64]),
+            policy=rng.choice(policies),
+            cache="none" if rng.random() < 0.15 else "radix",
+            conservativeness=rng.choice([0.05, 0.3, 1.0]),
+            num_slots=rng.choice([1, 2]),
+            refusal=rng.choice([0.0, 0.0, 0.2, 0.6]),
+            num_requests=20,
+            max_output=rng.choice([12, 24, 60]),
+            turbulence=rng.choice([0.0, 0.3, 1.0]),
+            num_detokenizers=rng.choice([1, 1, 2, 3]),
+            max_live=rng.choice([1000, 1000, 1000, 9]),
+            expiring=rng.choice([0.0, 0.3]),
+            capacity=capacity,
+            batching="inflight_fused" if has_own_scheduler else rng.choice(BATCHING_NAMES),
+            max_requests=rng.choice([0, 0, 0, 1, 3]),
+            request_scheduler="tests.harness.models.stand_ins:RandomScheduler" if has_own_scheduler else "",
+            eviction=aside(rng).choice(EVICTION_NAMES),
+            window=aside(rng).choices([0, 1, 7, 20, 45], [12, 1, 1, 1, 1])[0],
+        )
+
+
+def aside(rng: random.Random) -> random.Random:
+    """The same randomness, from which may be drawn without changing what a seed draws otherwise."""
+    return random.Random(hash(rng.getstate()[1]))
+
+
+ROSTER_PLACES = 2000
+
+
+class WatchedExecutor(FakeExecutor):
+    """Shows every plan to `watch` before it runs."""
+
+    watch: Callable[[BatchPlan], None]
+
+    def launch(self, plan: BatchPlan) -> FakeHandle:
+        self.watch(plan)
+        return super().launch(plan)
+
+
+class System:
+    """Its time passes by STEP_S with each step, unless it is given a clock."""
+
+    def __init__(
+        self,
+        setting: Setting,
+        rng: random.Random,
+        factories: tuple[FeatureFactory, ...] = (),
+        clock: Callable[[], float] | None = None,
+        epoch: int = FIRST_EPOCH,
+        suspects: Suspects = NO_SUSPECTS,
+    ) -> None:
+        self.now = 1.0
+        clock = clock or (lambda: self.now)
+        self.rows = Rows(setting.max_rows, setting.max_len)
+        cache = make_prefix_cache(
+            setting.page_size, setting.eviction, is_disabled=setting.cache == "none", clock=clock
+        )
+        self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache, setting.window)
+        self.gave_back: set[int] = set()
+        """Stays that gave back pages before their end."""
+        self.outboxes = [
+            RecordingOutbox(lambda: rng.random() < setting.refusal) for _ in range(setting.num_detokenizers)
+        ]
+        self.outbox = self.outboxes[0]
+        self.output = make_output(self.outboxes, epoch)
+        self.slots = SlotPool(setting.num_slots)
+        policy = resolve("schedule policy", setting.policy, POLICIES)()
+        sort_key = sort_key_of(policy, self.kv)
+        roster = Roster(bytearray(KEY_BYTES * ROSTER_PLACES))
+        self.lifecycle = Lifecycle(self.kv, self.slots, self.output, clock, sort_key=sort_key, roster=roster)
+        self.executor = WatchedExecutor(
+            setting.num_pages,
+            setting.page_size,
+            setting.max_rows,
+            setting.max_len,
+            max_in_flight=setting.depth,
+            feeds_back=setting.feeds_back,
+            window=setting.window,
+        )
+        self.executor.watch = self._check_plan
+        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
+        self.stats = StepStats(self.lifecycle, setting.stats(limits), clock, lambda: WALL_S)
+        self.watch = StatsWatch(self.stats, self.lifecycle, clock)
+        controls = Controls(self.lifecycle, StatsQuestions(self.stats, self.output), setting.max_len)
+        intake = Intake(
+            self.lifecycle,
+            Limits(VOCAB_SIZE, setting.max_len, EOS_IDS, setting.max_live, True, True, MAX_LOGITS_BYTES),
+            (*factories, *feature_factories(self.output, self.kv, clock)),
+            controls=controls,
+            clock=clock,
+            suspects=suspects,
+        )
+        builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy)
+        step_log = StepLog(self.kv, self.lifecycle.waiting, 40)
+        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log, controls)
+        self.setting = setting
+        self.detokenizer = FakeDetokenizer()
+        self.inbox = MemoryChannel("scheduler_in")
+
+    def step(self) -> None:
+        """One turn of the loop, with every check that no output would show."""
+        self.now += STEP_S
+        running = set(self.rows.tenancy[self.rows.running].tolist())
+        self.scheduler.step(self.inbox.drain())
+        self.deliver()
+        self.kv.check()
+        self.lifecycle.check()
+        check_rows(self.kv)
+        if self.setting.max_iterations >= 100:
+            self.watch.check()
+        self._check_batching(running)
+        self._check_window()
+        live = self.lifecycle.requests.values()
+        assert len(live) <= self.setting.max_live, "more sequences live than may"
+        assert not any(0.0 < req.deadline_s <= self.now for req in live), "alive after its deadline"
+
+    def _check_batching(self, earlier: set[int]) -> None:
+        """What the capacity policy promises. earlier: the stays before this step."""
+        if self.setting.capacity in ("guaranteed_no_evict", "static_batch"):
+            assert not self.lifecycle.num_retracted, "took a row back"
+        if self.setting.capacity == "static_batch" and earlier:
+            now = set(self.rows.tenancy[self.rows.running].tolist())
+            assert not now & earlier or now <= earlier, "joined a closed batch"
+
+    def _check_window(self) -> None:
+        """Who has begun to give back what no later token sees holds as many pages as its window needs."""
+        window, size = self.setting.window, self.setting.page_size
+        if not window:
+            return
+        for req in self.rows.running_requests():
+            if self.kv.num_gone.item(req.row):
+                held = self.kv.num_held(np.array([req.row])).item()
+                self.gave_back.add(self.rows.tenancy.item(req.row))
+                num_guessed = MAX_GUESSES if req.features else 0
+                most = 1 - (1 - window) // size - (-num_guessed // size)
+                assert held <= most, "more pages than a window"
+
+    def _check_plan(self, plan: BatchPlan) -> None:
+        """What a step may hold at most, and whether it may hold prompts and decodes together."""
+        self.watch.note_launch(plan)
+        setting, rows = self.setting, unpack_ids(plan.rows)
+        assert len(rows) <= (setting.max_requests or setting.max_rows), "too many requests in a step"
+        assert len(plan.input_ids) <= setting.budget * TOKEN_BYTES, "too many tokens in a step"
+        if setting.batching != "inflight_fused":
+            are_prompts = unpack_ids(plan.starts) < self.rows.num_given[rows]
+            assert are_prompts.all() or not are_prompts.any(), "prompts and decodes in one step"
+
+    def deliver(self) -> None:
+        for number, outbox in enumerate(self.outboxes):
+            for message in outbox.take():
+                self.detokenizer.receive(message, self.now, number, len(self.outboxes))
+
+    def check_empty(self) -> None:
+        assert self.scheduler.is_idle
+        assert self.rows.num_free == self.rows.max_rows
+        assert self.kv.num_available == self.kv.pages.num_pages
+        assert not self.slots.num_used
+        assert not len(self.lifecycle.waiting)
+        assert self.lifecycle.num_accepted == len(self.detokenizer.opened)
+        assert self.lifecycle.num_terminated == len(self.detokenizer.closed)
+
+
+def check_rows(kv: KVCacheManager) -> None:
+    """Nothing is computed past a request's end, and prompts are shared before they decode."""
+    for req in kv.rows.running_requests():
+        assert req.status is Status.RUNNING
+        assert req.parked == b""
+        assert req.predicted_len <= req.max_len, "overrun past the length limit"
+        if kv.cache.shares and req.kv_len >= req.num_given:
+            num_full = req.num_given // kv.page_size
+            assert kv.num_gone[req.row] or kv.num_shared[req.row] >= num_full, "prompt not published"

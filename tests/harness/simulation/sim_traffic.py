@@ -1,0 +1,157 @@
+"""What the simulation's clients ask, drawn from the run's randomness."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+
+from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
+from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
+from runtime.wire.messages import StreamOpen, TokenizedRequest
+from runtime.wire.retention import RetainedRange, Retention
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.simulation.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
+from tests.harness.simulation.sim_reference import Spec
+from tests.harness.simulation.sim_system import STEP_S, Setting, aside
+
+NAMESPACES = (b"", b"", b"tenant", b"adapter")
+TRAITS = (("grammar", 0.2), ("speculation", 0.2), ("adapter", 0.2), ("wide", 0.1))
+
+
+class Traffic:
+    """Draws requests of one to four sequences; `specs` are those that there are already."""
+
+    def __init__(self, rng: random.Random, setting: Setting, specs: dict[bytes, Spec]) -> None:
+        self._rng = rng
+        self._aside = aside(rng)
+        self._setting = setting
+        self._specs = specs
+        self._stems = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(4, 40))] for _ in range(3)]
+
+    def draw(self, number: int) -> list[Spec]:
+        """The sequences of one request; they share the prompt and differ in their seeds."""
+        rng = self._rng
+        ids = self._draw_prompt()
+        num_namespace = rng.randrange(len(NAMESPACES))
+        traits = frozenset(trait for trait, share in TRAITS if rng.random() < share)
+        first = TokenizedRequest(
+            make_handle(1 + number % 3, number),
+            pack_ids(ids),
+            self._draw_sampling(num_namespace, "grammar" in traits),
+            msgspec.Raw(b""),
+            rng.choice([0, 0, 0, 5, -2]),
+            NAMESPACES[num_namespace],
+            retention=self._draw_retention(),
+        )
+        return [self._sequence(first, index, traits) for index in range(rng.choice([1, 1, 1, 2, 4]))]
+
+    def _sequence(self, first: TokenizedRequest, index: int, traits: frozenset[str]) -> Spec:
+        handle = sibling(first.handle, index)
+        sampling = msgspec.structs.replace(first.sampling, seed=(first.sampling.seed or 0) + index)
+        if index:
+            sampling = msgspec.structs.replace(sampling, prompt_logprobs=None, return_context_logits=False)
+        num_prompt = len(first.input_ids) // TOKEN_BYTES
+        message = msgspec.structs.replace(
+            first, handle=handle, sampling=sampling, stream_open=stream_open(handle, num_prompt)
+        )
+        setting = self._setting
+        assert sampling.max_tokens is not None
+        max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
+        return Spec(message, traits, max_len, window=setting.window)
+
+    def _draw_retention(self) -> Retention | None:
+        rng = self._aside
+        if self._setting.cache == "none" or rng.random() < 0.6:
+            return None
+        edges = sorted(rng.sample(range(50), 4))
+        ranges = [
+            RetainedRange(start, end, rng.randrange(101), rng.choice([0, 50, 400]))
+            for start, end in (edges[:2], edges[2:])
+        ]
+        return Retention(tuple(ranges), rng.randrange(101), rng.choice([0, 100]))
+
+    def _draw_prompt(self) -> list[int]:
+        rng = self._rng
+        if self._specs and rng.random() < 0.3:  # the same, at once
+            ids: list[int] = unpack_ids(next(reversed(self._specs.values())).message.input_ids).tolist()
+        else:
+            ids = rng.choice(self._stems) + [rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(0, 6))]
+        return ids[: rng.randrange(1, 4) if rng.random() < 0.03 else self._setting.max_len - 1]
+
+    def _draw_sampling(self, num_namespace: int, has_grammar: bool) -> SamplingParams:
+        rng = self._rng
+        max_tokens = rng.randrange(1, self._setting.max_output)
+        kind = rng.random()
+        prompt_logprobs = rng.randrange(0, NUM_TOP + 1) if rng.random() < 0.15 else None
+        return SamplingParams(
+            max_tokens=max_tokens,
+            min_tokens=rng.randrange(0, max_tokens + 1) if rng.random() < 0.2 else 0,
+            presence_penalty=0.5 if rng.random() < 0.15 else 0.0,
+            seed=((num_namespace if num_namespace > 1 else 0) << NAMESPACE_SHIFT) + rng.randrange(2),
+            stop_token_ids=() if kind < 0.6 else tuple(range(20, 22 if kind < 0.8 else 30)),
+            ignore_eos=rng.random() < 0.3,
+            logprobs=rng.randrange(0, NUM_TOP + 1) if rng.random() < 0.2 else None,
+            prompt_logprobs=prompt_logprobs,
+            return_context_logits=rng.random() < (0.05 if prompt_logprobs is None else 0.4),
+            return_generation_logits=rng.random() < 0.1,
+            return_perf_metrics=max_tokens % 5 == 0,  # draws nothing: the seeds of the mutants stay
+            **({} if has_grammar else self._draw_prohibitions()),
+            **self._draw_top_p_decay(),
+        )
+
+    def _draw_prohibitions(self) -> dict[str, Any]:
+        """Few ids to choose from, so that words and n-grams come up."""
+        rng, kind = self._rng, self._rng.random()
+        if kind < 0.8:
+            return {}
+        few = tuple(rng.sample(range(VOCAB_SIZE), 8))
+        words = tuple(tuple(rng.choices(few, k=rng.randrange(1, 4))) for _ in range(3))
+        return {
+            "allowed_token_ids": few,
+            "bad_words_ids": words if kind < 0.9 else (),
+            "no_repeat_ngram_size": rng.choice([2, 3]) if kind > 0.87 else 0,
+        }
+
+    def _draw_top_p_decay(self) -> dict[str, Any]:
+        rng = self._rng
+        if rng.random() < 0.85:
+            return {}
+        return {"top_p_decay": 0.9, "top_p_min": 0.1, "top_p_reset_ids": tuple(range(rng.choice([0, 12])))}
+
+    def draw_deadline(self, now: float) -> float:
+        """Of a request that is sent now: most have none, some are late already."""
+        rng = self._rng
+        if rng.random() >= self._setting.expiring:
+            return 0.0
+        return now + STEP_S * rng.choice([-1, 2, 5, 20, 80])
+
+
+def with_attempt(handle: bytes, attempt: int) -> bytes:
+    client, seq, index, _ = split_handle(handle)
+    return make_handle(client, seq, index, attempt)
+
+
+def stream_open(handle: bytes, num_prompt: int) -> msgspec.Raw:
+    return msgspec.Raw(msgspec.msgpack.encode(StreamOpen(handle, num_prompt)))
+
+
+def next_attempt(
+    spec: Spec, have: list[int], num_prompt_logprobs: int, deadline_s: float
+) -> TokenizedRequest:
+    """What a client sends that has got `have` and so many logprobs of the prompt from the last attempt."""
+    old = spec.message
+    handle = with_attempt(old.handle, split_handle(old.handle)[3] + 1)
+    return msgspec.structs.replace(
+        old,
+        handle=handle,
+        output_ids=old.output_ids + pack_ids(have),
+        stream_open=stream_open(handle, len(old.input_ids) // TOKEN_BYTES),
+        num_prompt_logprobs=old.num_prompt_logprobs + num_prompt_logprobs,
+        deadline_s=deadline_s,
+    )
+
+
+def keys_of(specs: list[Spec]) -> dict[bytes, Spec]:
+    return {sequence_key(spec.handle): spec for spec in specs}

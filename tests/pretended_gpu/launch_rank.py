@@ -1,8 +1,0 @@
-"""A worker process of `tests.pretended_gpu.launch`, in the place of model_worker.main."""
-
-from __future__ import annotations
-
-from tests.pretended_gpu.launch import run
-
-if __name__ == "__main__":
-    run("worker")

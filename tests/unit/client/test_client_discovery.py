@@ -1,0 +1,131 @@
+"""Which launch a client finds, and what LLM does with its settings."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from carousel import LLM, ConfigError, RingClosed, StartError
+from carousel.client.connection.discovery import find_run_dir, find_target
+from carousel.client.own_runtime import _flags
+from runtime.base.environment import default_run_root
+from runtime.launcher.command_line import parse_args
+from runtime.launcher.resolve import HTTP_SETTINGS
+from tests.harness.ring.other_user import give_away
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.delenv("CAROUSEL_RUN_DIR", raising=False)
+    root = tmp_path / "carousel"
+    root.mkdir(mode=0o700)
+    return root
+
+
+@contextmanager
+def live_launch(path: Path) -> Iterator[Path]:
+    path.mkdir()
+    (path / "state.json").write_text("{}")
+    fd = os.open(path / "lock", os.O_CREAT | os.O_RDWR)
+    fcntl.flock(fd, fcntl.LOCK_EX)
+    try:
+        yield path
+    finally:
+        os.close(fd)
+
+
+def test_a_named_directory_comes_first_then_the_environment(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAROUSEL_RUN_DIR", "/from/environment")
+    assert find_run_dir("/named") == Path("/named")
+    assert find_run_dir() == Path("/from/environment")
+
+
+def test_the_only_live_launch_is_found_and_dead_ones_are_not(root: Path) -> None:
+    (root / "dead").mkdir()
+    (root / "dead" / "lock").touch()
+    with live_launch(root / "live") as live:
+        assert find_run_dir() == live
+
+
+def test_no_live_launch_says_where_it_looked(root: Path) -> None:
+    with pytest.raises(RingClosed, match=str(root)):
+        find_run_dir()
+
+
+def test_an_http_address_is_not_taken_for_a_directory() -> None:
+    with pytest.raises(ConfigError, match=r"http://127.0.0.1:30000 is neither"):
+        find_target("http://127.0.0.1:30000")
+
+
+def test_a_named_directory_that_another_user_may_have_made_is_not_believed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    foreign, open_to_all = tmp_path / "foreign", tmp_path / "open"
+    foreign.mkdir()
+    open_to_all.mkdir()
+    open_to_all.chmod(0o777)
+    find_target(tmp_path / "not there yet")
+    find_target(foreign)
+    give_away(monkeypatch, foreign)
+    with pytest.raises(ConfigError, match=r"run_dir: .*foreign belongs to another user"):
+        find_target(foreign)
+    with pytest.raises(ConfigError, match=r"run_dir: .*open can be changed by other users \(chmod go-w\)"):
+        find_target(open_to_all)
+
+
+def test_an_environment_of_another_user_is_no_place_for_launches(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert default_run_root() == root
+    give_away(monkeypatch, root.parent)
+    assert default_run_root() == Path(f"/tmp/carousel-{os.getuid()}")
+
+
+def test_several_live_launches_are_listed(root: Path) -> None:
+    with (
+        live_launch(root / "one"),
+        live_launch(root / "two"),
+        pytest.raises(ConfigError, match=r"one.*two"),
+    ):
+        find_run_dir()
+
+
+def test_settings_of_llm_become_the_command_line_that_means_the_same() -> None:
+    settings = {"model": "m", "page_size": 1, "disable_radix_cache": True, "mem_fraction_static": 0.5}
+    config = parse_args(_flags(settings))
+    assert {name: getattr(config, name) for name in settings} == settings
+    paths = {"model": Path("a/b"), "tokenizer": Path("c")}
+    config = parse_args(_flags(paths))
+    assert (config.model, config.tokenizer) == ("a/b", "c")
+
+
+def test_llm_understands_the_spellings_of_other_engines() -> None:
+    config = parse_args(_flags({"max_model_len": 100, "tensor_parallel_size": 2, "enforce_eager": True}))
+    assert (config.context_length, config.tp_size, config.disable_cuda_graph) == (100, 2, True)
+    with pytest.raises(ConfigError, match=r"max_model_len: context_length is given twice"):
+        _flags({"context_length": 100, "max_model_len": 100})
+
+
+@pytest.mark.parametrize("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))
+def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
+    with pytest.raises(ConfigError, match=f"{name} is not a setting of LLM"):
+        LLM(**dict[str, Any]({name: "x"}))
+
+
+def test_llm_that_cannot_start_relays_why_and_leaves_no_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with pytest.raises(StartError, match="nowhere") as caught:
+        LLM(model=str(tmp_path / "nowhere"))
+    assert caught.value.exit_code == 72
+    assert list(tmp_path.iterdir()) == []

@@ -1,0 +1,43 @@
+"""Who waits in an event loop for what arrives, and in which turn of the loop it is woken."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+
+from carousel.client.core.session import Item
+from carousel.client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
+from runtime.base.errors import RingClosed
+from runtime.base.paced_line import PacedLine
+from tests.harness.http.loop_turns import gone_on_in_turns
+
+ARRIVED: list[Item] = [RingClosed("first"), RingClosed("second")]
+
+
+async def woken_in_turns(num_waiters: int, leaving: Collection[int] = ()) -> list[list[int]]:
+    """For whom something arrives at once; `leaving` give up before they are woken."""
+    loop, line = asyncio.get_running_loop(), PacedLine(WAKES_PER_TURN)
+    mailboxes = [LoopMailbox(loop, line) for _ in range(num_waiters)]
+
+    async def wait(mailbox: LoopMailbox) -> None:
+        assert await mailbox.take() == ARRIVED
+
+    def arrive() -> None:
+        for mailbox in mailboxes:
+            for item in ARRIVED:
+                mailbox.put(item)
+
+    return await gone_on_in_turns(map(wait, mailboxes), leaving, when_all_wait=arrive)
+
+
+def test_a_crowd_is_woken_a_part_in_each_turn_in_the_order_of_arrival() -> None:
+    turns = asyncio.run(woken_in_turns(2 * WAKES_PER_TURN + 1))
+    assert [len(turn) for turn in turns] == [WAKES_PER_TURN, WAKES_PER_TURN, 1]
+    assert [number for turn in turns for number in turn] == list(range(2 * WAKES_PER_TURN + 1))
+
+
+def test_who_has_left_takes_nobodys_place() -> None:
+    leaving = frozenset(range(WAKES_PER_TURN, 3 * WAKES_PER_TURN))
+    turns = asyncio.run(woken_in_turns(4 * WAKES_PER_TURN, leaving))
+    assert [len(turn) for turn in turns] == [WAKES_PER_TURN, WAKES_PER_TURN]
+    assert not leaving & set(turns[1])

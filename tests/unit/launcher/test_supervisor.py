@@ -1,0 +1,224 @@
+"""In which order a launch says how it is; which deaths of the engine it counts against requests."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import zmq
+
+from runtime.launcher import launch_records
+from runtime.launcher.children import Child, Place
+from runtime.launcher.supervisor import Supervisor
+from runtime.ring.process import FIRST_EPOCH
+from runtime.ring.roster import Roster, Suspects
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.handle import make_handle, sequence_key
+from runtime.wire.messages import ProcessFailed
+from runtime.wire.status_page import Status
+from tests.harness.ring.launched import wait_until
+
+
+@contextmanager
+def started(config: RuntimeConfig) -> Iterator[Supervisor]:
+    """Of a launch that has started no process yet."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    supervisor = Supervisor(config)
+    try:
+        yield supervisor
+    finally:
+        supervisor.names.close()
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True)) as supervisor:
+        yield supervisor
+
+
+@pytest.mark.parametrize(("state", "slot_is_first"), [("ready", True), ("failed", False)])
+def test_the_slot_says_ready_before_the_file_and_failed_after_it(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch, state: str, slot_is_first: bool
+) -> None:
+    """A request by whoever reads "ready" in the file is served, and who sees "failed" finds the reason."""
+    in_slot = []
+
+    def write(_: Path, data: bytes) -> None:
+        assert json.loads(data)["state"] == state
+        in_slot.append(supervisor.names.page.read("launcher").state)
+
+    monkeypatch.setattr(launch_records, "write_atomically", write)
+    supervisor._set_state(state)
+    assert in_slot == [state if slot_is_first else "absent"]
+    assert supervisor.names.page.read("launcher").state == state
+
+
+@pytest.mark.parametrize(
+    ("state", "num_signals", "has_failed"),
+    [
+        ("ready", 0, True),
+        ("ready", 1, True),
+        ("draining", 1, True),
+        ("draining", 2, False),
+        ("loading", 0, True),
+        ("loading", 1, False),
+    ],
+)
+def test_a_death_that_nobody_replaces_ends_a_launch_also_while_it_drains(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str, num_signals: int, has_failed: bool
+) -> None:
+    """What it held can never finish, so there is nothing to wait for."""
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, restart="never")) as supervisor:
+        supervisor._set_state(state)
+        supervisor._num_signals = num_signals
+        monkeypatch.setattr(supervisor, "_reap", lambda child: -signal.SIGKILL)
+        process: Any = SimpleNamespace(pid=1)
+        supervisor._on_exit(Child(Place("detokenizer", 0, "detokenizer"), 1, process, -1, is_ready=True))
+        assert (supervisor._failure is not None) == has_failed
+
+
+def test_an_engine_that_cannot_load_again_ends_the_launch_however_long_it_takes_to_say_so(
+    tmp_path: Path,
+) -> None:
+    """Each of its deaths is past the window of the one before it. One that has served is started again."""
+    sizes: dict[str, Any] = {"restart_window": 1e-9, "max_engine_restarts": 2}
+    dead: Any = SimpleNamespace(pid=1)
+    failure = ProcessFailed("scheduler", "out of memory: take a narrower --dtype", 64)
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), no_http=True, **sizes)) as supervisor:
+        supervisor._set_state("ready")
+        for is_ready in (True, True, True, False, False):
+            assert supervisor._failure is None
+            scheduler = Child(Place("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=is_ready)
+            supervisor._restart(scheduler, failure.exit_code, failure)
+        assert supervisor._failure is not None
+        assert supervisor._failure.message == f"{failure.message}; restarted 2 times without getting ready"
+
+
+def test_the_launcher_gives_signs_of_life_while_a_process_takes_its_time_to_end(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To give back hundreds of gigabytes takes longer than clients wait for one."""
+    process = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(600)"])
+    worker = Child(Place("worker", 0, "worker"), 1, process, os.pidfd_open(process.pid), is_ready=True)
+    supervisor._poller.register(worker.pidfd, zmq.POLLIN)
+    supervisor._children._running[worker.place] = worker
+    supervisor._set_state("ready")
+    has_beaten = threading.Event()
+
+    def end_after_a_beat(before: int) -> None:
+        deadline = time.monotonic() + 20.0
+        while time.monotonic() < deadline and not has_beaten.is_set():
+            if supervisor.names.page.read("launcher").heartbeat_ns > before:
+                has_beaten.set()
+            time.sleep(0.005)
+        process.kill()
+
+    def kill(_: Child) -> None:
+        before = supervisor.names.page.read("launcher").heartbeat_ns
+        threading.Thread(target=end_after_a_beat, args=(before,)).start()
+
+    monkeypatch.setattr(supervisor._children, "kill", kill)
+    dead: Any = SimpleNamespace(pid=1)
+    scheduler = Child(Place("scheduler", 0, "scheduler"), 1, dead, -1, is_ready=True)
+    supervisor._restart(scheduler, -signal.SIGSEGV, ProcessFailed("scheduler", "it faulted", 70))
+    assert has_beaten.is_set()
+    assert process.returncode == -signal.SIGKILL
+
+
+def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    monkeypatch.setattr(launch_records, "write_atomically", lambda *_: answers.wait(20.0))
+    monkeypatch.setattr(launch_records, "MAX_WAIT_S", 0.01)
+    supervisor._set_state("ready")
+    process = subprocess.Popen(["sh", "-c", "kill -KILL $$"])
+    child = Child(Place("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+    supervisor._poller.register(child.pidfd, zmq.POLLIN)
+    supervisor._children._running[child.place] = child
+    started: list[Place] = []
+    monkeypatch.setattr(supervisor, "_start_child", started.append)
+    process.wait()
+    supervisor._turn()
+    is_late = not supervisor.names.records.wait_written()
+    answers.set()
+    wait_until(supervisor.names.records.wait_written, 5.0, "all is written")
+    assert started == [child.place]
+    assert is_late
+
+
+def engine(supervisor: Supervisor, state: str) -> list[Child]:
+    """Processes in the place of worker and scheduler; their slots say `state`, no message did."""
+    children = []
+    for role, command in (("worker", "kill -SEGV $$"), ("scheduler", "exec sleep 60")):
+        process = subprocess.Popen(["sh", "-c", command])
+        child = Child(Place(role, 0, role), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        supervisor._poller.register(child.pidfd, zmq.POLLIN)
+        supervisor._children._running[child.place] = child
+        supervisor.names.page.write(role, Status(FIRST_EPOCH, child.pid, state))
+        children.append(child)
+    return children
+
+
+KEY = sequence_key(make_handle(7, 1))
+
+
+@pytest.mark.parametrize("state", ["ready", "loading"])
+def test_a_death_counts_if_requests_could_be_there_whatever_the_launcher_has_heard(
+    supervisor: Supervisor, state: str
+) -> None:
+    """Clients see in the slot that the engine is ready, and the launcher may be late to read its message."""
+    endpoints = supervisor.names.endpoints
+    Roster.create(endpoints.roster_file, 4).add(KEY)
+    supervisor._set_state("ready")
+    for _ in range(2):
+        worker, scheduler = engine(supervisor, state)
+        worker.process.wait()
+        supervisor._on_exit(worker)
+        assert scheduler.process.poll() == -signal.SIGKILL
+    assert Suspects.read(endpoints.suspects_file).alone == ({KEY} if state == "ready" else set())
+    before = time.monotonic_ns()
+    supervisor._beat()
+    assert supervisor.names.page.read("launcher").recovery_ns >= before
+
+
+@pytest.mark.parametrize(("command", "delays"), [("kill -KILL $$", [0, 0, 0]), ("exit 1", [0, 0.1, 0.4])])
+def test_a_pause_comes_before_what_has_died_by_itself_and_not_before_what_was_killed(
+    supervisor: Supervisor, command: str, delays: list[float]
+) -> None:
+    supervisor._set_state("ready")
+    for _ in delays:
+        process = subprocess.Popen(["sh", "-c", command])
+        child = Child(Place("tokenizer", 0, "tokenizer"), FIRST_EPOCH, process, os.pidfd_open(process.pid))
+        supervisor._poller.register(child.pidfd, zmq.POLLIN)
+        supervisor._children._running[child.place] = child
+        process.wait()
+        supervisor._on_exit(child)
+    assert supervisor.names.records.wait_written()
+    events = map(json.loads, supervisor.names.endpoints.events_file.read_text().splitlines())
+    assert [event["delay"] for event in events if event["event"] == "restart"] == delays
+
+
+@pytest.mark.parametrize("level", [logging.INFO, logging.ERROR])
+def test_where_the_server_is_is_said_at_every_log_level(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture, level: int
+) -> None:
+    caplog.set_level(level)
+    with started(RuntimeConfig(run_dir=str(tmp_path / "run"), port=0)) as supervisor:
+        supervisor._announce()
+        said = capfd.readouterr().err + caplog.text
+        assert said.count(f"http://127.0.0.1:{supervisor.names.port}") == 1

@@ -1,0 +1,284 @@
+"""Settings: declared once, checked by name, in the spellings users type."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from model_worker.attention import ATTENTION_BACKENDS
+from runtime.base.errors import ConfigError
+from runtime.launcher.command_line import make_parser, parse_args
+from runtime.launcher.resolve import NAMES, resolve
+from runtime.settings.config import RuntimeConfig, from_values
+from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
+from scheduler_proc.capacity import CAPACITY_POLICIES
+from scheduler_proc.policy import POLICIES
+
+
+def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
+    return resolve(config, context_length=2048, dtype="bfloat16", model_path=tmp_path)
+
+
+def test_no_arguments_give_the_declared_defaults() -> None:
+    assert parse_args([]) == RuntimeConfig()
+
+
+@pytest.mark.parametrize(
+    ("argv", "field", "value"),
+    [
+        (["--model", "m"], "model", "m"),
+        (["--model-path", "m"], "model", "m"),
+        (["--max-num-seqs", "8"], "max_running_requests", 8),
+        (["--max-running-requests", "8"], "max_running_requests", 8),
+        (["--block-size", "1"], "page_size", 1),
+        (["--max-model-len", "99"], "context_length", 99),
+        (["--max-num-batched-tokens", "64"], "chunked_prefill_size", 64),
+        (["--gpu-memory-utilization", "0.5"], "mem_fraction_static", 0.5),
+        (["--no-enable-prefix-caching"], "disable_radix_cache", True),
+        (["--disable-radix-cache"], "disable_radix_cache", True),
+        (["--disable-overlap-schedule"], "disable_overlap_schedule", True),
+        (["--tensor-parallel-size", "2"], "tp_size", 2),
+        (["--load-format", "dummy"], "load_format", "dummy"),
+        (["--api-server-count", "4"], "api_workers", 4),
+        (["--tokenizer-worker-num", "3"], "tokenizer_workers", 3),
+        (["--detokenizer-workers", "2"], "detokenizer_workers", 2),
+        (["--max-num-tokens", "64"], "chunked_prefill_size", 64),
+        (["--max-batch-size", "8"], "max_batch_size", 8),
+        (["--model-type", "InflightBatching"], "batching", "inflight"),
+        (["--model-type", "InflightFusedBatching"], "batching", "inflight_fused"),
+        (["--batching-type", "static"], "batching", "static"),
+        (["--model-type", "V1"], "capacity_policy", "static_batch"),
+        ([], "capacity_policy", "max_utilization"),
+        (["--capacity-scheduler-policy", "GUARANTEED_NO_EVICT"], "capacity_policy", "guaranteed_no_evict"),
+        (["--capacity-scheduler", "My.module:Class"], "capacity_policy", "My.module:Class"),
+        (["--preset", "trtllm"], "capacity_policy", "guaranteed_no_evict"),
+        (["--preset", "trtllm"], "disable_radix_cache", True),
+        (["--capacity-scheduler", "static_batch", "--preset", "trtllm"], "capacity_policy", "static_batch"),
+    ],
+)
+def test_spellings_of_other_servers_are_understood(argv: list[str], field: str, value: object) -> None:
+    assert getattr(parse_args(argv), field) == value
+
+
+@pytest.mark.parametrize(
+    ("argv", "named"),
+    [
+        (["--page-size", "0"], "page_size"),
+        (["--page-size", "many"], "page-size"),
+        (["--port", "70000"], "port"),
+        (["--max-connections", "0"], "max_connections"),
+        (["--max-connections-per-address", "-1"], "max_connections_per_address"),
+        (["--mem-fraction-static", "0"], "mem_fraction_static"),
+        (["--mem-fraction-static", "1.5"], "mem_fraction_static"),
+        (["--dtype", "int3"], "dtype"),
+        (["--no-such-flag"], "--no-such-flag"),
+        (["--api-workers", "0"], "api_workers"),
+        (["--tokenizer-workers", "65"], "tokenizer_workers"),
+        (["--detokenizer-workers", "0"], "detokenizer_workers"),
+        (["stray"], "stray"),
+        (["--batching-type", "V2"], "batching-type"),
+        (["--preset", "other"], "preset"),
+    ],
+)
+def test_bad_setting_is_an_error_that_names_it(argv: list[str], named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        parse_args(argv)
+
+
+def test_a_value_out_of_range_is_shown_with_its_range() -> None:
+    with pytest.raises(ConfigError, match=r"^port: expected int <= 65535, got 70000$"):
+        parse_args(["--port", "70000"])
+    with pytest.raises(ConfigError, match=r"^max_running_requests: expected int, got 'many'$"):
+        from_values({"max_running_requests": "many"})
+    with pytest.raises(ConfigError, match="no_such_name"):
+        from_values({"no_such_name": 1})
+
+
+@pytest.mark.parametrize("origin", ["foo", "https://a.example/", "a.example", "https://"])
+def test_an_origin_that_no_browser_sends_is_refused(origin: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^cors_origins: "):
+        resolved(RuntimeConfig(cors_origins=f"https://b.example:8080, {origin}"), tmp_path)
+    assert resolved(RuntimeConfig(cors_origins="*"), tmp_path).origins == ["*"]
+
+
+@pytest.mark.parametrize("name", ["http://a.example", "a.example:80", "a*.example", "*.", "a b"])
+def test_a_host_that_no_browser_sends_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^allowed_hosts: "):
+        resolved(RuntimeConfig(allowed_hosts=f"b.example, *.c.example, {name}"), tmp_path)
+    assert resolved(RuntimeConfig(allowed_hosts="*, a.example."), tmp_path).host_names == ["*", "a.example."]
+
+
+@pytest.mark.parametrize("proxy", ["proxy.example", "10.0.0.1/8", "10.0.0.1:80", "10.0.0"])
+def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^forwarded_allow_ips: "):
+        resolved(RuntimeConfig(forwarded_allow_ips=f"10.0.0.0/8, {proxy}"), tmp_path)
+    assert resolved(RuntimeConfig(forwarded_allow_ips="::1, *"), tmp_path).proxies == ["::1", "*"]
+
+
+@pytest.mark.parametrize(
+    "setting",
+    [
+        {"api_workers": 2},
+        {"cors_origins": "*"},
+        {"allowed_hosts": "*"},
+        {"forwarded_allow_ips": "*"},
+        {"max_connections": 9},
+        {"max_connections_per_address": 9},
+        {"metrics_open": True},
+    ],
+)
+def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"^{next(iter(setting))}: .*no_http"):
+        resolved(RuntimeConfig(no_http=True, **setting), tmp_path)
+
+
+def test_every_setting_has_a_help_text() -> None:
+    text = make_parser("x").format_help()
+    for field in msgspec.structs.fields(RuntimeConfig):
+        assert "--" + field.name.replace("_", "-") in text
+
+
+def test_resolve_fills_in_what_the_model_decides(tmp_path: Path) -> None:
+    config = resolved(RuntimeConfig(model=str(tmp_path)), tmp_path)
+    assert config.context_length == 2048
+    assert config.dtype == "bfloat16"
+    assert config.served_model_name == tmp_path.name
+    assert config.device in ("cpu", "cuda")
+    assert config.cpu_threads >= 1
+    assert resolved(RuntimeConfig(dtype="half"), tmp_path).dtype == "float16"
+
+
+def test_the_worker_gets_a_thread_for_each_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2, 3})
+    assert resolved(RuntimeConfig(model=str(tmp_path)), tmp_path).cpu_threads == 4
+    assert resolved(RuntimeConfig(model=str(tmp_path), cpu_threads=2), tmp_path).cpu_threads == 2
+
+
+def test_what_the_kv_cache_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
+    refused = RuntimeConfig(model=str(tmp_path), radix_eviction_policy="lfu", disable_radix_cache=True)
+    with pytest.raises(ConfigError, match="radix_eviction_policy"):
+        resolved(refused, tmp_path)
+    assert resolved(RuntimeConfig(radix_eviction_policy="lfu"), tmp_path).radix_eviction_policy == "lfu"
+
+
+def test_deterministic_is_refused_where_it_cannot_be_promised(tmp_path: Path) -> None:
+    wanted = RuntimeConfig(model=str(tmp_path), device="cpu", deterministic=True)
+    assert resolved(wanted, tmp_path).deterministic
+    for changed, reason in (
+        ({"device": "cuda"}, "CUDA"),
+        ({"dtype": "float32"}, "float32"),
+        ({"dtype": "half"}, "float16"),
+    ):
+        with pytest.raises(ConfigError, match=f"^deterministic: .*{reason}"):
+            resolved(msgspec.structs.replace(wanted, **changed), tmp_path)
+    with pytest.raises(ConfigError, match="transformers"):
+        resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=False)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        RuntimeConfig(tp_size=64, device="cuda"),
+        RuntimeConfig(context_length=4096),
+        RuntimeConfig(chat_template="/no/where"),
+        RuntimeConfig(tokenizer="/no/where"),
+        RuntimeConfig(zmq_bind="0.0.0.0:5000"),
+        RuntimeConfig(curve_dir="keys"),
+        RuntimeConfig(batching_type="V1", capacity_scheduler="max_utilization"),
+        RuntimeConfig(batching_type="static", micro_batch_scheduler="a:B"),
+        RuntimeConfig(request_scheduler="a:B", capacity_scheduler="c:D"),
+        RuntimeConfig(capacity_scheduler="guaranteed_no_evict", schedule_policy="priority"),
+        RuntimeConfig(capacity_scheduler="guaranteed_no_evict", schedule_conservativeness=0.5),
+    ],
+    ids=[
+        *(
+            "tp_size",
+            "context_length",
+            "chat_template",
+            "tokenizer",
+            "zmq_bind",
+            "curve_dir",
+        ),
+        *("capacity_scheduler", "batching_type", "request_scheduler", "schedule_policy"),
+        "schedule_conservativeness",
+    ],
+)
+def test_what_cannot_be_honoured_is_refused(
+    config: RuntimeConfig, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    with pytest.raises(ConfigError, match=request.node.callspec.id):
+        resolved(config, tmp_path)
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:5000", "tcp://*:5000", "tcp://[::]:5000", "tcp://10.0.0.1:1"]
+)
+def test_other_machines_are_let_in_with_keys_only(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="--curve-dir"):
+        resolved(RuntimeConfig(zmq_bind=address), tmp_path)
+    assert resolved(RuntimeConfig(zmq_bind=address, curve_dir="keys"), tmp_path).zmq_bind == address
+
+
+@pytest.mark.parametrize("curve_dir", ["run", "run/keys", "run/../run/keys"])
+def test_keys_do_not_lie_where_a_launch_removes_all(tmp_path: Path, curve_dir: str) -> None:
+    config = RuntimeConfig(
+        run_dir=str(tmp_path / "run"), zmq_bind="tcp://*:5000", curve_dir=str(tmp_path / curve_dir)
+    )
+    with pytest.raises(ConfigError, match=r"curve_dir: .* in run_dir"):
+        resolved(config, tmp_path)
+    kept = msgspec.structs.replace(config, curve_dir=str(tmp_path / "run-keys"))
+    assert resolved(kept, tmp_path).curve_dir == kept.curve_dir
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:5000", "tcp://localhost:5000", "tcp://[::1]:5000"])
+def test_this_machine_needs_no_keys(tmp_path: Path, address: str) -> None:
+    assert resolved(RuntimeConfig(zmq_bind=address), tmp_path).tcp is not None
+
+
+def test_api_key_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAROUSEL_API_KEY", "secret")
+    assert resolved(RuntimeConfig(), tmp_path).api_key == "secret"
+    assert resolved(RuntimeConfig(api_key="own"), tmp_path).api_key == "own"
+
+
+def test_keys_are_told_apart_only_where_there_are_some(tmp_path: Path) -> None:
+    assert resolved(RuntimeConfig(api_key="a, b"), tmp_path).api_keys == ["a", "b"]
+    for wrong in ("a,", ",", "a, ,b"):
+        with pytest.raises(ConfigError, match="api_key: between two commas"):
+            resolved(RuntimeConfig(api_key=wrong), tmp_path)
+    with pytest.raises(ConfigError, match="cache_salt_per_api_key: without --api-key"):
+        resolved(RuntimeConfig(cache_salt_per_api_key=True), tmp_path)
+
+
+def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path) -> None:
+    places: dict[str, Any] = {"context_length": 64, "dtype": "float32", "model_path": tmp_path}
+    assert resolve(RuntimeConfig(), **places, has_spec=True).model_impl == "native"
+    assert resolve(RuntimeConfig(), **places, has_spec=False).model_impl == "transformers"
+    with pytest.raises(ConfigError, match="tp_size: --model-impl transformers computes on one rank"):
+        resolve(RuntimeConfig(tp_size=2), **places, has_spec=False)
+
+
+def test_names_that_can_be_chosen_are_those_of_the_tables() -> None:
+    tables = {
+        "attention_backend": ATTENTION_BACKENDS,
+        "capacity_scheduler": CAPACITY_POLICIES,
+        "radix_eviction_policy": EVICTION_POLICIES,
+        "schedule_policy": POLICIES,
+    }
+    assert {setting: set(names) for setting, names in NAMES.items() if names} == {
+        setting: set(table) for setting, table in tables.items()
+    }
+
+
+@pytest.mark.parametrize("setting", NAMES)
+def test_an_unknown_name_is_refused_before_anything_is_started(tmp_path: Path, setting: str) -> None:
+    """The user's own is imported by the process that needs it."""
+    flag = setting.replace("_", "-")
+    for name in {"nonesuch", "auto", ""} - {getattr(RuntimeConfig(), setting)}:
+        with pytest.raises(ConfigError, match=f"{setting}: --{flag} '{name}' is unknown; .*module:Class"):
+            resolved(from_values({setting: name}), tmp_path)
+    own = from_values({setting: "mine.module:Class"})
+    assert getattr(resolved(own, tmp_path), setting) == "mine.module:Class"

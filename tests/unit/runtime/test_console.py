@@ -1,0 +1,73 @@
+"""runtime.base.console: whatever becomes of standard error, nothing blocks and nothing raises."""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from runtime.base import console
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture
+def pipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
+    """(end to read, end to write) of a pipe that stands for standard error."""
+    reader, writer = os.pipe()
+    monkeypatch.setattr(console, "STDERR_FD", writer)
+    yield reader, writer
+    for fd in (reader, writer):
+        os.close(fd)
+
+
+def record(text: str) -> logging.LogRecord:
+    return logging.LogRecord("name", logging.INFO, "file", 1, text, None, None)
+
+
+def test_records_come_out_as_lines_however_long(pipe: tuple[int, int]) -> None:
+    long = "é" * (3 * select.PIPE_BUF)
+    handler = console.ConsoleHandler()
+    for text in ("one", long, "\ud800"):
+        handler.emit(record(text))
+    assert os.read(pipe[0], 1 << 20) == f"one\n{long}\n\\ud800\n".encode()
+
+
+def test_a_pipe_that_nobody_reads_costs_lines_and_not_the_process(pipe: tuple[int, int]) -> None:
+    handler = console.ConsoleHandler()
+    for number in range(10_000):
+        handler.emit(record(f"line {number} " + "x" * 100))
+    lines = os.read(pipe[0], 1 << 20).decode().splitlines()
+    assert len(lines) > 300
+    assert [line.split()[1] for line in lines] == [str(number) for number in range(len(lines))]
+    handler.emit(record("again"))
+    assert os.read(pipe[0], 1 << 20) == b"again\n"
+
+
+def test_a_reader_that_is_gone_and_a_record_that_cannot_be_formatted_raise_nothing(
+    pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging, "raiseExceptions", False)
+    bad = record("%d")
+    bad.args = ("no number",)
+    handler = console.ConsoleHandler()
+    handler.emit(bad)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), pipe[0])
+    handler.emit(record("nobody reads this"))
+
+
+def test_closed_standard_streams_are_not_given_to_the_next_file() -> None:
+    code = (
+        "import os; from runtime.base.console import hold_standard_streams; hold_standard_streams()\n"
+        "fds = [os.open(os.devnull, os.O_RDONLY) for _ in range(2)]\n"
+        "links = {os.readlink(f'/proc/self/fd/{fd}') for fd in range(3)}\n"
+        "os._exit(0 if min(fds) > 2 and links == {os.devnull} else 1)"
+    )
+    command = f'exec {sys.executable} -c "$CODE" <&- >&- 2>&-'
+    assert subprocess.run(["sh", "-c", command], env={**os.environ, "CODE": code}, cwd=ROOT).returncode == 0

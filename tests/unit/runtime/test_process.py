@@ -1,0 +1,52 @@
+"""What a process that fails says of itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.process import LaunchFile, ProcessContext
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.messages import ProcessFailed
+from runtime.wire.status_page import StatusPage
+from runtime.wire.transport import Waiter, ZmqInbox
+
+
+def test_a_process_that_fails_says_why_and_leaves_what_it_said_last(tmp_path: Path) -> None:
+    """The launcher reads there which sequence ran alone in an engine that has failed."""
+    Endpoints(tmp_path).config_file.write_bytes(msgspec.json.encode(LaunchFile(RuntimeConfig(device="cpu"))))
+    page = StatusPage(Endpoints(tmp_path).status_file, create=True)
+    launcher: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    inbox = ZmqInbox(launcher, Endpoints(tmp_path).launcher_in, "launcher_in", 0)
+    context = ProcessContext("scheduler", tmp_path, epoch=4)
+    context.beat(force=True, solitary=b"s" * 16, num_running=1)
+    context.failed("a step failed", 70)
+    slot = page.read("scheduler")
+    assert (slot.state, slot.epoch, slot.solitary, slot.num_running) == ("failed", 4, b"s" * 16, 1)
+    assert Waiter([inbox.socket]).wait(10.0)
+    assert inbox.drain() == [ProcessFailed("scheduler", "a step failed", 70)]
+    context.close()
+    page.close()
+    launcher.destroy(linger=0)
+
+
+def test_who_takes_the_place_of_a_paused_process_shows_the_pause_from_the_start(tmp_path: Path) -> None:
+    """Twice, since an engine may end again while it loads."""
+    Endpoints(tmp_path).config_file.write_bytes(msgspec.json.encode(LaunchFile(RuntimeConfig(device="cpu"))))
+    page = StatusPage(Endpoints(tmp_path).status_file, create=True)
+    first = ProcessContext("scheduler", tmp_path, epoch=1)
+    assert not first.was_paused
+    first.beat(force=True, is_paused=True)
+    contexts = [first, *(ProcessContext("scheduler", tmp_path, epoch=epoch) for epoch in (2, 3))]
+    last = contexts[-1]
+    assert last.was_paused
+    last.ready()
+    assert page.read("scheduler").is_paused
+    last.beat(force=True, is_paused=False)
+    assert not page.read("scheduler").is_paused
+    for context in contexts:
+        context.close()
+    page.close()

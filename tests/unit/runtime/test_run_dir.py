@@ -1,0 +1,215 @@
+"""Run directories: private, held by a lock, leftovers swept, nothing of others touched."""
+
+from __future__ import annotations
+
+import fcntl
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from runtime.base.errors import AddressInUse, ConfigError
+from runtime.ring.keys import make_keys
+from runtime.ring.run_dir import NUM_TRIES, RunDir, live_run_dirs
+from tests.harness.ring.other_user import give_away
+
+
+@pytest.fixture
+def root(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path_factory.mktemp("r")  # sockets' names must be short
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(path))
+    return path / "carousel"
+
+
+@pytest.fixture(autouse=True)
+def few_tries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here nobody cleans up after a launch that was killed, so a lock that is held stays so."""
+    monkeypatch.setattr("runtime.ring.run_dir.NUM_TRIES", 3)
+
+
+def test_a_launch_has_a_private_directory_and_removes_it(root: Path) -> None:
+    run_dir = RunDir()
+    assert run_dir.path.parent == root
+    assert run_dir.path.stat().st_mode & 0o077 == 0
+    assert live_run_dirs() == [run_dir.path]
+    run_dir.remove()
+    assert not run_dir.path.exists()
+    assert live_run_dirs() == []
+
+
+def test_two_launches_do_not_share(root: Path) -> None:
+    first, second = RunDir(), RunDir()
+    assert first.path != second.path
+    with pytest.raises(AddressInUse, match="alive"):
+        RunDir(str(first.path))
+    first.remove()
+    second.remove()
+
+
+def test_what_a_killed_launch_left_is_swept(root: Path) -> None:
+    left = root / "0123456789ab"
+    left.mkdir(parents=True)
+    root.chmod(0o700)
+    (left / "lock").touch()
+    (left / "state.json").touch()
+    assert live_run_dirs() == []
+    run_dir = RunDir()
+    assert not left.exists()
+    run_dir.remove()
+
+
+@pytest.mark.parametrize("kind", ["directory", "file", "link"])
+def test_where_another_user_has_taken_the_root_launches_and_clients_meet_beside_it(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, kind: str
+) -> None:
+    bait = root.parent / "bait" if kind == "link" else root
+    if kind == "file":
+        root.touch()
+    else:
+        (bait / "launch").mkdir(parents=True)
+        (bait / "launch" / "lock").touch()
+    if kind == "link":
+        root.symlink_to(bait)
+    give_away(monkeypatch, root)
+    with open(bait if kind == "file" else bait / "launch" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        first, second = RunDir(), RunDir()
+        spare = first.path.parent
+        assert spare == second.path.parent != root
+        assert re.fullmatch(r"carousel-\w{8}", spare.name)
+        assert spare.stat().st_mode & 0o777 == 0o700
+        assert live_run_dirs() == sorted([first.path, second.path]), "and not the other user's launch"
+        assert [record.message for record in caplog.records] == [
+            f"{root} is not this user's directory; run directories are in {spare}"
+        ]
+    first.remove()
+    second.remove()
+    assert not list(spare.glob("*/lock"))
+
+
+def test_launches_in_the_root_and_beside_it_are_both_found(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as taken:
+        root.mkdir()
+        give_away(taken, root)
+        first = RunDir()
+        other = root.parent / "carousel-somebody"
+        (other / "launch").mkdir(parents=True)
+    root.rmdir()
+    second = RunDir()
+    assert live_run_dirs() == [second.path, first.path]
+    other.chmod(0o777)
+    with (other / "launch" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert live_run_dirs() == [second.path, first.path], "anybody can have put that there"
+    first.remove()
+    second.remove()
+
+
+@pytest.mark.parametrize("name", ["thesis.tex", "status.txt", "client_out0.bak", "my_lock"])
+def test_a_directory_with_other_files_is_refused_and_kept(tmp_path: Path, name: str) -> None:
+    tmp_path.chmod(0o700)
+    (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=re.escape(name)):
+        RunDir(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+def test_keys_that_somebody_has_made_there_are_kept(tmp_path: Path) -> None:
+    """A launch's own lie beside its lock."""
+    tmp_path.chmod(0o700)
+    make_keys(tmp_path / "keys")
+    with pytest.raises(ConfigError, match="not ours \\(keys\\)"):
+        RunDir(str(tmp_path))
+    assert (tmp_path / "keys" / "server.key_secret").exists()
+    (tmp_path / "lock").touch()
+    run_dir = RunDir(str(tmp_path))
+    assert not (tmp_path / "keys").exists()
+    run_dir.remove()
+
+
+def test_a_named_directory_of_a_killed_launch_is_taken_over(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    names = (
+        "lock",
+        "state.json",
+        "state.new",
+        "config.new",
+        "status.new",
+        "rank_in0",
+        "client_out63",
+        "metrics3",
+        "client_out",
+    )
+    for name in names:
+        (tmp_path / name).touch()
+    run_dir = RunDir(str(tmp_path))
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    run_dir.remove()
+    assert not tmp_path.exists()
+
+
+def test_a_directory_that_is_gone_already_is_removed_without_a_word(tmp_path: Path) -> None:
+    run_dir = RunDir(str(tmp_path / "run"))
+    shutil.rmtree(run_dir.path)
+    run_dir.remove()
+
+
+def test_clients_that_look_who_is_alive_disturb_neither_each_other_nor_a_launch(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Random by its threads: without care about one round in a hundred fails, so a false pass is below 1%."""
+    monkeypatch.setattr("runtime.ring.run_dir.NUM_TRIES", NUM_TRIES)
+    stop = threading.Event()
+    seen: list[int] = []
+
+    def look() -> None:
+        while not stop.is_set():
+            seen.append(len(live_run_dirs()))
+
+    lookers = [threading.Thread(target=look) for _ in range(3)]
+    for looker in lookers:
+        looker.start()
+    try:
+        for _ in range(100):
+            run_dir = RunDir()
+            run_dir.remove()
+    finally:
+        stop.set()
+        for looker in lookers:
+            looker.join()
+    assert set(seen) <= {0, 1}
+
+
+def test_the_lock_of_a_launch_that_is_ending_is_not_taken_for_a_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = RunDir(str(tmp_path / "run"))
+    flock = fcntl.flock
+
+    def end_first(fd: int, kind: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", flock)
+        first.remove()
+        first.path.mkdir(mode=0o700)
+        flock(fd, kind)
+
+    monkeypatch.setattr(fcntl, "flock", end_first)
+    second = RunDir(str(tmp_path / "run"))
+    with pytest.raises(AddressInUse):
+        RunDir(str(tmp_path / "run"))
+    second.remove()
+
+
+def test_a_directory_open_to_others_is_refused(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with pytest.raises(ConfigError, match="this user alone"):
+        RunDir(str(tmp_path))
+
+
+def test_a_path_too_long_for_sockets_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="run_dir"):
+        RunDir(str(tmp_path / ("x" * 100)))
+    assert not list(tmp_path.iterdir())

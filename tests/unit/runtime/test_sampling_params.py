@@ -1,0 +1,88 @@
+"""SamplingParams refuses every value out of range, by the field's name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.sampling_params import SamplingParams
+
+BAD: list[tuple[str, Any]] = [
+    ("max_tokens", 0),
+    ("max_tokens", -1),
+    ("max_tokens", 1.5),
+    ("max_tokens", True),
+    ("max_tokens", 1 << 40),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("temperature", -0.1),
+    ("temperature", math.nan),
+    ("temperature", math.inf),
+    ("temperature", "hot"),
+    ("temperature", True),
+    ("top_k", -2),
+    ("top_k", 0.5),
+    ("top_p", 0.0),
+    ("top_p", 1.01),
+    ("top_p", math.nan),
+    ("min_p", -0.1),
+    ("min_p", 1.1),
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", -1.0),
+    ("presence_penalty", 2.1),
+    ("frequency_penalty", -2.1),
+    ("seed", -(1 << 63) - 1),
+    ("seed", 1 << 64),
+    ("seed", False),
+    ("stop", ("",)),
+    ("stop", ("x" * 257,)),
+    ("stop", ("x",) * 17),
+    ("stop", (5,)),
+    ("stop_token_ids", (-1,)),
+    ("stop_token_ids", (1,) * 1025),
+    ("logit_bias", ((1, math.nan),)),
+    ("logit_bias", ((1, 101.0),)),
+    ("logit_bias", ((-1, 1.0),)),
+    ("logit_bias", ((1, 1.0), (1, 2.0))),
+    ("logprobs", -1),
+    ("logprobs", 21),
+]
+
+
+@pytest.mark.parametrize(("field", "value"), BAD, ids=lambda v: str(v)[:30])
+def test_bad_value_is_refused_by_name(field: str, value: Any) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        SamplingParams(**{field: value}).validate()
+    assert caught.value.param == field
+    assert field in str(caught.value)
+    assert caught.value.status == 400
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {},
+        {"temperature": 0},
+        {"top_k": 0},
+        {"top_k": -1},
+        {"top_p": 1},
+        {"min_tokens": 16},
+        {"max_tokens": None, "min_tokens": 99},
+        {"seed": 0},
+        {"logprobs": 0},
+        {"logprobs": 20},
+        {"stop": ("\n",), "stop_token_ids": (0,), "logit_bias": ((0, -100.0),)},
+    ],
+)
+def test_good_values_pass(values: dict[str, Any]) -> None:
+    SamplingParams(**values).validate()
+
+
+@pytest.mark.parametrize("values", [{"stop_token_ids": (4096,)}, {"logit_bias": ((4096, 1.0),)}])
+def test_ids_outside_the_vocabulary_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequest, match="vocabulary"):
+        SamplingParams(**values).check_vocabulary(4096)
+    SamplingParams(**values).check_vocabulary(4097)

@@ -1,0 +1,175 @@
+"""The status page: a slot for each process, read whole or not at all, and told apart from other builds'."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from runtime.ring.ring_status import ring_status
+from runtime.wire import status_page
+from runtime.wire.status_page import HEADER_BYTES, SLOT_BYTES, VERSION, Status, StatusPage
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_status_page_has_its_disk_space_from_the_start(tmp_path: Path) -> None:
+    """Where it was a hole, the first write on a full disk would be a SIGBUS."""
+    page = StatusPage(tmp_path / "status", create=True)
+    assert (tmp_path / "status").stat().st_blocks > 0
+    page.close()
+
+
+def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
+    owner = StatusPage(tmp_path / "status", create=True, counts={"tokenizer": 3, "api": 2})
+    reader = StatusPage(tmp_path / "status")
+    slots = list(reader.slots())
+    assert sorted(slots) == sorted(
+        [("launcher", 0), ("scheduler", 0), ("worker", 0), ("detokenizer", 0), ("api", 0), ("api", 1)]
+        + [("tokenizer", index) for index in range(3)]
+    )
+    for n, (role, index) in enumerate(slots):
+        assert reader.read(role, index) == Status()
+        owner.write(role, Status(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40), index)
+    for n, (role, index) in enumerate(slots):
+        status = Status(1, os.getpid(), "ready", 10 + n, tokens_per_s=0.5, num_sent=1 << 40)
+        assert reader.read(role, index) == status
+    owner.close()
+    reader.close()
+
+
+def test_clients_are_told_a_silent_launchers_last_state(tmp_path: Path) -> None:
+    """Over TCP they know no more of it: it may be stopped while everybody serves."""
+    page = StatusPage(tmp_path / "status", create=True)
+    page.write("launcher", Status(1, os.getpid(), "ready", time.monotonic_ns() - 3600 * 10**9))
+    page.write("scheduler", Status(1, os.getpid(), "ready", time.monotonic_ns()))
+    told = ring_status(page)
+    assert (told.state, told.engine.is_ready) == ("ready", True)
+    page.close()
+
+
+def test_a_slot_in_the_middle_of_a_write_reads_as_it_was_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The owner may be held up there, or killed: nobody may take it for absent."""
+    page = StatusPage(tmp_path / "status", create=True)
+    assert status_page._copy_at(0, 1) + status_page._FIELDS.size <= status_page.SLOT_BYTES
+    for number in range(1, 4):
+        page.write("scheduler", Status(number, 3, "ready"))
+
+        class Interrupted:
+            size = status_page._FIELDS.size
+
+            def pack_into(self, buffer: mmap.mmap, at: int, *fields: int) -> None:
+                buffer[at : at + self.size // 2] = b"\xff" * (self.size // 2)
+                raise InterruptedError
+
+        with monkeypatch.context() as context:
+            context.setattr(status_page, "_FIELDS", Interrupted())
+            with pytest.raises(InterruptedError):
+                page.write("scheduler", Status(99, 99, "failed"))
+        assert page.read("scheduler") == Status(number, 3, "ready")
+        assert page.read("worker") == Status()
+    page.close()
+
+
+@pytest.mark.parametrize("num_writes", [1, 2, 3])
+def test_a_slot_that_is_written_in_the_middle_of_a_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_writes: int
+) -> None:
+    page = StatusPage(tmp_path / "status", create=True)
+    page.write("worker", Status(7, 7, "ready"))
+    fields = status_page._FIELDS
+    newest = Status(7 + num_writes, 7 + num_writes, "ready", num_received=99)
+
+    class Overtaken:
+        size, pack_into = fields.size, fields.pack_into
+        is_first = True
+
+        def unpack_from(self, buffer: mmap.mmap, at: int) -> tuple[object, ...]:
+            first = buffer[at : at + 6]  # the epoch and half of the pid
+            if self.is_first:
+                self.is_first = False
+                for number in range(1, num_writes + 1):
+                    page.write("worker", newest._replace(epoch=7 + number, pid=7 + number))
+            return fields.unpack(first + buffer[at + 6 : at + self.size])
+
+    monkeypatch.setattr(status_page, "_FIELDS", Overtaken())
+    assert page.read("worker") == newest
+    page.close()
+
+
+def test_a_slot_that_is_written_all_the_time_is_never_read_half(tmp_path: Path) -> None:
+    """A reader that took a torn slot would see two numbers that differ. Both may have to share one core."""
+    page = StatusPage(tmp_path / "status", create=True)
+    code = (
+        "import sys; from pathlib import Path; from runtime.wire.status_page import *\n"
+        "page, n = StatusPage(Path(sys.argv[1])), 0\n"
+        "while page.read('launcher').state != 'failed':\n"
+        "    n += 1; page.write('worker', Status(n, 1, 'ready', *[n] * 15, n.to_bytes(16, 'big')))"
+    )
+    writer = subprocess.Popen([sys.executable, "-c", code, str(tmp_path / "status")], cwd=ROOT)
+    try:
+        while page.read("worker").epoch == 0:
+            assert writer.poll() is None
+        seen: set[int] = set()
+        num_reads = 0
+        while len(seen) < 3 or (len(seen) < 300 and num_reads < 20_000):
+            num_reads += 1
+            status = page.read("worker")
+            seen.add(status.epoch)
+            numbers = {*status[3:-2], status.epoch, int.from_bytes(status.solitary, "big")}
+            assert len(numbers) == 1, status
+    finally:
+        page.write("launcher", Status(state="failed"))
+        writer.wait(10)
+        page.close()
+
+
+def test_a_page_of_another_build_is_refused_by_its_version(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    StatusPage(path, create=True).close()
+    with path.open("r+b") as file:
+        file.seek(4)
+        file.write(struct.pack("<H", VERSION + 1))
+    with pytest.raises(ValueError, match=f"version {VERSION + 1}; this build reads version {VERSION}"):
+        StatusPage(path)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\0" * 1536, b"CRSP", bytes(range(HEADER_BYTES))],
+    ids=["empty", "zeros", "short", "noise"],
+)
+def test_what_is_no_status_page_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "status").write_bytes(content)
+    with pytest.raises(ValueError, match=r"status page|empty"):
+        StatusPage(tmp_path / "status")
+
+
+def test_a_page_that_has_lost_a_slot_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "status"
+    StatusPage(path, create=True, counts={"api": 4}).close()
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - SLOT_BYTES)
+    with pytest.raises(ValueError, match="slots"):
+        StatusPage(path)
+
+
+def test_who_looks_while_a_page_is_made_finds_none_or_a_whole_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> int:
+        assert not (tmp_path / "status").exists()
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", fail)
+    with pytest.raises(OSError, match="No space"):
+        StatusPage(tmp_path / "status", create=True)
+    assert not (tmp_path / "status").exists()

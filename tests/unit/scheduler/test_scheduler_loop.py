@@ -1,0 +1,199 @@
+"""SchedulerLoop and the composition: when it sleeps, what it reports, what it is built from."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from runtime.base.errors import ConfigError
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.messages import ControlRequest
+from runtime.wire.plan import WorkerReady
+from scheduler_proc.batching.prefill_adder import PrefillTotals
+from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
+from scheduler_proc.main import Heartbeat, build_scheduler
+from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.policy.base import SchedulePolicy
+from scheduler_proc.policy.longest_prefix import LongestPrefix
+from scheduler_proc.scheduler import Scheduler
+from tests.harness.scheduler.scheduler_parts import message, running
+from tests.harness.simulation.fakes import FakeExecutor, RecordingOutbox
+from tests.harness.simulation.sim_system import System
+
+LIMITS = WorkerReady(num_pages=10, page_size=4, max_rows=3, max_len=100, vocab_size=96, device="cpu")
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def loop_of(system: System) -> tuple[SchedulerLoop, Clock]:
+    clock = Clock()
+    return SchedulerLoop(system.scheduler, system.inbox, clock), clock
+
+
+def test_an_idle_loop_sleeps_and_a_busy_one_does_not() -> None:
+    with running() as system:
+        loop, _ = loop_of(system)
+        assert loop.turn() > RETRY_S
+        system.inbox.send(message(1, [1] * 8))
+        assert loop.turn() == 0.0
+        while not system.scheduler.is_idle:
+            assert loop.turn() == 0.0
+        assert loop.turn() > RETRY_S
+
+
+def test_a_loop_that_cannot_send_retries_soon() -> None:
+    with running(depth=1) as system:
+        loop, _ = loop_of(system)
+        system.outbox.refuses = lambda: True
+        system.inbox.send(message(1, [1] * 8, max_tokens=1))
+        loop.turn()
+        assert loop.turn() == RETRY_S
+
+
+def test_an_idle_loop_checks_itself_once_and_survives_what_it_finds(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as system, caplog.at_level(logging.ERROR):
+        loop, clock = loop_of(system)
+        system.inbox.send(message(1, [1] * 8))
+        while loop.turn() == 0.0:
+            pass
+        system.kv.pages.num_free -= 1  # a page gets lost
+        loop.turn()
+        assert loop.num_failed_checks == 0, "it has not been idle for long"
+        for _ in range(3):
+            clock.now += CHECK_AFTER_IDLE_S
+            loop.turn()
+        assert loop.num_failed_checks == 1
+        assert "self-check failed" in caplog.text
+        system.inbox.send(message(2, [2] * 8))
+        assert loop.turn() == 0.0
+
+
+def test_status_counts_what_waits_and_what_is_free() -> None:
+    with running(max_rows=1, budget=4) as system:
+        loop, _ = loop_of(system)
+        for i in range(3):
+            system.inbox.send(message(i, [i + 1] * 10))
+        loop.turn()
+        status = loop.status()
+        assert (status["num_running"], status["num_waiting"], status["queued_prompt_tokens"]) == (1, 2, 20)
+        assert status["num_received"] == 3
+        assert (status["num_pages"], status["max_len"]) == (64, 96)
+        assert status["num_free_pages"] == 63
+
+
+def test_log_lines_count_and_show_no_content(caplog: pytest.LogCaptureFixture) -> None:
+    with running() as system, caplog.at_level(logging.INFO):
+        for i in range(3):
+            system.inbox.send(message(i, [42, 43, 44, 45, 46], max_tokens=50))
+        for _ in range(45):
+            system.step()
+    assert "Prefill batch, #new-seq: 1, #new-token: 5, #cached-token: 0, token usage:" in caplog.text
+    assert "Decode batch, #running-req: 3, #token: " in caplog.text
+    assert "42, 43" not in caplog.text
+    assert all(isinstance(arg, int | float) for record in caplog.records for arg in record.args or ())
+
+
+def test_a_fast_model_writes_one_decode_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    with running() as system, caplog.at_level(logging.INFO):
+        log = StepLog(system.scheduler.kv, system.scheduler.lifecycle.waiting, 2, clock)
+        for _ in range(25):
+            clock.now += 0.1
+            log.note_tokens(4)
+            log.note_batch(4, PrefillTotals(0, 0, 0))
+    lines = [record.message for record in caplog.records if record.message.startswith("Decode batch")]
+    assert len(lines) == 3
+    assert all("(token/s): 40.0," in line for line in lines[1:])
+
+
+def build(**changes: object) -> tuple[Scheduler, SchedulePolicy]:
+    """With one client connected, who has no other beside him."""
+    config = msgspec.structs.replace(RuntimeConfig(context_length=2048, model="m"), **changes)
+    executor = FakeExecutor(10, 4, 3, 40)
+    executor.close()
+    scheduler = build_scheduler(
+        config, frozenset({2}), executor, LIMITS, [RecordingOutbox()], is_client_alone=lambda: True
+    )
+    return scheduler, scheduler.builder._admission.policy
+
+
+def test_no_sequence_may_outgrow_the_pool_the_worker_or_the_context() -> None:
+    executor = FakeExecutor(10, 4, 3, 40)
+    executor.close()
+    for context_length, num_pages, max_len in ((2048, 10, 40), (2048, 100, 100), (30, 100, 30)):
+        limits = msgspec.structs.replace(LIMITS, num_pages=num_pages)
+        config = RuntimeConfig(context_length=context_length)
+        scheduler = build_scheduler(config, frozenset(), executor, limits, [RecordingOutbox()])
+        assert scheduler.rows.tokens.shape == (3, max_len)
+        assert scheduler.rows.tokens.dtype == np.int32
+
+
+def test_settings_choose_policy_and_cache() -> None:
+    scheduler, policy = build(schedule_policy="lpm", disable_radix_cache=True)
+    assert isinstance(policy, LongestPrefix)
+    assert not scheduler.kv.cache.shares
+
+
+def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> None:
+    scheduler, _ = build(max_running_requests=3, max_queued_requests=5, gather_context_logits=True)
+    limits = scheduler.intake._limits
+    assert limits.max_live == LIMITS.max_rows + 5
+    share = limits.client_share
+    assert share is not None
+    assert (share.max_of_client, share.max_live) == (LIMITS.max_rows + 4, limits.max_live)
+    assert not share.is_used_up(limits.max_live - 1, limits.max_live - 1)
+    assert (limits.gather_context_logits, limits.gather_generation_logits) == (True, False)
+    assert limits.max_logits_bytes == RuntimeConfig().max_logits_bytes
+
+
+def test_a_share_that_was_set_is_a_lone_clients_too() -> None:
+    scheduler, _ = build(max_queued_requests=5, max_queued_requests_per_client=2)
+    share = scheduler.intake._limits.client_share
+    assert share is not None
+    most = LIMITS.max_rows + 2
+    assert [share.is_used_up(number, number) for number in (most - 1, most)] == [False, True]
+
+
+def test_an_unknown_policy_ends_the_start() -> None:
+    with pytest.raises(ConfigError, match="schedule policy"):
+        build(schedule_policy="fastest")
+
+
+def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat() -> None:
+    class Context:
+        def __init__(self) -> None:
+            self.shown: list[dict[str, Any]] = []
+
+        def beat(self, *, force: bool = False, **fields: Any) -> None:
+            self.shown.append(fields)
+
+    with running(max_rows=1) as system:
+        loop, _ = loop_of(system)
+        context = Context()
+        heartbeat = Heartbeat(context)  # type: ignore[arg-type]
+        heartbeat.beat_after(loop)
+        heartbeat.beat_after(loop)
+        assert len(context.shown) == 1
+        for number in range(2):
+            system.inbox.send(message(number, [1] * 8))
+        while loop.turn() == 0.0:
+            heartbeat.beat_after(loop)
+        heartbeat.beat_after(loop)
+        names = ("num_received", "num_running", "num_waiting", "batch_size")
+        loads = [tuple(each[name] for name in names) for each in context.shown]
+        assert loads[:2] == [(0, 0, 0, 0), (2, 1, 1, 1)]
+        assert loads[-1] == (2, 0, 0, 0)
+        assert len(loads) <= 7, "written without a change"
+        assert not context.shown[-1]["is_paused"]
+        system.scheduler.controls.receive(ControlRequest(7, 1, "pause_generation"))
+        heartbeat.beat_after(loop)
+        assert context.shown[-1]["is_paused"]

@@ -1,0 +1,52 @@
+"""How many requests the HTTP server begins in one turn of its event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+
+import pytest
+
+from carousel.server.tenancy.entrance import LEAST_BYTES, TURN_BYTES, Entrance
+from tests.harness.http.loop_turns import gone_on_in_turns
+
+PER_TURN = TURN_BYTES // LEAST_BYTES
+
+
+async def begun_in_turns(sizes: Sequence[int], leaving: Collection[int] = ()) -> list[list[int]]:
+    """Which of so many bodies, that come together, go on in each turn; `leaving` give up at once."""
+    return await gone_on_in_turns(map(Entrance().enter, sizes), leaving)
+
+
+def test_a_crowd_goes_on_a_few_at_a_time_in_the_order_in_which_it_came() -> None:
+    turns = asyncio.run(begun_in_turns([100] * (3 * PER_TURN + 1)))
+    assert [len(turn) for turn in turns] == [PER_TURN] * 3 + [1]
+    assert [number for turn in turns for number in turn] == list(range(3 * PER_TURN + 1))
+
+
+def test_few_do_not_wait() -> None:
+    assert asyncio.run(begun_in_turns([100] * PER_TURN)) == [list(range(PER_TURN))]
+
+
+def test_a_large_body_goes_on_alone() -> None:
+    sizes = [100, TURN_BYTES * 30, TURN_BYTES, 100, 100]
+    assert asyncio.run(begun_in_turns(sizes)) == [[0], [1], [2], [3, 4]]
+
+
+def test_who_has_left_the_line_takes_nobodys_place() -> None:
+    leaving = frozenset(range(PER_TURN, 3 * PER_TURN))
+    turns = asyncio.run(begun_in_turns([100] * (4 * PER_TURN), leaving))
+    assert [len(turn) for turn in turns] == [PER_TURN, PER_TURN]
+    assert not leaving & set(turns[1])
+
+
+def test_an_entrance_that_was_crowded_lets_the_next_ones_in_at_once() -> None:
+    async def main() -> None:
+        entrance = Entrance()
+        await asyncio.gather(*(entrance.enter(100) for _ in range(5 * PER_TURN)))
+        await asyncio.sleep(0)
+        for _ in range(PER_TURN):
+            with pytest.raises(StopIteration):  # as a coroutine does that has not waited
+                entrance.enter(100).send(None)
+
+    asyncio.run(main())

@@ -1,0 +1,284 @@
+"""tokenizer_proc.loop: every request goes on or is refused, in order, whatever the others are."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.text.tokenizer import Tokenizer
+from runtime.wire.format import IntArray, pack_ids, unpack_ids
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import (
+    AbortRequest,
+    ChatMessage,
+    ControlRequest,
+    Resume,
+    StreamOpen,
+    TokenizedRequest,
+)
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import Status
+from tests.harness.ring.tokenizer_ring import (
+    CLIENT,
+    LONG_TEXT,
+    GatedTokenizer,
+    Ring,
+    handle,
+    passed_on,
+    refusal,
+    request,
+)
+from tokenizer_proc.loop import MAX_BATCH_CHARS
+from tokenizer_proc.sequences import PROMPT_TAIL_TOKENS, namespace
+
+
+def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.send(
+        request(0, text="def f(x):"),
+        request(1, input_ids=pack_ids([5, 6, 7])),
+        request(2, messages=(ChatMessage("user", "def f(x):"),)),
+    )
+    ring.loop.turn()
+    prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
+    assert demo.decode(prompts[handle(0)]) == "def f(x):"
+    assert prompts[handle(1)] == [5, 6, 7]
+    assert prompts[handle(2)] == [0, *prompts[handle(0)]]
+    assert ring.refusals() == []
+
+
+def test_the_detokenizer_is_told_all_it_needs_through_the_scheduler(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    sampling = SamplingParams(
+        seed=1, stop=("END",), min_tokens=3, skip_special_tokens=False, include_stop_str_in_output=True
+    )
+    resume = Resume(pack_ids([9, 8]), num_chars=4, cumulative_logprob=-1.5)
+    ids = list(range(3, 23))
+    ring.send(
+        request(
+            0,
+            input_ids=pack_ids(ids),
+            sampling=sampling,
+            label="mine",
+            stream=True,
+            priority=7,
+            resume=resume,
+        )
+    )
+    ring.loop.turn()
+    (message,) = ring.scheduler.drain()
+    assert isinstance(message, TokenizedRequest)
+    assert message.sampling == sampling
+    assert (message.priority, message.output_ids) == (7, pack_ids([9, 8]))
+    assert msgspec.msgpack.decode(message.stream_open, type=StreamOpen) == StreamOpen(
+        handle=handle(0),
+        num_prompt_tokens=20,
+        prompt_tail=pack_ids(ids[-PROMPT_TAIL_TOKENS:]),
+        label="mine",
+        stream=True,
+        stop=("END",),
+        include_stop_str_in_output=True,
+        skip_special_tokens=False,
+        min_tokens=3,
+        resume=resume,
+    )
+
+
+def test_a_refusal_reaches_the_detokenizer_and_harms_nobody_else(demo: Tokenizer) -> None:
+    ring = Ring(demo, context_length=16)
+    ring.send(request(0, text="a"), request(1, text=""), request(2, text="a b " * 30), request(3, text="b"))
+    ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(0), handle(3)]
+    errors = {m.handle: m.error for m in ring.refusals()}
+    assert errors[handle(1)].param == "text"
+    assert errors[handle(2)].code == "context_length_exceeded"
+    assert errors[handle(2)].status == 400
+
+
+def test_an_overloaded_ring_refuses_before_it_tokenizes() -> None:
+    class Unused:
+        def max_token_chars(self) -> None:
+            return None
+
+        def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
+            raise AssertionError("tokenized a request that was to be refused")
+
+    ring = Ring(Unused())
+    ring.status = Status(num_running=100, num_waiting=100)
+    ring.send(request(0, text="a"))
+    ring.loop.turn()
+    (refused,) = ring.refusals()
+    assert (refused.error.status, refused.error.code) == (503, "overloaded")
+
+
+def test_a_full_ring_takes_what_is_made_again_and_believes_it_only_after_a_restart(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.status = Status(num_running=100, num_waiting=100)
+    again = [request(seq, handle=make_handle(CLIENT, seq, attempt=1), text="a") for seq in range(2)]
+    assert refusal(ring, again[0]).error.code == "overloaded"
+    ring.is_recovering = True
+    assert [message.handle for message in passed_on(ring, again[1])] == [again[1].handle]
+
+
+def test_what_was_let_through_and_has_not_arrived_counts_against_the_queue(demo: Tokenizer) -> None:
+    gated = GatedTokenizer(demo)
+    ring = Ring(gated)
+    ring.status = Status(num_running=99, num_waiting=95)  # five may wait, one finds a free row
+    ring.send(
+        request(0, text=LONG_TEXT),
+        request(1, text="a"),
+        request(2, input_ids=pack_ids([5])),
+        request(3, text=""),  # refused by itself, so it takes nobody's place
+        request(4, text="a"),
+    )
+    ring.loop.turn()
+    assert [refused.handle for refused in ring.refusals()] == [handle(3)]
+    ring.send(*(request(seq, text="a") for seq in range(5, 9)))
+    ring.loop.turn()
+    assert [refused.handle for refused in ring.refusals()] == [handle(7), handle(8)]
+    ring.status = Status(num_running=100, num_waiting=99, num_received=5)
+    ring.send(request(9, text="a"))
+    ring.loop.turn()
+    (refused,) = ring.refusals()
+    assert refused.error.code == "overloaded"
+    gated.gate.set()
+    ring.loop.close()
+
+
+def test_an_abort_and_a_control_request_never_overtake_a_request(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    ring.send(
+        request(0, text="a"),
+        AbortRequest((handle(0),)),
+        request(1, text="b"),
+        ControlRequest(CLIENT, 1, "server_info"),
+        request(2, text="c"),
+    )
+    ring.loop.turn()
+    kinds = [type(m).__name__ for m in ring.scheduler.drain()]
+    assert kinds == [
+        "TokenizedRequest",
+        "AbortRequest",
+        "TokenizedRequest",
+        "ControlRequest",
+        "TokenizedRequest",
+    ]
+
+
+def test_without_room_ahead_everything_is_kept_and_nothing_new_is_read(demo: Tokenizer) -> None:
+    ring = Ring(demo, scheduler_room=2)
+    ring.send(*(request(seq, text="a") for seq in range(5)))
+    ring.loop.turn()
+    ring.send(request(5, text="a"))
+    ring.loop.turn()
+    assert ring.loop.is_busy
+    ring.loop.turn()
+    assert len(ring.inbox.drain()) == 1, "read on although there was no room"
+    received = []
+    while ring.loop.is_busy:
+        received += ring.scheduler.drain()
+        ring.loop.turn()
+    received += ring.scheduler.drain()
+    assert [m.handle for m in received] == [handle(seq) for seq in range(5)]
+
+
+def test_a_turn_encodes_no_more_than_its_share_so_the_heartbeat_goes_on(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    text = "x" * (MAX_BATCH_CHARS // 4)
+    ring.send(*(request(seq, text=text) for seq in range(12)))
+    num_sent = []
+    while ring.loop.turn():
+        num_sent.append(len(ring.scheduler.drain()))
+    num_sent.append(len(ring.scheduler.drain()))
+    assert num_sent == [5, 5, 2]
+
+
+def test_the_first_conversation_after_a_restart_holds_up_nobody(demo: Tokenizer) -> None:
+    """It imports a library, which took the loop a second: /ready named the tokenizer, and all waited."""
+
+    class Closed(GatedTokenizer):
+        @property
+        def is_template_open(self) -> bool:
+            return self.gate.is_set()
+
+        def apply_chat_template(self, messages: Sequence[Mapping[str, str]], **options: Any) -> str:
+            assert self.gate.wait(10)
+            return super().apply_chat_template(messages, **options)
+
+    closed = Closed(demo)
+    ring = Ring(closed)
+    hello = (ChatMessage("user", "def f(x):"),)
+    odd = request(1, messages=hello, template_kwargs=msgspec.msgpack.encode({"tokenize": True}))
+    ring.send(request(0, messages=hello), odd, request(2, text="short"))
+    ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(2)]
+    assert ring.loop.num_encoding == 2
+    closed.gate.set()
+    for long in tuple(ring.loop._long):
+        long.ids.exception(timeout=10)
+    ring.send(request(3, messages=hello))
+    ring.loop.turn()
+    prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
+    assert prompts.keys() == {handle(0), handle(3)}
+    assert prompts[handle(0)] == prompts[handle(3)]
+    (refused,) = ring.refusals()
+    assert (refused.handle, refused.error.param) == (handle(1), "chat_template_kwargs")
+    assert ring.loop.num_encoding == 0
+    ring.loop.close()
+
+
+@pytest.mark.parametrize("abort", [AbortRequest((handle(0),)), AbortRequest(client=CLIENT)])
+def test_a_long_text_holds_up_nobody_and_cannot_escape_its_abort(
+    demo: Tokenizer, abort: AbortRequest
+) -> None:
+    gated = GatedTokenizer(demo)
+    ring = Ring(gated)
+    ring.send(request(0, text=LONG_TEXT), request(1, text="short"), abort)
+    ring.loop.turn()
+    assert [type(m) for m in ring.scheduler.drain()] == [TokenizedRequest, AbortRequest]
+    assert ring.loop.is_busy
+    assert ring.loop.num_encoding == 1
+    gated.gate.set()
+    ring.loop._long[0].ids.exception(timeout=10)
+    ring.loop.turn()
+    assert ring.loop.num_encoding == 0
+    late = ring.scheduler.drain()
+    assert [m.handle for m in late if isinstance(m, TokenizedRequest)] == [handle(0)]
+    assert late[-1] == AbortRequest((handle(0),))
+    assert not ring.loop.is_busy
+    ring.loop.close()
+
+
+def test_what_one_request_breaks_fails_it_alone_and_is_logged_without_its_text(
+    demo: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Breaks:
+        def max_token_chars(self) -> None:
+            return None
+
+        def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[IntArray]:
+            for text in texts:
+                if "secret" in text:
+                    raise RuntimeError(f"cannot encode {text}")
+            return demo.encode_batch(texts, add_special_tokens=add_special_tokens)
+
+    ring = Ring(Breaks())
+    ring.send(request(0, text="a"), request(1, text="my secret"), request(2, text="b"))
+    with caplog.at_level(logging.DEBUG):
+        ring.loop.turn()
+    assert [m.handle for m in ring.scheduler.drain()] == [handle(0), handle(2)]
+    (refused,) = ring.refusals()
+    assert (refused.handle, refused.error.status, refused.error.code) == (handle(1), 500, "internal_error")
+    assert "RuntimeError" in caplog.text
+    assert "secret" not in caplog.text
+
+
+def test_namespaces_depend_on_salt_and_secret_and_no_salt_shares() -> None:
+    assert namespace("", b"a" * 32) == b""
+    assert namespace("x", b"a" * 32) != namespace("y", b"a" * 32)
+    assert namespace("x", b"a" * 32) != namespace("x", b"b" * 32)
+    assert namespace("x", b"a" * 32) == namespace("x", b"a" * 32)

@@ -1,0 +1,133 @@
+"""tokenizer_proc.validation: every refusal names its field, and nothing wrong gets through."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from runtime.base.errors import InvalidRequest, Overloaded
+from runtime.wire.error_info import error_info
+from runtime.wire.format import pack_ids
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import ChatMessage, GenerateRequest, Resume
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.status_page import Status
+from tokenizer_proc.validation import Admission, Validator
+
+VALIDATOR = Validator(vocab_size=100, context_length=32)
+
+
+def request(**fields: Any) -> GenerateRequest:
+    return GenerateRequest(**{"handle": make_handle(1, 1), "sampling": SamplingParams(seed=1), **fields})
+
+
+def refusal(bad: GenerateRequest) -> InvalidRequest:
+    with pytest.raises(InvalidRequest) as caught:
+        check(bad)
+    return caught.value
+
+
+def check(checked: GenerateRequest) -> None:
+    if VALIDATOR.check_request(checked) == "input_ids":
+        VALIDATOR.input_ids(checked)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"text": "x"}, "text"),
+        ({"input_ids": pack_ids([99])}, "input_ids"),
+        ({"messages": (ChatMessage("user", "x"),)}, "messages"),
+    ],
+)
+def test_a_prompt_comes_in_one_of_three_forms(fields: dict[str, Any], expected: str) -> None:
+    assert VALIDATOR.check_request(request(**fields)) == expected
+
+
+@pytest.mark.parametrize(
+    "fields", [{}, {"text": "x", "input_ids": pack_ids([1])}, {"text": "", "messages": ()}]
+)
+def test_none_or_several_forms_are_refused(fields: dict[str, Any]) -> None:
+    assert refusal(request(**fields)).param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"text": "x", "sampling": SamplingParams(temperature=float("nan"))}, "temperature"),
+        ({"text": "x", "sampling": SamplingParams(top_p=0.0)}, "top_p"),
+        ({"text": "x", "sampling": SamplingParams(stop_token_ids=(100,))}, "stop_token_ids"),
+        ({"text": "x", "sampling": SamplingParams(logit_bias=((100, 1.0),))}, "logit_bias"),
+        ({"input_ids": pack_ids([0, 100])}, "input_ids"),
+        ({"input_ids": pack_ids([-1])}, "input_ids"),
+        ({"input_ids": b"abc"}, "input_ids"),
+        ({"text": "x", "resume": Resume(output_ids=pack_ids([100]))}, "resume"),
+        ({"text": "x", "resume": Resume(output_ids=b"abcde")}, "resume"),
+        ({"text": "x", "resume": Resume(output_ids=pack_ids([5] * 33))}, "resume"),
+        ({"text": "x", "resume": Resume(cumulative_logprob=float("nan"))}, "resume"),
+        ({"text": "x", "resume": Resume(cumulative_logprob=-float("inf"))}, "resume"),
+        ({"text": "x", "resume": Resume(), "sampling": SamplingParams(n=2)}, "resume"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_field(fields: dict[str, Any], param: str) -> None:
+    error = refusal(request(**fields))
+    assert (error.param, error.status) == (param, 400)
+
+
+def test_no_messages_are_refused() -> None:
+    with pytest.raises(InvalidRequest, match="at least one"):
+        VALIDATOR.check_messages(request(messages=()))
+
+
+@pytest.mark.parametrize(
+    ("num_tokens", "max_len", "ok"), [(31, 0, True), (32, 0, False), (15, 16, True), (16, 16, False)]
+)
+def test_a_prompt_must_leave_room_for_one_token_of_output(num_tokens: int, max_len: int, ok: bool) -> None:
+    ids = np.ones(num_tokens, np.int32)
+    if ok:
+        VALIDATOR.check_prompt("text", ids, max_len)
+        return
+    with pytest.raises(InvalidRequest, match=f"{num_tokens} tokens.* {max_len or 32} tokens") as caught:
+        VALIDATOR.check_prompt("text", ids, max_len)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "text")
+
+
+def test_an_empty_prompt_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match="empty") as caught:
+        VALIDATOR.check_prompt("messages", np.zeros(0, np.int32), 0)
+    assert caught.value.param == "messages"
+
+
+def test_a_full_ring_refuses_with_a_time_to_try_again() -> None:
+    admission = Admission(max_waiting=4, max_waiting_of_client=4, max_running=2)
+    with pytest.raises(Overloaded, match="try again in") as caught:
+        admission.check(Status(num_running=2, num_waiting=4), 0)
+    assert caught.value.status == 503
+    assert caught.value.retry_after_s > 0
+    assert error_info(caught.value).retry_after_s == caught.value.retry_after_s
+
+
+def test_only_a_refusal_that_will_pass_says_when_to_try_again() -> None:
+    assert error_info(InvalidRequest("no", param="n")).retry_after_s == 0.0
+
+
+def test_requests_on_their_way_to_the_scheduler_count() -> None:
+    admission = Admission(max_waiting=4, max_waiting_of_client=4, max_running=2)
+    status = Status(num_running=1, num_waiting=2, num_received=100)
+    for num_sent in range(100, 103):  # two may wait, one finds a free row
+        admission.check(status, num_sent)
+    with pytest.raises(Overloaded):
+        admission.check(status, 103)
+    admission.check(status._replace(num_received=103), 103)
+
+
+def test_rows_that_ended_requests_have_just_left_count_as_room() -> None:
+    Admission(max_waiting=4, max_waiting_of_client=4, max_running=2).check(
+        Status(num_running=0, num_waiting=4), 0
+    )
+
+
+def test_a_scheduler_that_has_received_more_than_was_sent_refuses_nobody() -> None:
+    Admission(max_waiting=1, max_waiting_of_client=1, max_running=1).check(Status(num_received=100), 0)
