@@ -20,20 +20,21 @@ $(VENV)/.ready: pyproject.toml
 serve: setup
 	$(BIN)/python launch.py $(ARGS)
 
-# Triton's interpreter computes in one thread, and tests of servers mostly wait: on two cores they go side by side.
+# Tests of kernels and models compute in one thread, and tests of servers mostly wait: on two cores they go side by side.
 test: setup
 	$(MAKE) --no-print-directory --jobs 2 test-servers test-kernels
 
+COMPUTING := tests/cpu/triton tests/cpu/models tests/cpu/sampling tests/cpu/worker
 # With ARGS it may be that a part has no test that is chosen: 5.
 TEST := $(BIN)/python -m pytest -m "not full"
 NONE_CHOSEN = $(if $(ARGS),|| [ $$? -eq 5 ])
 test-servers: setup
-	@$(TEST) --ignore tests/cpu/triton tests/unit tests/cpu tests/faults $(ARGS) $(NONE_CHOSEN)
+	@$(TEST) $(COMPUTING:%=--ignore %) tests/unit tests/cpu tests/faults $(ARGS) $(NONE_CHOSEN)
 
-# tests/gpu in a process of its own: with a GPU Triton compiles there. What is printed comes in one piece.
+# Models and kernels. tests/gpu in a process of its own: with a GPU Triton compiles there. What is printed comes in one piece.
 test-kernels: setup
 	@out=$$(mktemp); trap "rm -f $$out" EXIT; \
-	{ { $(TEST) tests/cpu/triton $(ARGS) $(NONE_CHOSEN); } && \
+	{ { $(TEST) $(COMPUTING) $(ARGS) $(NONE_CHOSEN); } && \
 	{ $(TEST) --pretend tests/gpu $(ARGS) $(NONE_CHOSEN); }; } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
 
 test-unit: setup
@@ -51,7 +52,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -q tests/unit/test_import_floors.py tests/unit/project/test_file_sizes.py
+	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -1,54 +1,10 @@
-"""Start Carousel: `python launch.py --model DIR`. Settings → processes → ready → serve → exit code.
-
-Exit codes: 0 stopped on request; 64 bad settings; 69 port or run directory taken; 70 a process failed for
-good; 72 no such model; 75 stopped before all requests had finished.
-"""
+"""Start Carousel: `python launch.py --model DIR`, which is the command `carousel` of an installed one."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from pathlib import Path
 
-from runtime.base.console import configure_logging, hold_standard_streams, write_line
-from runtime.base.cpu_isa import hold_back_libraries
-from runtime.base.errors import EXIT_OK, StartError
-from runtime.checkpoint.hub import localize
-from runtime.checkpoint.model_config import ModelConfig, read_model_config
-from runtime.launcher.command_line import parse_args
-from runtime.launcher.resolve import resolve
-from runtime.launcher.supervisor import Supervisor
-from runtime.ring.process import set_title
-from runtime.settings.config import DEMO_MODEL
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    hold_standard_streams()
-    try:
-        config = parse_args(argv)
-        set_title("launcher")
-        configure_logging("launcher", config.log_level)
-        hold_back_libraries()
-        config = localize(config)
-        model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
-        model = read_model_config(model_path, config.model_impl)
-        config = resolve(
-            config,
-            context_length=model.max_position_embeddings,
-            dtype=model.dtype,
-            has_spec=isinstance(model, ModelConfig),
-            has_head=model.has_head,
-            model_path=model_path.resolve(),
-        )
-        if isinstance(model, ModelConfig):
-            model.check_ranks(config.tp_size)
-        return Supervisor(config).run()
-    except KeyboardInterrupt:
-        return EXIT_OK
-    except StartError as error:
-        write_line(f"error: {error}")
-        return error.exit_code
-
+from runtime.launcher.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

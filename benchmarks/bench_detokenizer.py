@@ -20,7 +20,8 @@ import numpy as np
 
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
-from detokenizer_proc.router import Delivery
+from detokenizer_proc.router import Arrival, Delivery
+from runtime.ring.tenants import OWNER
 from runtime.text import tokenizer
 from runtime.text.incremental import DecoderFactory
 from runtime.wire.format import PROTOCOL_VERSION, pack_ids
@@ -40,9 +41,9 @@ class ListChannel:
         self.incoming: list[tuple[bytes, bytes]] = []
         self.sent: list[tuple[bytes, bytes]] = []
 
-    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
+    def drain(self, limit: int) -> list[Arrival]:
         frames, self.incoming = self.incoming[:limit], self.incoming[limit:]
-        return frames
+        return [Arrival(peer, frame, OWNER) for peer, frame in frames]
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         self.sent.append((peer, frame))
@@ -72,7 +73,7 @@ class Bench:
         self.loop = DetokenizerLoop(
             inbox=self.inbox,
             scheduler=MemoryChannel("scheduler_in"),
-            clients=Clients(self.channel, 0),
+            clients=Clients(self.channel, 0, bytes(32)),
             decoders=DecoderFactory(text_tokenizer),
             eos_token_ids=(0,),
             slow_reader_timeout_s=120.0,

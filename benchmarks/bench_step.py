@@ -47,7 +47,7 @@ from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.executor import AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
-from scheduler_proc.core.row_columns import Rows
+from scheduler_proc.core.rows import Rows
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
@@ -58,6 +58,7 @@ from scheduler_proc.observe.step_stats import StatsSettings, StepStats
 from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.waiting.waiting_room import Patience
 
 NUM_PROMPT = 1024
 NUM_OUTPUT = 256
@@ -190,7 +191,9 @@ class Bench:
         self._null = NullExecutor(case.num_rows + case.num_idle_rows)
         output = make_output([EncodingOutbox()])
         policy = resolve("schedule policy", case.policy, POLICIES)()
-        self.lifecycle = Lifecycle(kv, SlotPool(0), output, sort_key=sort_key_of(policy, kv))
+        self.lifecycle = Lifecycle(
+            kv, SlotPool(0), output, sort_key=sort_key_of(policy, kv), patience=Patience(30.0, 600.0)
+        )
         max_live = self.rows.max_rows + case.num_waiting
         limits = Limits(VOCAB_SIZE, max_len, frozenset({EOS_ID}), max_live)
         step_limits = StepLimits(1 << 20, self.rows.max_rows)
@@ -201,7 +204,7 @@ class Bench:
         )
         batching = BatchingSettings(step_limits, conservativeness=0.01)
         builder = make_batch_builder(batching, self.lifecycle, policy)
-        step_log = StepLog(kv, self.lifecycle.waiting, 40)
+        step_log = StepLog(kv, self.lifecycle.room, 40)
         self.scheduler = Scheduler(
             self.lifecycle, intake, builder, executor or self._null, step_log, controls
         )
@@ -277,7 +280,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repeats", type=int, default=5)
     args = parser.parse_args()
-    gc.disable()  # as the process does, which leaves no cycles (tests/cpu/scheduler/test_no_cycles.py)
+    gc.disable()  # as the process does: tests/cpu/scheduler/test_no_cycles.py
     runs: dict[tuple[str, Case], list[Figures]] = {}
     for _ in range(args.repeats):
         for name, cases in CASES.items():

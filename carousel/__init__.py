@@ -1,32 +1,39 @@
-"""Carousel's public names: client library and errors. Importing it starts nothing and needs no torch."""
+"""Carousel's public names: client library and errors. Importing it starts nothing and needs no torch; what
+stands behind a name is imported when the name is first used.
+"""
 
 from __future__ import annotations
 
-from carousel.client.async_ import AsyncClient, AsyncResultStream
-from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
-from carousel.client.offline import LLM
-from carousel.client.sync import Client, ResultStream
-from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
-from carousel.trtllm.batch_manager import BatchManager
-from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
-from carousel.trtllm.generation_request import GenerationRequest
-from carousel.trtllm.generation_result import GenerationResult
-from carousel.trtllm.inference_request import InferenceRequest
-from carousel.trtllm.responses import Response
-from runtime.base.errors import (
-    CarouselError,
-    ConfigError,
-    InvalidRequest,
-    ModelError,
-    Overloaded,
-    ProtocolMismatch,
-    RequestAborted,
-    RequestError,
-    RingClosed,
-    StartError,
-)
-from runtime.wire.messages import Usage
-from runtime.wire.sampling_params import SamplingParams
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from carousel.client.async_ import AsyncClient, AsyncResultStream
+    from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+    from carousel.client.offline import LLM
+    from carousel.client.sync import Client, ResultStream
+    from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+    from carousel.trtllm.batch_manager import BatchManager
+    from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
+    from carousel.trtllm.generation_request import GenerationRequest
+    from carousel.trtllm.generation_result import GenerationResult
+    from carousel.trtllm.inference_request import InferenceRequest
+    from carousel.trtllm.responses import Response
+    from runtime.base.errors import (
+        CarouselError,
+        ConfigError,
+        InvalidRequest,
+        ModelError,
+        Overloaded,
+        ProtocolMismatch,
+        RequestAborted,
+        RequestError,
+        RingClosed,
+        StartError,
+    )
+    from runtime.wire.messages import Usage
+    from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
     "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CarouselError", "Client", "Completion",
@@ -35,3 +42,60 @@ __all__ = [
     "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
     "RingClosed", "SamplingParams", "StartError", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
+
+_MODULES = {
+    "AsyncClient": "carousel.client.async_",
+    "AsyncResultStream": "carousel.client.async_",
+    "BatchManager": "carousel.trtllm.batch_manager",
+    "CarouselError": "runtime.base.errors",
+    "Client": "carousel.client.sync",
+    "Completion": "carousel.client.core.result",
+    "CompletionOutput": "carousel.client.core.result",
+    "ConfigError": "runtime.base.errors",
+    "Delta": "carousel.client.core.result",
+    "ExecutorStats": "carousel.trtllm.executor",
+    "GenerationExecutor": "carousel.trtllm.executor",
+    "GenerationRequest": "carousel.trtllm.generation_request",
+    "GenerationResult": "carousel.trtllm.generation_result",
+    "InferenceRequest": "carousel.trtllm.inference_request",
+    "InvalidRequest": "runtime.base.errors",
+    "KvCacheRetentionConfig": "carousel.retention",
+    "LLM": "carousel.client.offline",
+    "ModelError": "runtime.base.errors",
+    "Overloaded": "runtime.base.errors",
+    "ProtocolMismatch": "runtime.base.errors",
+    "RequestAborted": "runtime.base.errors",
+    "RequestError": "runtime.base.errors",
+    "Response": "carousel.trtllm.responses",
+    "ResultStream": "carousel.client.sync",
+    "RingClosed": "runtime.base.errors",
+    "SamplingParams": "runtime.wire.sampling_params",
+    "StartError": "runtime.base.errors",
+    "TokenLogprob": "carousel.client.core.result",
+    "TokenRangeRetentionConfig": "carousel.retention",
+    "Usage": "runtime.wire.messages",
+}
+"""The module of each name."""
+
+
+def __getattr__(name: str) -> object:
+    """Import the module of a public name. Called for names that are not there yet."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _check_neighbours()
+    value = globals()[name] = getattr(import_module(_MODULES[name]), name)
+    return value
+
+
+def _check_neighbours() -> None:
+    """Raise ImportError where a folder or file of the caller's own is found in the place of our `runtime`."""
+    ours, found = Path(__file__).parents[1] / "runtime", import_module("runtime").__file__ or "a folder"
+    if Path(found).parent != ours:
+        raise ImportError(
+            f"carousel needs its package runtime in {ours}, but {found} is found before it: "
+            "rename that, or run the script from another folder"
+        )
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +12,8 @@ import msgspec
 from detokenizer_proc.router import Delivery, PeerChannel
 from detokenizer_proc.text_stream import Outgoing
 from runtime.base.errors import ProtocolMismatch
+from runtime.ring.tenants import OWNER
+from runtime.wire.client_id import draw_client_id, is_client_of
 from runtime.wire.format import MAGIC, PING_S, PROTOCOL_VERSION, SILENCE_S, Message
 from runtime.wire.messages import UNIONS, ControlReply, Hello, HelloAck, OutputBatch, Ping, RingStatus
 from runtime.wire.transport import DECODE_ERRORS, SCHEMA, BadFrames, Codec, Frame
@@ -23,8 +24,10 @@ CHECK_S = 0.25
 MAX_CLIENTS = 4096
 # Of them, places that only clients of the run directory may take: more than a launch has HTTP servers.
 NUM_LOCAL_ONLY = 128
-MAX_DRAIN = 1000
-CLIENT_ID_BITS = 63
+# Places that every tenant may take while there are any: more only as long as as many are free as it has.
+NUM_OF_EACH_TENANT = 32
+# Of greetings and pings in a turn, which takes no more than 2 ms longer for them.
+MAX_DRAIN = 128
 # Far below what a client's socket accepts in one frame.
 MAX_BATCH_BYTES = 8 << 20
 STATUS_S = 1.0
@@ -49,6 +52,8 @@ class Client:
     """Random, and the first half of its handles: whoever does not know it can name none of its sequences."""
     peer: bytes
     """Routing id on the socket."""
+    tenant: str
+    """Whose key it came with."""
     heard_at: float
     sent_at: float
     status_at: float = float("-inf")
@@ -81,17 +86,25 @@ class Clients:
         self,
         channel: PeerChannel,
         epoch: int,
+        secret: bytes,
         shape: RingShape = RingShape(),
         ring_status: Callable[[], RingStatus] = lambda: RingStatus("ready", 0, 0, 0),
+        sees_load: Callable[[str], bool] = lambda tenant: tenant == OWNER,
     ) -> None:
-        """`ring_status` says how the ring is, to clients that cannot see it for themselves."""
+        """`secret`: the launch's, in the ids that are drawn. `ring_status` says how the ring is, to clients
+        that cannot see it for themselves; of its load only to tenants that `sees_load`.
+        """
         self._channel = channel
+        self._secret = secret
         self._shape = shape
         self._ring_status = ring_status
+        self._sees_load = sees_load
         self._incoming = Codec(UNIONS["client_in"], epoch)
         self._codec = Codec(UNIONS["client_out"], epoch)
         self._by_peer: dict[bytes, Client] = {}
         self._by_id: dict[int, Client] = {}
+        self._num_of: Counter[str] = Counter()
+        """Clients of each tenant."""
         self._gone: list[Client] = []
         self._watchers: dict[Client, None] = {}
         """Who wants to be told how the ring is."""
@@ -116,7 +129,7 @@ class Clients:
 
     def receive(self, now: float) -> None:
         """Take in what the clients have sent."""
-        for peer, frame in self._channel.drain(MAX_DRAIN):
+        for peer, frame, tenant in self._channel.drain(MAX_DRAIN):
             try:
                 # A routing id is ours, so nothing older than this process comes with one; but a first Hello
                 # cannot know the epoch yet.
@@ -129,9 +142,12 @@ class Clients:
             except DECODE_ERRORS as error:
                 self.bad_frames.add(error)
                 continue
-            if isinstance(message, Hello):
-                self._greet(peer, message, now)
-            elif (client := self._by_peer.get(peer)) is not None:
+            client = self._by_peer.get(peer)
+            if client is not None and client.tenant != tenant:
+                self.drop(client)  # its key is another tenant's now
+            elif isinstance(message, Hello):
+                self._greet(peer, message, tenant, now)
+            elif client is not None:
                 client.heard_at = now
 
     def tend(self, now: float) -> None:
@@ -191,6 +207,7 @@ class Clients:
         """It is gone, or is treated so: nothing is read from it or sent to it any more."""
         if self._by_id.pop(client.id, None) is not None:
             del self._by_peer[client.peer]
+            self._num_of[client.tenant] -= 1
             self._watchers.pop(client, None)
             self._gone.append(client)
 
@@ -198,10 +215,11 @@ class Clients:
         """To each watcher once a second, and at once when the state is another than it was."""
         is_news = status.state != self._told_state
         self._told_state = status.state
+        without_load = msgspec.structs.replace(status, num_running=0, num_waiting=0, num_free_pages=0)
         for client in list(self._watchers):
             if is_news or now - client.status_at >= STATUS_S:
                 client.status_at = now
-                self._send(client, status, now)
+                self._send(client, status if self._sees_load(client.tenant) else without_load, now)
 
     def _send_outputs(self, client: Client, items: list[Outgoing], now: float) -> int:
         """Send the outputs of `items` in one message, or in several if it is too long; how many went out."""
@@ -228,11 +246,11 @@ class Clients:
             client.blocked_since = now
         return False
 
-    def _greet(self, peer: bytes, hello: Hello, now: float) -> None:
+    def _greet(self, peer: bytes, hello: Hello, tenant: str, now: float) -> None:
         if (hello.version, hello.schema) != (PROTOCOL_VERSION, SCHEMA.hex()):
             self._show_version(peer)
             return
-        client = self._by_peer.get(peer) or self._admit(peer, hello.client, now)
+        client = self._by_peer.get(peer) or self._admit(peer, hello.client, tenant, now)
         if client is None:
             return
         client.heard_at = now
@@ -250,16 +268,16 @@ class Clients:
         if hello.wants_status and client.id in self._by_id:
             self._watchers[client] = None
 
-    def _admit(self, peer: bytes, claimed: int, now: float) -> Client | None:
+    def _admit(self, peer: bytes, claimed: int, tenant: str, now: float) -> Client | None:
         """A new connection. It keeps the id that it had with the process before this one, or before its
         connection was lost, unless somebody who can still be reached has it: then it has to ask again.
 
-        Who knows an id could take it once its owner is gone, but cannot know it: it is drawn from 2**63, told
-        to its owner alone, and here nobody gets in who is not trusted with as much.
+        Only an id of its own tenant is kept. Within that, who knows an id could take it once its owner is
+        gone, but cannot know it: it is told to its owner alone.
         """
-        limit = MAX_CLIENTS if self._channel.is_local(peer) else MAX_CLIENTS - NUM_LOCAL_ONLY
-        if len(self._by_id) >= limit:
-            self.bad_frames.add(ValueError(f"more than {limit} clients"))
+        fault = self._fault_of(peer, claimed, tenant)
+        if fault is not None:
+            self.bad_frames.add(ValueError(fault))
             return None
         if claimed % self._shape.num_detokenizers != self._shape.index:
             claimed = 0  # of another detokenizer: it would get nobody's output
@@ -273,18 +291,32 @@ class Clients:
             self.returned_at = now
             if self.on_return is not None:
                 self.on_return()
-        client = Client(claimed or self._draw_id(), peer, heard_at=now, sent_at=now)
+        client = Client(claimed or self._draw_id(tenant), peer, tenant, heard_at=now, sent_at=now)
         self._by_peer[peer] = self._by_id[client.id] = client
+        self._num_of[tenant] += 1
         return client
+
+    def _fault_of(self, peer: bytes, claimed: int, tenant: str) -> str | None:
+        """Why there is no place for a client; None: there is one."""
+        if claimed and not is_client_of(claimed, tenant, self._secret):
+            return "a client claims the id of another tenant's"
+        limit = MAX_CLIENTS if self._channel.is_local(peer) else MAX_CLIENTS - NUM_LOCAL_ONLY
+        num_free = limit - len(self._by_id)
+        if num_free <= 0:
+            return f"more than {limit} clients"
+        num_own = self._num_of[tenant]
+        if tenant != OWNER and num_own >= max(num_free, NUM_OF_EACH_TENANT):
+            return f"more than {num_own} clients of {tenant}"
+        return None
 
     def _show_version(self, peer: bytes) -> None:
         """Answer with the bare header, in which every version finds ours."""
         self._channel.send(peer, self._codec.header)
 
-    def _draw_id(self) -> int:
-        """Random, but for what says whose client it is."""
+    def _draw_id(self, tenant: str) -> int:
+        """Random, but for what says whose client it is and which detokenizer's."""
+        shape = self._shape
         while True:
-            number = secrets.randbits(CLIENT_ID_BITS)
-            client_id = number - number % self._shape.num_detokenizers + self._shape.index
-            if 0 < client_id < 1 << CLIENT_ID_BITS and client_id not in self._by_id:
+            client_id = draw_client_id(tenant, self._secret, shape.index, shape.num_detokenizers)
+            if client_id not in self._by_id:
                 return client_id

@@ -11,6 +11,7 @@ from detokenizer_proc.clients import Clients, RingShape
 from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import JoinedChannels, RouterChannel
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.ring.known_tenants import KnownTenants
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.ring.ring_status import ring_status
 from runtime.ring.tcp_gate import TcpGate
@@ -25,15 +26,20 @@ def main(context: ProcessContext) -> None:
     gate = TcpGate.open(config, context.endpoints)
     inbox = context.inbox("detokenizer_in", context.endpoints.detokenizer_in(context.index))
     routers = [RouterChannel(context.zmq, context.endpoints.client_out(context.index))]
+    tenants = KnownTenants(context.endpoints.tenants_file)
     if gate is not None:
-        routers.append(RouterChannel(gate.context, gate.endpoints.client_out(context.index), bind=gate.bind))
+        tenants.on_change = gate.reload
+        address = gate.endpoints.client_out(context.index)
+        routers.append(RouterChannel(gate.context, address, bind=gate.bind, tenant_of=gate.tenant_of))
     clients = Clients(
         routers[0] if gate is None else JoinedChannels(routers),
         context.epoch,
+        context.secret,
         RingShape(
             context.index, config.tokenizer_workers, config.detokenizer_workers, config.max_waiting_of_client
         ),
         ring_status=lambda: ring_status(context.status),
+        sees_load=lambda name: tenants.named(name).may("metrics"),
     )
     loop = DetokenizerLoop(
         inbox=inbox,
@@ -63,6 +69,7 @@ def main(context: ProcessContext) -> None:
         # That nothing is left is shown at once.
         beat(force=num_live > 0 and not loop.num_live)
         num_live = loop.num_live
+        tenants.refresh(time.monotonic())
         waiter.wait(BUSY_WAIT_S if loop.is_busy else HEARTBEAT_S / 2)
     if context.is_launch_ending:
         clients.say_farewell(time.monotonic())

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import zmq
 
 from detokenizer_proc.raw_window import RawWindow
-from runtime.wire.transport import BadFrames, Frame, bind_private, skip_more
+from runtime.ring.tenants import OWNER
+from runtime.wire.transport import BadFrames, Frame, bind_private, key_of, skip_more
 
 # What a client has not read yet is kept by its streams, joined to one message, not in the socket: enough for
 # the steps of a short stall is enough here.
@@ -29,9 +30,19 @@ class Delivery(enum.Enum):
     """There is no such peer any more."""
 
 
+class Arrival(NamedTuple):
+    """A frame that has come."""
+
+    peer: bytes
+    """Routing id of its sender."""
+    frame: bytes
+    tenant: str
+    """Its sender's."""
+
+
 class PeerChannel(Protocol):
-    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
-        """At most `limit` frames that have arrived, each with its sender's routing id. Never blocks."""
+    def drain(self, limit: int) -> list[Arrival]:
+        """At most `limit` frames that have arrived. Never blocks."""
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         """Send without blocking, with the raw frames that follow a message."""
@@ -53,10 +64,13 @@ class RouterChannel:
         address: str,
         *,
         bind: Callable[[zmq.Socket[Any], str], None] = bind_private,
+        tenant_of: Callable[[str], str] | None = None,
     ) -> None:
-        """`bind` replaces `bind_private` where other users may connect."""
+        """`bind` replaces `bind_private` where other users may connect, and `tenant_of` says whose a key is
+        that one of them came with, or raises ValueError.
+        """
         self.bad_frames = BadFrames("client_out")
-        self._is_local = bind is bind_private
+        self._tenant_of = tenant_of
         self._window = RawWindow(MAX_UNREAD_RAW_BYTES)
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.LINGER, 0)
@@ -65,20 +79,24 @@ class RouterChannel:
         self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         bind(self.socket, address)
 
-    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
-        frames: list[tuple[bytes, bytes]] = []
+    def drain(self, limit: int) -> list[Arrival]:
+        arrivals: list[Arrival] = []
         for _ in range(limit):
             try:
-                peer = self.socket.recv(zmq.NOBLOCK)
+                peer = self.socket.recv(zmq.NOBLOCK, copy=False)
             except zmq.Again:
                 break
             frame = self.socket.recv(zmq.NOBLOCK) if self.socket.getsockopt(zmq.RCVMORE) else b""
             num_more = skip_more(self.socket)
-            if num_more:
-                self.bad_frames.add(ValueError(f"{num_more + 1} frames where one was expected"))
+            try:
+                if num_more:
+                    raise ValueError(f"{num_more + 1} frames where one was expected")
+                tenant = OWNER if self._tenant_of is None else self._tenant_of(key_of(peer))
+            except ValueError as error:
+                self.bad_frames.add(error)
             else:
-                frames.append((peer, frame))
-        return frames
+                arrivals.append(Arrival(peer.bytes, frame, tenant))
+        return arrivals
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         try:
@@ -103,7 +121,7 @@ class RouterChannel:
         return Delivery.SENT
 
     def is_local(self, peer: bytes) -> bool:
-        return self._is_local
+        return self._tenant_of is None
 
     def close(self) -> None:
         self.socket.close()
@@ -118,12 +136,12 @@ class JoinedChannels:
         assert len(channels) <= 256
         self._channels = tuple(channels)
 
-    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
+    def drain(self, limit: int) -> list[Arrival]:
         """At most `limit` frames of each channel, so that a busy one starves no other."""
         return [
-            (bytes((number,)) + peer, frame)
+            Arrival(bytes((number,)) + arrival.peer, arrival.frame, arrival.tenant)
             for number, channel in enumerate(self._channels)
-            for peer, frame in channel.drain(limit)
+            for arrival in channel.drain(limit)
         ]
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:

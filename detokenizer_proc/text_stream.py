@@ -19,15 +19,7 @@ from detokenizer_proc.stop_strings import StopStringMatcher
 from detokenizer_proc.stop_words import StopWordMatcher
 from runtime.text.codec import IncrementalDecoder
 from runtime.wire.format import TOKEN_BYTES
-from runtime.wire.messages import (
-    Closed,
-    ErrorInfo,
-    Finish,
-    SequenceOutput,
-    StreamOpen,
-    TokenLogprobs,
-    Usage,
-)
+from runtime.wire.messages import Closed, ErrorInfo, Finish, SequenceOutput, StreamOpen, TokenLogprobs, Usage
 
 _NO_COLUMNS = Columns()
 

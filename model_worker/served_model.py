@@ -12,14 +12,14 @@ import torch
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import Progress, load_model
 from model_worker.memory.kv_pool import KVLayout
+from model_worker.models.base import Model
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.selection import select_quant_method
-from model_worker.runner.model_runner import Model
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config

@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from model_worker.device import Device, Ticket
+from model_worker.device.base import Device, Ticket
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.device.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
 from model_worker.distributed.group import SOLO, RankGroup

@@ -57,8 +57,8 @@ class LlmRequest:
 
     @property
     def priority(self) -> int:
-        """Higher goes first."""
-        return self._req.priority
+        """Higher goes first. Above all that can be asked for once it has waited for max_starvation."""
+        return self._req.urgency
 
     @property
     def arrived_s(self) -> float:

@@ -87,7 +87,7 @@ class SchedulerLoop:
         scheduler = self._scheduler
         return Load(
             scheduler.kv.rows.num_running,
-            len(scheduler.lifecycle.waiting),
+            len(scheduler.lifecycle.room),
             scheduler.intake.num_received,
             scheduler.step_log.batch_size,
             scheduler.lifecycle.solitary.shown,
@@ -104,7 +104,7 @@ class SchedulerLoop:
         return {
             **self.load()._asdict(),
             **self.progress(),
-            "queued_prompt_tokens": lifecycle.waiting.num_tokens(),
+            "queued_prompt_tokens": lifecycle.room.num_tokens(),
             "num_free_pages": kv.num_available,
             "num_pages": kv.pages.num_pages,
             "tokens_per_s": self._scheduler.step_log.tokens_per_s(),

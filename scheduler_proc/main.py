@@ -5,10 +5,13 @@ an executor and turns the loop until it is told to stop.
 from __future__ import annotations
 
 import gc
+import logging
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from runtime.base.errors import ExecutorError
 from runtime.base.registry import resolve
@@ -16,6 +19,7 @@ from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.pooling import read_pooling
 from runtime.ring.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.ring.tenants import TenantsFile
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.messages import ErrorInfo
@@ -28,7 +32,7 @@ from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.executor import AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import Output, make_output
-from scheduler_proc.core.row_columns import Rows
+from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.logprobs import attach_logprobs
@@ -36,7 +40,7 @@ from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
-from scheduler_proc.intake.limits import ClientShare, Limits
+from scheduler_proc.intake.limits import Limits, QueueShare
 from scheduler_proc.loop import Load, SchedulerLoop
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -45,6 +49,9 @@ from scheduler_proc.observe.step_stats import StatsSettings, StepStats
 from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.waiting.waiting_room import Patience, WaitingRoom
+
+logger = logging.getLogger(__name__)
 
 # By device: where the worker runs. On a CPU it needs a process of its own; each entry is
 # `create(context, on_wait)`, which returns once the worker is ready.
@@ -88,7 +95,14 @@ def build_scheduler(
     output = make_output(outboxes, epoch)
     policy = resolve("schedule policy", config.schedule_policy, POLICIES)()
     sort_key = sort_key_of(policy, kv)
-    lifecycle = Lifecycle(kv, SlotPool(NUM_ADAPTER_SLOTS), output, sort_key=sort_key, roster=roster)
+    lifecycle = Lifecycle(
+        kv,
+        SlotPool(NUM_ADAPTER_SLOTS),
+        output,
+        sort_key=sort_key,
+        roster=roster,
+        patience=Patience(config.max_starvation, config.queue_timeout),
+    )
     step_limits = StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows)
     controls = Controls(
         lifecycle,
@@ -99,22 +113,27 @@ def build_scheduler(
     )
     intake = Intake(
         lifecycle,
-        _limits_of_requests(config, eos_ids, limits, max_len, is_client_alone),
+        _limits_of_requests(
+            config, eos_ids, limits, max_len, is_client_alone, lifecycle.accounts.has_several
+        ),
         embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
         controls=controls,
         suspects=suspects,
     )
-    batching = BatchingSettings(
-        step_limits,
+    builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy)
+    step_log = StepLog(kv, lifecycle.room, config.decode_log_interval)
+    return Scheduler(lifecycle, intake, builder, executor, step_log, controls)
+
+
+def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
+    return BatchingSettings(
+        limits,
         config.batching,
         config.capacity_policy,
         config.schedule_conservativeness,
         config.micro_batch_scheduler,
         config.request_scheduler,
     )
-    builder = make_batch_builder(batching, lifecycle, policy)
-    step_log = StepLog(kv, lifecycle.waiting, config.decode_log_interval)
-    return Scheduler(lifecycle, intake, builder, executor, step_log, controls)
 
 
 def _limits_of_requests(
@@ -123,15 +142,28 @@ def _limits_of_requests(
     worker: WorkerReady,
     max_len: int,
     is_client_alone: Callable[[], bool],
+    has_tenants: Callable[[], bool],
 ) -> Limits:
+    """`is_client_alone`: whether one client is connected and no other; `has_tenants`: whether there may be
+    several.
+    """
     max_live = _max_live(config, worker)
+    is_set = config.max_queued_requests_per_client > 0
     max_of_client = worker.max_rows + config.max_waiting_of_client
-    share = ClientShare(
+    of_client = QueueShare(
         max_of_client,
         max_live,
         # Alone it may have had the whole queue, unless a limit was set.
-        most=max_of_client if config.max_queued_requests_per_client else max_live,
-        is_lifted=lambda: not config.max_queued_requests_per_client and is_client_alone(),
+        most=max_of_client if is_set else max_live,
+        is_lifted=lambda: not is_set and is_client_alone(),
+        is_set=is_set,
+    )
+    unset = msgspec.structs.replace(config, max_queued_requests_per_client=0)
+    of_tenant = QueueShare(
+        worker.max_rows + unset.max_waiting_of_client,
+        max_live,
+        most=max_live,
+        is_lifted=lambda: not has_tenants() and is_client_alone(),
     )
     return Limits(
         worker.vocab_size,
@@ -141,7 +173,8 @@ def _limits_of_requests(
         config.gather_context_logits,
         config.gather_generation_logits,
         config.max_logits_bytes,
-        share,
+        of_client,
+        of_tenant,
     )
 
 
@@ -214,22 +247,38 @@ class Heartbeat:
             self._fields |= self._loop.progress()
         self._context.beat(**self._fields)
 
-    def beat_after(self, loop: SchedulerLoop) -> None:
-        """Between two turns. Tokenizers admit by the load, so a change of it is
-        shown at once; the other figures are gathered at each heartbeat only.
+    def show_pause(self, is_paused: bool) -> None:
+        """Write it at once: whoever takes the place of this process reads it from the page."""
+        self._fields["is_paused"] = is_paused
+        self._context.beat(force=True, **self._fields)
+
+    def beat_after(self, loop: SchedulerLoop) -> bool:
+        """Between two turns. Tokenizers admit by the load, so a change of it is shown at once; the other
+        figures are gathered at each heartbeat only. Returns whether it was time for one.
         """
         self._loop = loop
         now = time.monotonic()
         load = loop.load()
-        if now >= self._next_at:
+        is_time = now >= self._next_at
+        if is_time:
             self._next_at = now + HEARTBEAT_S / 2
             self._fields = loop.status()
         elif load != self._load:
             self._fields |= load._asdict() | loop.progress()
         else:
-            return
+            return False
         self._load = load
         self._context.beat(force=True, **self._fields)
+        return is_time
+
+
+def take_tenants(file: TenantsFile, room: WaitingRoom) -> None:
+    """Put the table of tenants in force if the launcher has written another (TenantsFile.read_new)."""
+    tenants = file.read_new()
+    if tenants is not None:
+        room.change_tenants(tenants)
+        if tenants.tenants:
+            logger.info("The limits of %d tenants are in force", len(tenants.tenants))
 
 
 def main(context: ProcessContext) -> None:
@@ -259,7 +308,12 @@ def main(context: ProcessContext) -> None:
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
     )
-    scheduler.controls.is_paused = context.was_paused
+    lifecycle = scheduler.lifecycle
+    if context.was_paused:
+        lifecycle.serving.pause()
+    lifecycle.serving.on_change = heartbeat.show_pause
+    tenants = TenantsFile(context.endpoints.tenants_file)
+    take_tenants(tenants, lifecycle.room)
     loop = SchedulerLoop(scheduler, inbox)
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
@@ -271,7 +325,9 @@ def main(context: ProcessContext) -> None:
     context.ready(num_pages=executor.limits.num_pages, max_len=scheduler.rows.tokens.shape[1])
     try:
         while not context.stop.is_set():
-            heartbeat.beat_after(loop)
+            if heartbeat.beat_after(loop):
+                take_tenants(tenants, lifecycle.room)
+                lifecycle.accounts.settle()
             timeout_s = loop.turn()
             if timeout_s:
                 waiter.wait(timeout_s)

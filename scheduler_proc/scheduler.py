@@ -17,12 +17,14 @@ from runtime.wire.messages import ErrorInfo, ToScheduler
 from scheduler_proc.batching.batch_builder import BatchBuilder
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.core.batch import ScheduleBatch, ScheduledRow
+from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.executor import AnyExecutor, StepHandle
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.results import LooseResults, Sampled
+from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.row_columns import BoolArray, RowArray
+from scheduler_proc.core.samples import Sampled
+from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.observe.step_log import StepLog
@@ -77,9 +79,9 @@ class Scheduler:
         self.profile.begin()
         for message in inbox:
             self.intake.receive(message)
-        self.lifecycle.finish_expired()
+        self.lifecycle.act_on_time()
         self.profile.mark("receive")
-        may_launch = self.output.flush() and not self.controls.is_paused
+        may_launch = self.output.flush() and not self.lifecycle.serving.is_paused
         worked = self._launch_and_commit() if may_launch else self._commit_down_to(0)
         if worked and self.questions.num_waiting:
             self.questions.answer_waiting()
@@ -151,7 +153,9 @@ class Scheduler:
             assert req is not None
             self._finish_at_end(req, by_stop)
 
-    def _commit_loose(self, loose: list[ScheduledRow], held: BoolArray, results: LooseResults) -> None:
+    def _commit_loose(
+        self, loose: list[ScheduledRow[Request]], held: BoolArray, results: LooseResults
+    ) -> None:
         for scheduled, is_held in zip(loose, held.tolist(), strict=True):
             sampled, prompt = results.take_next(scheduled)
             if not is_held:
@@ -165,7 +169,7 @@ class Scheduler:
             except RequestError as error:
                 self.lifecycle.finish(scheduled.req, "error", error=error_info(error))
 
-    def _commit_row(self, scheduled: ScheduledRow, sampled: Sampled) -> None:
+    def _commit_row(self, scheduled: ScheduledRow[Request], sampled: Sampled) -> None:
         req, row = scheduled.req, scheduled.row
         ids = req.cut(sampled.ids)
         for feature in req.features:

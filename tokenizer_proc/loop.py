@@ -9,39 +9,52 @@ from __future__ import annotations
 
 import logging
 import traceback
-from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
-from runtime.base.errors import Overloaded, RequestError
+import msgspec
+
+from runtime.base.errors import Forbidden, Overloaded, RequestError
+from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.error_info import error_info
-from runtime.wire.format import IntArray, Message
+from runtime.wire.format import IntArray
 from runtime.wire.handle import attempt_of, client_of, describe
-from runtime.wire.messages import AbortRequest, ChatMessage, ErrorInfo, GenerateRequest, RequestFailed
+from runtime.wire.messages import (
+    AbortRequest,
+    ChatMessage,
+    ControlReply,
+    ControlRequest,
+    ErrorInfo,
+    GenerateRequest,
+    RequestFailed,
+)
 from runtime.wire.status_page import Status
 from runtime.wire.transport import Inbox, Outbox
+from tokenizer_proc.arrivals import (
+    CHARS_PER_MESSAGE,
+    LONG_RETRY_S,
+    Arrivals,
+    rate_limited,
+    share_of_chars,
+)
 from tokenizer_proc.bad_words import with_bad_words_as_ids
+from tokenizer_proc.exits import Exit
+from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
-from tokenizer_proc.sent_count import SentCount
+from tokenizer_proc.sent_count import OnWay, SentCount
 from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
-from tokenizer_proc.validation import Admission, PromptField, Validator
+from tokenizer_proc.validation import Admission, PromptField, Validator, may_ask
 
 logger = logging.getLogger(__name__)
 
 MAX_DRAIN = 256
+# Of a turn, and so of the refusals in it, which the detokenizer takes in its own pace.
+MAX_TURN_SEQUENCES = 256
 # About 50 ms of encoding (1.3 M characters a second and core, measured with the demo's tokenizer): longer
 # texts are encoded by a thread, so that neither short prompts nor the heartbeat wait for them.
 MAX_BATCH_CHARS = 1 << 16
-# What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
-CHARS_PER_MESSAGE = 4
-MAX_LONG_CHARS = 1 << 24
-"""Of long texts that wait for the thread, some ten seconds of its work: a further one is refused, so that no
-caller waits for what others have sent.
-"""
-LONG_RETRY_S = 5.0
 DRAIN_RETRY_S = 5.0
 """When to ask again a server that is shutting down: whatever takes its place has to start."""
 
@@ -54,38 +67,6 @@ class _TextPrompt:
     field: PromptField
     text: str
     add_special_tokens: bool
-
-
-@dataclass(slots=True, eq=False)
-class _LongPrompt:
-    """A text prompt that the thread is encoding, or a conversation that it is writing first."""
-
-    job: Job
-    prompt_field: PromptField
-    num_chars: int
-    """Characters of its text; of a conversation, without those that its template writes."""
-    ids: Future[IntArray]
-    aborted: set[bytes] = field(default_factory=set)
-    """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""
-
-
-@dataclass(slots=True, eq=False)
-class _Exit:
-    """One of the ways out, with what it had no room for."""
-
-    outbox: Outbox
-    kept: deque[Message] = field(default_factory=deque)
-
-    def send(self, message: Message) -> None:
-        self.kept.append(message)
-        self.try_flush()
-
-    def try_flush(self) -> bool:
-        while self.kept:
-            if not self.outbox.send(self.kept[0]):
-                return False
-            self.kept.popleft()
-        return True
 
 
 class TokenizerLoop:
@@ -102,22 +83,25 @@ class TokenizerLoop:
         admission: Admission,
         scheduler_status: Callable[[], Status],
         secret: bytes,
+        shares_prefixes: bool = False,
         num_sent_elsewhere: Callable[[], int] = lambda: 0,
         epochs_elsewhere: Callable[[], tuple[int, ...]] = tuple,
         is_draining: Callable[[], bool] = lambda: False,
         is_recovering: Callable[[], bool] = lambda: False,
+        has_tenants: Callable[[], bool] = lambda: False,
+        tenant_named: Callable[[str], Tenant] = lambda _: THE_OWNER,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
-        """`detokenizers` in the order of their indexes. `secret` keys the digest that separates the caches of
-        different salts; it stays in the ring. `num_sent_elsewhere`: the sum of the other tokenizers'
+        """`detokenizers` in the order of their indexes. `secret` and `shares_prefixes`: as
+        SequenceMaker's. `num_sent_elsewhere`: the sum of the other tokenizers'
         `num_sent`; `epochs_elsewhere`: their epochs. `is_draining`: whether new requests are refused because
         the launch ends; one that is submitted again is not new. `is_recovering`: whether a process was
         replaced, or a client came back, so recently that what they had may be submitted again; at any other
-        time nobody is believed who says so.
+        time nobody is believed who says so. `has_tenants`: whether several share the launch.
         """
         self._inbox = inbox
-        self._scheduler = _Exit(scheduler)
-        self._detokenizers = [_Exit(outbox) for outbox in detokenizers]
+        self._scheduler = Exit(scheduler)
+        self._detokenizers = [Exit(outbox) for outbox in detokenizers]
         self._tokenizer = tokenizer
         self._max_token_chars = tokenizer.max_token_chars()
         self._validator = validator
@@ -126,56 +110,83 @@ class TokenizerLoop:
         self._sent_count = SentCount(num_sent_elsewhere, epochs_elsewhere)
         self._is_draining = is_draining
         self._is_recovering = is_recovering
-        self._sequences = SequenceMaker(secret)
+        self._has_tenants = has_tenants
+        self._tenant_named = tenant_named
+        self._sequences = SequenceMaker(secret, shares_prefixes=shares_prefixes)
         self._clock = clock
         self._receipt = clock()
-        """Of what is in `_arrived`."""
-        self._arrived: deque[Message] = deque()
+        """Receipt of the message that is being handled."""
+        self._arrivals = Arrivals()
         self._batch: list[_TextPrompt] = []
         self._turn_chars = 0
         """Work of this turn, as characters to encode."""
-        self._long: deque[_LongPrompt] = deque()
-        self._thread = ThreadPoolExecutor(1, "long-texts")
-        self._num_passed_on = 0
-        self.num_encoding = 0
+        self._long = LongTexts()
+        self._on_way = OnWay()
+
+    @property
+    def num_encoding(self) -> int:
         """Sequences whose prompts are being encoded."""
+        return self._on_way.num_encoding
 
     @property
     def num_sent(self) -> int:
         """Sequences let through since the start: on the way to the scheduler, or being encoded."""
-        return self._num_passed_on + self.num_encoding
+        return self._on_way.num_passed_on + self.num_encoding
 
     @property
     def is_busy(self) -> bool:
         """Whether something waits that no socket will announce."""
         has_kept = self._scheduler.kept or any(way.kept for way in self._detokenizers)
-        return bool(has_kept or self._long or self._arrived)
+        return bool(has_kept or self._long or self._arrivals)
 
     def turn(self) -> bool:
-        """Send what is left over; when nothing is, take and answer some of what has arrived.
+        """Send what is left over; when nothing is, read what has arrived and do some of it.
 
         Returns True when the rest of it can be done at once.
         """
         self._finish_long_texts()
         if not self._has_room():
             return False
-        if not self._arrived:
-            self._arrived.extend(self._inbox.drain(MAX_DRAIN))
-            self._receipt = self._clock()
-        self._turn_chars = 0
-        while self._arrived and self._has_room():
-            message = self._arrived.popleft()
+        self._read()
+        self._turn_chars, num_sequences = 0, 0
+        while self._arrivals and num_sequences < MAX_TURN_SEQUENCES and self._has_room():
+            arrived = self._arrivals.take()
+            message, self._receipt = arrived.message, arrived.receipt
             if not isinstance(message, GenerateRequest):
+                num_sequences += 1
                 self._encode_batch()
-                self._scheduler.send(message)
-                if isinstance(message, AbortRequest):
-                    self._mark_aborted(message)
+                self._pass_by(message)
+                continue
+            num_sequences += message.sampling.n
+            if arrived.refusal is not None:
+                self._refuse(message, error_info(arrived.refusal))
                 continue
             self._guard(message, partial(self._take, message))
             if self._turn_chars > MAX_BATCH_CHARS:
                 break
         self._encode_batch()
-        return bool(self._arrived) and self._has_room()
+        return bool(self._arrivals) and self._has_room()
+
+    def _read(self) -> None:
+        if not self._arrivals.may_read:
+            return
+        messages, receipt = self._inbox.drain(MAX_DRAIN), self._clock()
+        for message in messages:
+            is_again = isinstance(message, GenerateRequest) and not self._is_new(message)
+            self._arrivals.add(message, receipt, is_again=is_again)
+
+    def _pass_by(self, message: AbortRequest | ControlRequest) -> None:
+        """Pass on what needs no tokenizer."""
+        if isinstance(message, AbortRequest):
+            self._long.mark_aborted(message)
+        elif not may_ask(self._tenant_named(message.tenant), message):
+            if not self._arrivals.try_spend(message.tenant):
+                return
+            error = Forbidden(f"{message.op}: this key may not ask for it")
+            body = msgspec.Raw(msgspec.msgpack.encode(error_info(error)))
+            self._way_to(message.client).send(ControlReply(message.client, message.number, body, ok=False))
+            return
+        self._scheduler.send(message)
 
     def _has_room(self) -> bool:
         """Whether everything before could be passed on."""
@@ -183,7 +194,7 @@ class TokenizerLoop:
         return not blocked
 
     def close(self) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
+        self._long.close()
 
     def _guard(self, request: GenerateRequest, work: Callable[[], None]) -> None:
         """Do `work`; whatever it raises fails this request alone."""
@@ -201,9 +212,12 @@ class TokenizerLoop:
             self._refuse(request, ErrorInfo("the tokenizer failed on this request"))
 
     def _refuse(self, request: GenerateRequest, error: ErrorInfo) -> None:
-        way = self._detokenizers[client_of(request.handle) % len(self._detokenizers)]
+        way = self._way_to(client_of(request.handle))
         for handle in sequence_handles(request):
             way.send(RequestFailed(handle, error))
+
+    def _way_to(self, client: int) -> Exit:
+        return self._detokenizers[client % len(self._detokenizers)]
 
     def _take(self, request: GenerateRequest) -> None:
         field = self._validator.check_request(request)
@@ -216,6 +230,7 @@ class TokenizerLoop:
             with_bad_words_as_ids(request.sampling, self._tokenizer, self._validator.vocab_size),
             self._receipt.arrived_s(request.arrival_time),
             self._receipt.deadline_s(request.time_limit_ms),
+            is_again=not self._is_new(request),
         )
         if field == "input_ids":
             self._pass_on(job, field, self._validator.input_ids(request))
@@ -241,11 +256,27 @@ class TokenizerLoop:
             self._turn_chars += CHARS_PER_MESSAGE * len(job.request.messages)
             self._add_text(self._render(job, field))
             return
-        if is_long and self._is_new(job.request):
-            self._check_long(num_chars)
-        self.num_encoding += len(job.handles)
-        ids = self._thread.submit(self._render_and_encode, job, field)
-        self._long.append(_LongPrompt(job, field, num_chars, ids))
+        if is_long:
+            self._check_long(job.request, num_chars)
+        self._encode_later(
+            job,
+            field,
+            num_chars,
+            partial(self._render_and_encode, job, field),
+            opens_template=not self._tokenizer.is_template_open,
+        )
+
+    def _encode_later(
+        self,
+        job: Job,
+        field: PromptField,
+        num_chars: int,
+        encode: Callable[[], IntArray],
+        *,
+        opens_template: bool = False,
+    ) -> None:
+        self._on_way.begin(job.request.tenant, len(job.handles))
+        self._long.add(job, field, num_chars, encode, opens_template=opens_template)
 
     def _render_and_encode(self, job: Job, field: PromptField) -> IntArray:
         prompt = self._render(job, field)
@@ -257,8 +288,10 @@ class TokenizerLoop:
         if self._is_draining():
             raise Overloaded("the server is shutting down", code="shutting_down", retry_after_s=DRAIN_RETRY_S)
         status = self._scheduler_status()
-        num_sent = self._sent_count.total(self.num_sent, status)
-        self._admission.check(status, num_sent, request.sampling.n)
+        num_on_way = self._sent_count.num_on_way(self.num_sent, status)
+        if self._has_tenants():
+            num_on_way = self._on_way.num_of(request.tenant, num_on_way)
+        self._admission.check(status, num_on_way, request.sampling.n, tenant=request.tenant)
 
     def _render(self, job: Job, field: PromptField) -> _TextPrompt:
         request = job.request
@@ -278,30 +311,35 @@ class TokenizerLoop:
 
     def _add_text(self, prompt: _TextPrompt) -> None:
         self._check_text(prompt)
-        is_long = len(prompt.text) > MAX_BATCH_CHARS
-        if is_long and self._is_new(prompt.job.request):
-            self._check_long(len(prompt.text))
-        self.num_encoding += len(prompt.job.handles)
-        if is_long:
-            ids = self._thread.submit(self._encode_one, prompt)
-            self._long.append(_LongPrompt(prompt.job, prompt.field, len(prompt.text), ids))
+        num_chars = len(prompt.text)
+        if num_chars > MAX_BATCH_CHARS:
+            self._check_long(prompt.job.request, num_chars)
+            self._encode_later(prompt.job, prompt.field, num_chars, partial(self._encode_one, prompt))
             return
+        self._on_way.begin(prompt.job.request.tenant, len(prompt.job.handles))
         self._batch.append(prompt)
-        self._turn_chars += len(prompt.text)
+        self._turn_chars += num_chars
 
-    def _check_long(self, num_chars: int) -> None:
-        """Raises Overloaded when too much waits for the thread; one text may always."""
-        num_waiting = sum(long.num_chars for long in self._long)
-        if num_waiting and num_waiting + num_chars > MAX_LONG_CHARS:
+    def _check_long(self, request: GenerateRequest, num_chars: int) -> None:
+        """Raises Overloaded when too much of the tenant's waits for the threads; one text may always."""
+        tenant, is_again = request.tenant, not self._is_new(request)
+        own = self._long.num_chars(tenant)
+        limit = share_of_chars(own, self._long.total_chars, is_again=is_again)
+        if not own or own + num_chars <= limit:
+            return
+        if tenant != OWNER:
+            raise rate_limited(own)
+        if not is_again:
             raise Overloaded(
-                f"texts of {num_waiting} characters wait to be encoded; try a long one again later",
+                f"texts of {own} characters wait to be encoded; try a long one again later",
                 retry_after_s=LONG_RETRY_S,
             )
 
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""
         batch, self._batch = self._batch, []
-        self.num_encoding -= sum(len(prompt.job.handles) for prompt in batch)
+        for prompt in batch:
+            self._on_way.end(prompt.job.request.tenant, len(prompt.job.handles))
         for add_special_tokens in (True, False):
             prompts = [prompt for prompt in batch if prompt.add_special_tokens is add_special_tokens]
             if not prompts:
@@ -328,33 +366,23 @@ class TokenizerLoop:
         self._pass_on(prompt.job, prompt.field, self._encode_one(prompt))
 
     def _finish_long_texts(self) -> None:
-        while self._long and self._long[0].ids.done():
-            long = self._long.popleft()
+        for long in self._long.take_done():
             job = long.job
-            self.num_encoding -= len(job.handles)
+            self._on_way.end(job.request.tenant, len(job.handles))
             self._guard(job.request, partial(self._pass_on_long, long))
             if long.aborted:
-                self._scheduler.send(
-                    AbortRequest(tuple(handle for handle in job.handles if handle in long.aborted))
-                )
+                aborted = tuple(handle for handle in job.handles if handle in long.aborted)
+                self._scheduler.send(AbortRequest(aborted, tenant=job.request.tenant))
 
-    def _pass_on_long(self, long: _LongPrompt) -> None:
+    def _pass_on_long(self, long: LongPrompt) -> None:
         self._pass_on(long.job, long.prompt_field, long.ids.result())
-
-    def _mark_aborted(self, abort: AbortRequest) -> None:
-        for long in self._long:
-            handles = long.job.handles
-            if abort.client and client_of(handles[0]) == abort.client:
-                long.aborted.update(handles)
-            else:
-                long.aborted.update(set(handles).intersection(abort.handles))
 
     def _pass_on(self, job: Job, field: PromptField, ids: IntArray) -> None:
         """Check the prompt's length and send its sequences to the scheduler. Raises InvalidRequest."""
         self._validator.check_prompt(field, ids, self._scheduler_status().max_len)
         # All are made before the first is sent: a request is refused as a whole or not at all.
         sequences = list(self._sequences.make(job, ids))
-        self._num_passed_on += len(sequences)
+        self._on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
             self._scheduler.send(sequence)
 

@@ -7,12 +7,15 @@ import time
 from pathlib import Path
 
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.ring.known_tenants import KnownTenants
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.ring.tcp_gate import TcpGate
 from runtime.text.selection import open_tokenizer
-from runtime.wire.transport import JoinedInbox, Waiter
+from runtime.wire.messages import ToTokenizer
+from runtime.wire.transport import JoinedInbox, Waiter, ZmqInbox
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
+from tokenizer_proc.stamp import stamped
 from tokenizer_proc.validation import Admission, Validator
 
 BUSY_WAIT_S = 0.005
@@ -21,10 +24,11 @@ BUSY_WAIT_S = 0.005
 def main(context: ProcessContext) -> None:
     gate = TcpGate.open(context.config, context.endpoints)
     inboxes = [context.inbox("tokenizer_in", context.endpoints.tokenizer_in(context.index))]
+    tenants = KnownTenants(context.endpoints.tenants_file)
     if gate is not None:
-        address = gate.endpoints.tokenizer_in(context.index)
-        inboxes.append(gate.inbox(address, "tokenizer_in", context.epoch))
-    loop = _make_loop(context, JoinedInbox(inboxes))
+        inboxes.append(_inbox_over_tcp(context, gate))
+        tenants.on_change = gate.reload
+    loop = _make_loop(context, JoinedInbox(inboxes), tenants)
     waiter = Waiter([inbox.socket for inbox in inboxes])
     # Vocabularies are a million objects that never change: keep the collector from walking them.
     gc.freeze()
@@ -35,6 +39,7 @@ def main(context: ProcessContext) -> None:
         # The other tokenizers admit by this number, so a change of it is shown at once.
         context.beat(force=loop.num_sent != num_sent, num_sent=loop.num_sent, num_running=loop.num_encoding)
         num_sent = loop.num_sent
+        tenants.refresh(time.monotonic())
         if has_more:
             continue
         if loop.is_busy:
@@ -47,7 +52,14 @@ def main(context: ProcessContext) -> None:
         gate.close()
 
 
-def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
+def _inbox_over_tcp(context: ProcessContext, gate: TcpGate) -> ZmqInbox:
+    def stamp(message: ToTokenizer, key: str) -> ToTokenizer:
+        return stamped(message, gate.tenant_of(key), context.secret)
+
+    return gate.inbox(gate.endpoints.tokenizer_in(context.index), "tokenizer_in", context.epoch, stamp)
+
+
+def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenants) -> TokenizerLoop:
     config = context.config
     others = [index for index in range(config.tokenizer_workers) if index != context.index]
     return TokenizerLoop(
@@ -72,10 +84,13 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox) -> TokenizerLoop:
         admission=Admission(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
         scheduler_status=lambda: context.status.read("scheduler"),
         secret=context.secret,
+        shares_prefixes=context.config.share_prefixes_across_keys,
         num_sent_elsewhere=lambda: sum(context.status.read("tokenizer", index).num_sent for index in others),
         epochs_elsewhere=lambda: tuple(context.status.read("tokenizer", index).epoch for index in others),
         is_draining=lambda: context.status.read("launcher").state == "draining",
         is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
+        has_tenants=lambda: bool(config.curve_dir) or tenants.has_names,
+        tenant_named=tenants.named,
     )
 
 

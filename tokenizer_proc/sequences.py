@@ -18,6 +18,7 @@ from runtime.wire.sampling_params import SamplingParams
 
 PROMPT_TAIL_TOKENS = 8
 NAMESPACE_BYTES = 16
+TENANT_BYTES = 8
 # Of a handle's index, which has two bytes.
 MAX_INDEX = (1 << 16) - 1
 
@@ -33,6 +34,8 @@ class Job:
     """The request's, with bad words as ids."""
     arrived_s: float
     deadline_s: float
+    is_again: bool
+    """It is made again after a restart."""
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
@@ -45,16 +48,20 @@ def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
 
 
 class SequenceMaker:
-    def __init__(self, secret: bytes) -> None:
-        """`secret` keys the digest that separates the caches of different salts."""
+    def __init__(self, secret: bytes, *, shares_prefixes: bool = False) -> None:
+        """`secret` keys the digests that separate the caches of tenants and of salts. `shares_prefixes`:
+        tenants are not told apart there.
+        """
         self._secret = secret
+        self._shares_prefixes = shares_prefixes
         self._encode_open = msgspec.msgpack.Encoder().encode
 
     def make(self, job: Job, ids: IntArray) -> Iterator[TokenizedRequest]:
         """The sequences of a request with the prompt `ids`."""
         request, resume = job.request, job.request.resume
         input_ids = pack_ids(ids)
-        space = namespace(request.cache_salt, self._secret)
+        tenant = "" if self._shares_prefixes else request.tenant
+        space = namespace(tenant, request.cache_salt, self._secret)
         for number, handle in enumerate(job.handles):
             yield TokenizedRequest(
                 handle=handle,
@@ -68,6 +75,8 @@ class SequenceMaker:
                 arrived_s=job.arrived_s,
                 deadline_s=job.deadline_s,
                 retention=request.retention,
+                tenant=request.tenant,
+                is_again=job.is_again,
             )
 
 
@@ -88,8 +97,16 @@ def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
     )
 
 
-def namespace(cache_salt: str, secret: bytes) -> bytes:
-    """Where a request's KV may be shared: keyed, so that nobody can compute a salt of the same namespace."""
-    if not cache_salt:
+def namespace(tenant: str, cache_salt: str, secret: bytes) -> bytes:
+    """Return where a request's KV may be shared: empty for the owner without a salt; else TENANT_BYTES for
+    the tenant, zeros for the owner, and NAMESPACE_BYTES for the salt, if there is one. Both are keyed, so
+    that nobody can compute a salt of the same namespace.
+    """
+    if not tenant and not cache_salt:
         return b""
-    return hashlib.blake2b(cache_salt.encode(), digest_size=NAMESPACE_BYTES, key=secret).digest()
+    space = bytes(TENANT_BYTES)
+    if tenant:
+        space = hashlib.blake2b(tenant.encode(), digest_size=TENANT_BYTES, key=secret).digest()
+    if cache_salt:
+        space += hashlib.blake2b(cache_salt.encode(), digest_size=NAMESPACE_BYTES, key=secret).digest()
+    return space

@@ -11,16 +11,19 @@ from typing import Any, Literal
 
 import msgspec
 
-from runtime.base.errors import InvalidRequest, Overloaded
+from runtime.base.errors import InvalidRequest, Overloaded, RateLimited
+from runtime.ring.tenants import OWNER, Tenant
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
-from runtime.wire.messages import GenerateRequest, Resume, Task
+from runtime.wire.messages import ControlRequest, GenerateRequest, Resume, Task
 from runtime.wire.status_page import Status
 from runtime.wire.transport import DECODE_ERRORS
 from tokenizer_proc.sequences import sequence_handles
 
 PromptField = Literal["text", "input_ids", "messages"]
 RETRY_AFTER_S = 1.0
+READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
+"""Operations that may be asked of a ring without changing anything."""
 
 _decode_variables = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
@@ -192,23 +195,32 @@ def _check_ids_only(request: GenerateRequest, prompt: PromptField) -> None:
         raise needs_tokenizer("bad_words")
 
 
+def may_ask(tenant: Tenant, question: ControlRequest) -> bool:
+    """Tell whether this tenant may ask so much of the ring itself."""
+    return tenant.may("metrics" if question.op in READ_ONLY else "admin")
+
+
 @dataclass(frozen=True, slots=True)
 class Admission:
     """Refuses requests when as many sequences run and wait as may.
 
-    Exact with one tokenizer, although the scheduler's slot of the status page is a step old: it says how many
-    the scheduler had received by then, so what is on the way to it is the difference. Rows are counted
-    whether they are taken or not, because between two steps those of ended sequences are free while others
-    wait.
+    Exact with one tokenizer and one tenant, although the scheduler's slot of the status page is a step old:
+    it says how many the scheduler had received by then, so what is on the way to it is the difference. Rows
+    are counted whether they are taken or not, because between two steps those of ended sequences are free
+    while others wait.
     """
 
     max_waiting: int
     max_waiting_of_client: int
     max_running: int
 
-    def check(self, status: Status, num_sent: int, num_new: int = 1) -> None:
-        """Let `num_new` more sequences through, or raise Overloaded; InvalidRequest when so many never may.
-        `num_sent`: let through since the start, by all tokenizers.
+    def check(self, status: Status, num_on_way: int, num_new: int = 1, *, tenant: str = OWNER) -> None:
+        """Let `num_new` more sequences of a tenant through. `num_on_way`: sequences that were let through and
+        that the scheduler has not received, everybody's or, where tenants share the launch, its own: of
+        what one of them sends too much the scheduler refuses the rest, so it is in nobody else's way.
+
+        Raises: Overloaded when there is no room, RateLimited when the tenant itself has taken it,
+        InvalidRequest when so many never may.
         """
         num_possible = self.max_running + self.max_waiting_of_client
         if num_new > num_possible:
@@ -216,11 +228,22 @@ class Admission:
                 f"n: at most {num_possible} sequences of one client may run and wait, got {num_new}",
                 param="n",
             )
-        num_on_way = max(0, num_sent - status.num_received)
-        num_ahead = status.num_running + status.num_waiting + num_on_way
-        if num_ahead + num_new > self.max_running + self.max_waiting:
+        num_accepted, limit = status.num_running + status.num_waiting, self.max_running + self.max_waiting
+        if num_accepted + num_on_way + num_new <= limit:
+            return
+        may = (
+            f"at most {self.max_running} may run and {self.max_waiting} wait; "
+            f"try again in {RETRY_AFTER_S:g} s"
+        )
+        if tenant == OWNER:
+            num_ahead = num_accepted + num_on_way
             raise Overloaded(
-                f"{num_ahead} sequences are running or waiting; at most {self.max_running} may run and "
-                f"{self.max_waiting} wait; try again in {RETRY_AFTER_S:g} s",
+                f"{num_ahead} sequences are running or waiting; {may}", retry_after_s=RETRY_AFTER_S
+            )
+        # What others have is not said.
+        if num_accepted + num_new <= limit:
+            raise RateLimited(
+                f"{num_on_way} sequences of this key have just been sent; of all, {may}",
                 retry_after_s=RETRY_AFTER_S,
             )
+        raise Overloaded(f"the queue is full; {may}", retry_after_s=RETRY_AFTER_S)

@@ -19,7 +19,7 @@ from benchmarks.gpu.kernels.prompt_attention import PROMPTS, Prompts
 from benchmarks.gpu.library_batching import LOAD as BASELINE_LOAD
 from benchmarks.gpu.load import Load
 from benchmarks.gpu.timing import copy_rate, matrix_rate
-from model_worker.device import Device
+from model_worker.device.base import Device
 
 LOAD = Load(num_requests=256, input_len=512, output_len=256)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from model_worker.device import Device
+from model_worker.device.base import Device
 
 NUM_REPLAYS = 5
 MAX_QUEUED = 200

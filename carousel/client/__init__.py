@@ -1,1 +1,1 @@
-"""The client library over ZMQ: Client, AsyncClient and LLM. Knows the wire; knows no model, no torch."""
+"""The client library: Client, AsyncClient and LLM. Speaks to a ring over ZMQ; needs no torch."""

@@ -7,9 +7,11 @@ sequences it has.
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
@@ -22,10 +24,11 @@ from carousel.client.core.request_state import RequestState, num_logprob_bytes
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AsyncStatsStream, R, StatsOp, StatsPlace
-from carousel.client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
+from carousel.client.loop_mailbox import WAKES_PER_TURN, LoopMailbox, call_in_loop
 from carousel.client.sync import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
 from runtime.base.errors import CarouselError, RequestAborted, RingClosed
 from runtime.base.paced_line import PacedLine
+from runtime.ring.tenants import OWNER
 from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration
@@ -136,6 +139,14 @@ class AsyncResultStream:
         self._abandon()
 
 
+@dataclass(slots=True)
+class _Link:
+    """The one connection of a client in all tenants' names."""
+
+    session: Session[LoopMailbox] | None = None
+    loop: asyncio.AbstractEventLoop | None = None
+
+
 class AsyncClient:
     def __init__(
         self,
@@ -154,8 +165,20 @@ class AsyncClient:
         self._target = find_target(run_dir, curve_dir)
         self._connect_timeout_s = connect_timeout
         self._ring_timeout_s = ring_timeout
-        self._session: Session[LoopMailbox] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._link = _Link()
+        self._tenant = OWNER
+
+    def of_tenant(self, tenant: str) -> AsyncClient:
+        """Return this client as it asks in the name of a tenant, for a server that knows its callers. Both
+        have one connection. Believed of who can open the run directory; over TCP the client's key counts.
+        """
+        other = copy.copy(self)
+        other._tenant = tenant
+        return other
+
+    @property
+    def _session(self) -> Session[LoopMailbox] | None:
+        return self._link.session
 
     async def connect(self) -> None:
         """Connect now. Raises ProtocolMismatch, or RingClosed when the runtime does not answer."""
@@ -236,29 +259,29 @@ class AsyncClient:
         options: RequestOptions,
     ) -> AsyncResultStream:
         def open_request(session: Session[LoopMailbox]) -> tuple[RequestState, LoopMailbox]:
-            return session.open_request(prompt, sampling, stream=stream, **options)
+            return session.open_request(prompt, sampling, stream=stream, tenant=self._tenant, **options)
 
         return AsyncResultStream(self._opened, open_request, timeout)
 
     async def _opened(self) -> Session[LoopMailbox]:
         """The session, connected."""
-        loop = asyncio.get_running_loop()
-        if self._session is None:
-            self._loop, line = loop, PacedLine(WAKES_PER_TURN)
-            self._session = Session(
+        loop, link = asyncio.get_running_loop(), self._link
+        if link.session is None:
+            link.loop, line = loop, PacedLine(WAKES_PER_TURN)
+            link.session = Session(
                 self._target,
                 lambda: LoopMailbox(loop, line),
-                lambda function, argument: _call_in_loop(loop, function, argument),
+                lambda function, argument: call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
                 ring_timeout_s=self._ring_timeout_s,
             )
-        if loop is not self._loop:
+        if loop is not link.loop:
             raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")
-        opened = self._session.connection.opened
+        opened = link.session.connection.opened
         if not opened.done():
             await asyncio.shield(asyncio.wrap_future(opened))
         opened.result()
-        return self._session
+        return link.session
 
     def abort(self, stream: AsyncResultStream) -> None:
         """End a request early; its iterator still delivers what there is, with finish_reason "abort"."""
@@ -306,7 +329,7 @@ class AsyncClient:
 
     async def _ask_stats(self, op: StatsOp, after: int, timeout: float | None, *, wait: bool = False) -> Any:
         session = await self._opened()
-        return await _answer(session.asking_stats(op, after, wait=wait), timeout)
+        return await _answer(session.asking_stats(op, after, wait=wait, tenant=self._tenant), timeout)
 
     async def pause_generation(
         self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
@@ -346,7 +369,7 @@ class AsyncClient:
 
     async def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
         session = await self._opened()
-        return await _answer(session.asking(op, **about), timeout)
+        return await _answer(session.asking(op, tenant=self._tenant, **about), timeout)
 
     async def aclose(self, error: CarouselError | None = None) -> None:
         """Abort what is in flight and disconnect; who waits gets `error`, or RingClosed. Idempotent."""
@@ -369,12 +392,3 @@ async def _answer(asking: AbstractContextManager[LoopMailbox], timeout: float | 
     async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
         with asking as mailbox:
             return control_result((await mailbox.take())[0])
-
-
-def _call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
-    try:
-        loop.call_soon_threadsafe(function, argument)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
-        # With the loop everybody has gone who could wait for this.

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any
 
-from carousel.client.core.session import Item
+from carousel.client.core.open_request import Item
 from runtime.base.paced_line import PacedLine
 
 WAKES_PER_TURN = 64
@@ -38,3 +40,13 @@ class LoopMailbox:
         items = self._items
         self._items = []
         return items
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
+    """Call a function of an event loop from another thread, unless the loop has been closed."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        # With the loop everybody has gone who could wait for this.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -16,6 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
+from runtime.base.environment import child_environment
 from runtime.base.errors import ConfigError, StartError
 from runtime.ring.endpoints import Endpoints
 from runtime.settings.config import RuntimeConfig, from_values, setting_of
@@ -28,6 +28,8 @@ OWN_SETTINGS = frozenset(
     {
         "allowed_hosts",
         "api_key",
+        "api_key_file",
+        "api_keys",
         "api_workers",
         "cache_salt_per_api_key",
         "drain_timeout",
@@ -41,6 +43,7 @@ OWN_SETTINGS = frozenset(
         "parent_pid",
         "port",
         "run_dir",
+        "share_prefixes_across_keys",
     }
 )
 """What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""
@@ -55,6 +58,7 @@ class OwnRuntime:
             {
                 "max_queued_requests": MAX_QUEUED,
                 "max_queued_requests_per_client": MAX_QUEUED,
+                "queue_timeout": 0.0,
                 "log_level": "warning",
                 **settings,
                 "model": model,
@@ -67,8 +71,7 @@ class OwnRuntime:
         # Its own session: Ctrl-C is for this process, which then decides what becomes of its runtime.
         self._process = subprocess.Popen(
             [
-                sys.executable,
-                _launcher(),
+                *(sys.executable, "-P", "-m", "runtime.launcher.main"),
                 *flags,
                 "--no-http",
                 f"--run-dir={self.run_dir}",
@@ -79,6 +82,7 @@ class OwnRuntime:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             start_new_session=True,
+            env=child_environment(),
         )
         assert self._process.stderr is not None
         self._reader = threading.Thread(
@@ -129,14 +133,6 @@ def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
             text = line.decode(errors="replace").rstrip("\n")
             last_lines.append(text)
             print(text, file=sys.stderr, flush=True)
-
-
-def _launcher() -> str:
-    """The launcher by its file: it is found whatever directory this process was started in."""
-    spec = importlib.util.find_spec("launch")
-    if spec is None or spec.origin is None:
-        raise ConfigError("launch.py is not installed beside the client library")
-    return spec.origin
 
 
 def _flags(settings: dict[str, Any]) -> list[str]:

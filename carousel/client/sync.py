@@ -16,6 +16,7 @@ from carousel.client.connection.discovery import find_target
 from carousel.client.core.batch import Batch
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
 from carousel.client.core.embedding import NO_OUTPUT, Embedding, Inputs, embedding_of
+from carousel.client.core.open_request import Item
 from carousel.client.core.request_builder import (
     EmbedOptions,
     Prompt,
@@ -27,7 +28,7 @@ from carousel.client.core.request_builder import (
 )
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion, Delta
-from carousel.client.core.session import Item, Session, control_result, deadline_after
+from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AskNow, StatsPlace, StatsStream
 from runtime.base.errors import RingClosed
 from runtime.wire.messages import ControlOp, PauseMode

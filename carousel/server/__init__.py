@@ -1,1 +1,1 @@
-"""The OpenAI-compatible HTTP server: one more client of the runtime. Knows HTTP and the client library."""
+"""The HTTP server: a client of the ring that speaks OpenAI's and SGLang's protocols."""

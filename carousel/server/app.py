@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import Route
 
-from carousel.server.endpoints import ENDPOINTS
+from carousel.server.endpoints import ENDPOINTS, Endpoint
 from carousel.server.http.errors import HANDLERS
 from carousel.server.http.request_id import RequestIdMiddleware
 from carousel.server.http.web_origin import WebOriginMiddleware, machine_names
-from carousel.server.openapi import document_route
+from carousel.server.openapi import document_endpoint
 from carousel.server.server_state import ServerState
-from carousel.server.tenancy.auth import ApiKeyMiddleware
+from carousel.server.tenancy.auth import ApiKeyMiddleware, guarded
 from runtime.settings.config import RuntimeConfig
 
 # A page may read them beside what every page may.
@@ -22,13 +24,10 @@ EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
 
 def make_app(server: ServerState) -> Starlette:
     config = server.config
-    routes = [
-        Route(each.path, each.handler, methods=list(each.methods_with(has_key=bool(config.api_key))))
-        for each in ENDPOINTS
-    ]
+    endpoints = (*ENDPOINTS, document_endpoint(config))
     app = Starlette(
-        routes=[*routes, document_route(config)],
-        middleware=_middleware(config),
+        routes=[_route(each, config) for each in endpoints],
+        middleware=_middleware(server, endpoints),
         exception_handlers=HANDLERS,
     )
     # A slash too many is a wrong path; after a redirection some clients send no body.
@@ -37,8 +36,15 @@ def make_app(server: ServerState) -> Starlette:
     return app
 
 
-def _middleware(config: RuntimeConfig) -> list[Middleware]:
+def _route(endpoint: Endpoint, config: RuntimeConfig) -> Route:
+    role = endpoint.role_with(config)
+    handler = endpoint.handler if role is None else guarded(role, endpoint.handler)
+    return Route(endpoint.path, handler, methods=list(endpoint.methods_with(has_key=config.has_api_keys)))
+
+
+def _middleware(server: ServerState, endpoints: Sequence[Endpoint]) -> list[Middleware]:
     """The outermost first."""
+    config = server.config
     middleware = [Middleware(RequestIdMiddleware)]
     if config.checks_web_origin:
         middleware.append(
@@ -60,13 +66,12 @@ def _middleware(config: RuntimeConfig) -> list[Middleware]:
                 expose_headers=EXPOSED_HEADERS,
             )
         )
-    if config.api_key:
+    if config.has_api_keys:
         middleware.append(
             Middleware(
                 ApiKeyMiddleware,
-                api_keys=config.api_keys,
-                metrics_open=config.metrics_open,
-                has_tenants=config.cache_salt_per_api_key,
+                tenants=server.tenants,
+                open_paths=[each.path for each in endpoints if each.role_with(config) is None],
             )
         )
     return middleware

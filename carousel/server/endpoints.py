@@ -4,12 +4,8 @@ the API are made from this table.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
-
-from starlette.requests import Request
-from starlette.responses import Response
 
 from carousel.server.admin import control, info, probes
 from carousel.server.admin.control_types import EmptyBody, PauseBody, ProfileBody
@@ -18,12 +14,7 @@ from carousel.server.openai.completions import create_completion
 from carousel.server.openai.embedding_types import EmbeddingBody, EmbeddingResponse
 from carousel.server.openai.embeddings import create_embedding
 from carousel.server.openai.models import list_models, retrieve_model
-from carousel.server.openai.responses import (
-    ChatResponse,
-    CompletionResponse,
-    ModelCard,
-    ModelList,
-)
+from carousel.server.openai.responses import ChatResponse, CompletionResponse, ModelCard, ModelList
 from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.sglang.generate import generate
 from carousel.server.sglang.generate_types import GenerateBody, GenerateResponse
@@ -34,7 +25,11 @@ from carousel.server.sglang.tokenize_types import (
     TokenizeBody,
     TokenizeResponse,
 )
+from carousel.server.tenancy.auth import Handler
+from runtime.ring.tenants import Role
+from runtime.settings.config import RuntimeConfig
 
+METRICS = "/metrics"
 WITH_BODY = (400, 408, 413, 415, 500)
 RUNTIME = (500, 503)
 STATS = (400, *RUNTIME)
@@ -45,7 +40,7 @@ STATS = (400, *RUNTIME)
 class Endpoint:
     path: str
     """As Starlette spells it."""
-    handler: Callable[[Request], Awaitable[Response]]
+    handler: Handler
     summary: str
     response: Any
     """Type of the body of a 200; None for plain text."""
@@ -58,10 +53,17 @@ class Endpoint:
     """Of its errors, beside those that every path has. Each has the shape of OpenAI's."""
     answers_503: Any = None
     """Type of the body of a 503 that is no error."""
+    role: Role | None = "admin"
+    """Role of the keys with which it may be asked, beside admins'; None: it needs no key."""
     get_needs_key: bool = False
     """The GET of this endpoint changes something. Any web page can have a browser send one, so that there is
     none without a key, which no browser adds by itself.
     """
+
+    def role_with(self, config: RuntimeConfig) -> Role | None:
+        """The role that a server with these settings asks for; None: none, and no key."""
+        is_open = not config.has_api_keys or (self.path == METRICS and config.metrics_open)
+        return None if is_open else self.role
 
     def methods_with(self, *, has_key: bool) -> tuple[str, ...]:
         """The methods that a server with or without an API key takes."""
@@ -72,11 +74,14 @@ class Endpoint:
 
 def _generating(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
     statuses = (404, *WITH_BODY, 503)
-    return Endpoint(path, handler, summary, response, ("POST",), body, streams=True, statuses=statuses)
+    return Endpoint(
+        path, handler, summary, response, ("POST",), body, streams=True, statuses=statuses, role="user"
+    )
 
 
 def _tokenizing(path: str, handler: Any, summary: str, body: type, response: Any) -> Endpoint:
-    return Endpoint(path, handler, summary, response, ("POST",), body, statuses=(404, *WITH_BODY, 503))
+    statuses = (404, *WITH_BODY, 503)
+    return Endpoint(path, handler, summary, response, ("POST",), body, statuses=statuses, role="user")
 
 
 def _command(path: str, handler: Any, summary: str, body: type) -> Endpoint:
@@ -102,6 +107,7 @@ ENDPOINTS = (
         ("POST",),
         EmbeddingBody,
         statuses=(404, *WITH_BODY, 503),
+        role="user",
     ),
     *(
         endpoint
@@ -115,9 +121,16 @@ ENDPOINTS = (
             ),
         )
     ),
-    Endpoint("/v1/models", list_models, "The one model that is served", ModelList),
-    Endpoint("/v1/models/{name:path}", retrieve_model, "A model by its name", ModelCard, statuses=(404,)),
-    Endpoint("/live", probes.live, "Whether the HTTP process answers", probes.ProbeAnswer),
+    Endpoint("/v1/models", list_models, "The one model that is served", ModelList, role="user"),
+    Endpoint(
+        "/v1/models/{name:path}",
+        retrieve_model,
+        "A model by its name",
+        ModelCard,
+        statuses=(404,),
+        role="user",
+    ),
+    Endpoint("/live", probes.live, "Whether the HTTP process answers", probes.ProbeAnswer, role=None),
     *(
         Endpoint(
             path,
@@ -125,6 +138,7 @@ ENDPOINTS = (
             "Whether a request would be served",
             probes.ProbeAnswer,
             answers_503=probes.ProbeAnswer,
+            role=None,
         )
         for path in ("/ready", "/health")
     ),
@@ -134,14 +148,15 @@ ENDPOINTS = (
         "Whether a request is served: one is made up",
         probes.ProbeAnswer,
         answers_503=probes.ProbeAnswer,
+        role="user",
     ),
-    Endpoint("/version", info.version, "The version of this server", info.Version),
+    Endpoint("/version", info.version, "The version of this server", info.Version, role="user"),
     *(
-        Endpoint(path, info.model_info, "What is served", info.ModelInfo)
+        Endpoint(path, info.model_info, "What is served", info.ModelInfo, role="user")
         for path in ("/model_info", "/get_model_info")
     ),
-    Endpoint("/get_load", info.get_load, "Load, from memory", list[info.Load]),
-    Endpoint("/metrics", control.metrics, "Prometheus' text", None, statuses=RUNTIME),
+    Endpoint("/get_load", info.get_load, "Load, from memory", list[info.Load], role="metrics"),
+    Endpoint(METRICS, control.metrics, "Prometheus' text", None, statuses=RUNTIME, role="metrics"),
     Endpoint("/stats", control.stats, "State and load, from memory", dict[str, Any]),
     *(
         Endpoint(f"/stats/{kind}", handler, f"Statistics of {text}", list[dict[str, Any]], statuses=STATS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from http import HTTPStatus
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
 
 from carousel.server.endpoints import ENDPOINTS, Endpoint
 from carousel.server.http.errors import ErrorBody
@@ -40,14 +40,14 @@ NEUTRAL: dict[type, NeutralValues] = {
 """Fields whose types say nothing, because they are accepted in a few values only."""
 
 
-def document_route(config: RuntimeConfig) -> Route:
-    """Serves the document, which is made once."""
+def document_endpoint(config: RuntimeConfig) -> Endpoint:
+    """Return the endpoint that serves the document, which is made once."""
     document = msgspec.json.encode(describe(config))
 
     async def openapi(_: Request) -> Response:
         return Response(document, media_type=JSON_TYPE)
 
-    return Route(PATH, openapi)
+    return replace(OWN, handler=openapi)
 
 
 def describe(config: RuntimeConfig) -> dict[str, Any]:
@@ -59,13 +59,12 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
         for name in properties.keys() & neutral.keys():
             properties[name] = neutral_schema(neutral[name])
     schema_of = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
-    own = Endpoint(PATH, _nobody, "This document", dict[str, Any])
     paths = {
         endpoint.path.replace(":path", ""): {
             method.lower(): _operation(endpoint, method, config, schema_of)
-            for method in endpoint.methods_with(has_key=bool(config.api_key))
+            for method in endpoint.methods_with(has_key=config.has_api_keys)
         }
-        for endpoint in (*ENDPOINTS, own)
+        for endpoint in (*ENDPOINTS, OWN)
     }
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -73,7 +72,7 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
-    if config.api_key:
+    if config.has_api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]
     return document
@@ -92,8 +91,11 @@ def _operation(
     endpoint: Endpoint, method: str, config: RuntimeConfig, schema_of: dict[str, Any]
 ) -> dict[str, Any]:
     # Any answer may be that to a malformed X-Request-Id, without the key, and to a page of another site.
-    statuses = {400, 500, *endpoint.statuses} | ({401} if config.api_key else set())
-    statuses |= {403} if config.checks_web_origin else set()
+    statuses = {400, 500, *endpoint.statuses} | ({403} if config.checks_web_origin else set())
+    role = endpoint.role_with(config)
+    if role is not None:
+        # What has a body takes a share of something.
+        statuses |= {401, 403} | ({429} if endpoint.body is not None else set())
     answer = partial(_answer, schema_of=schema_of)
     responses = {str(status): answer(status, ErrorBody) for status in sorted(statuses)}
     responses["200"] = answer(200, endpoint.response, streams=endpoint.streams)
@@ -108,6 +110,8 @@ def _operation(
     if endpoint.body is not None:
         content = {JSON_TYPE: {"schema": schema_of[repr(endpoint.body)]}}
         operation["requestBody"] = {"required": not endpoint.body_is_optional, "content": content}
+    if config.has_api_keys:
+        operation["security"] = [] if role is None else [{"key": [role]}]
     return operation
 
 
@@ -129,4 +133,7 @@ def _answer(status: int, kind: Any, *, schema_of: dict[str, Any], streams: bool 
 
 
 async def _nobody(_: Request) -> Response:
-    raise AssertionError("the document is served by its own route")
+    raise AssertionError("the document's own handler is made with it")
+
+
+OWN = Endpoint(PATH, _nobody, "This document", dict[str, Any], role="user")

@@ -16,7 +16,9 @@ from carousel.server.http.write_pace import WritePace
 from carousel.server.request.labels import LabelBook
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.tenancy.entrance import Entrance
-from runtime.base.errors import InvalidRequest, Overloaded, RequestError, RingClosed
+from carousel.server.tenancy.places import Places
+from carousel.server.tenancy.tenant_table import TenantTable
+from runtime.base.errors import RequestError, RingClosed
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import StatusPage
@@ -33,13 +35,15 @@ class ServerState:
     defaults: SamplingDefaults
     status: StatusPage
     metrics: Metrics
+    tenants: TenantTable = field(default_factory=TenantTable)
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request that /health_generate has made up."""
-    bodies: BodyPool = field(default_factory=BodyPool)
+    bodies: BodyPool = field(init=False)
+    places: Places = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -49,7 +53,16 @@ class ServerState:
             config.chat_template,
             config.context_length,
             allow_special_tokens=config.allow_special_tokens,
+            is_divided=self._has_several_tenants,
         )
+        self.bodies = BodyPool(self._has_several_tenants)
+        self.places = Places(config, self._has_several_tenants, self._is_only_client)
+
+    def _has_several_tenants(self) -> bool:
+        return self.tenants.is_shared
+
+    def _is_only_client(self) -> bool:
+        return self.status.read("detokenizer").num_clients <= 1
 
     @property
     def max_ids(self) -> int:
@@ -68,28 +81,10 @@ class ServerState:
         if state != "ready" or not self.client.is_connected:
             raise RequestError("the server is not ready yet", code="not_ready", status=503)
 
-    def check_room(self, num_new: int) -> None:
-        """Raises Overloaded when so many more sequences are beyond this process's share of the queue: the
-        ring would say so at more cost. InvalidRequest for more than there can ever be.
-        """
-        config, num_in_flight = self.config, self.client.num_in_flight
-        most = config.max_running_requests + config.max_waiting_of_lone_client
-        if num_new > most:
-            raise InvalidRequest(
-                f"{num_new} sequences at once; this server runs and queues {most} at most. Ask for fewer, or "
-                "for several prompts without stream: they are then begun as there is room"
-            )
-        is_shared = self.status.read("detokenizer").num_clients > 1
-        limit = config.max_running_requests + config.max_waiting_of_client if is_shared else most
-        if num_in_flight and num_in_flight + num_new > limit:
-            raise Overloaded(
-                f"{num_in_flight} sequences of this server are running or waiting, at most {limit} may be; "
-                "try again later",
-                code="client_overloaded",
-            )
-
     async def runtime_info(self) -> dict[str, Any]:
-        """What the scheduler says of itself now. Raises RequestError (503), RingClosed."""
+        """Return what the scheduler says of itself now, to this process. Raises RequestError (503) or
+        RingClosed.
+        """
         return await self.ask(self.client.server_info)
 
     async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from carousel.client.core.session import Item
+from carousel.client.core.open_request import Item
 from runtime.base.errors import CarouselError
 from runtime.wire.messages import SequenceOutput
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from model_worker.device.base import Device, Graph, Stream, Ticket
+from model_worker.device.base import Device
 from runtime.base.registry import resolve
 
 DEVICES = {
@@ -19,6 +19,3 @@ def make_device(name: str, *, threaded: bool, index: int = 0) -> Device:
     """
     device: Device = resolve("device", name, DEVICES)(threaded=threaded, index=index)
     return device
-
-
-__all__ = ["DEVICES", "Device", "Graph", "Stream", "Ticket", "make_device"]

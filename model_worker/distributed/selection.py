@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.distributed.shared_memory import SharedMemoryGroup
 from model_worker.distributed.torch_group import TorchGroup

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.models.base import Model
 from model_worker.runner import warm_up
 from model_worker.runner.forward_program import ForwardProgram, record_forward
 from model_worker.runner.future_map import FutureMap
@@ -42,14 +42,6 @@ from runtime.wire.plan import BatchPlan
 NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
-
-
-class Model(Protocol):
-    def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
-        """Final hidden states [W, hidden_size] of the batch's output_indices; stores the new tokens' KV."""
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        """hidden [n, hidden_size] -> logits [n, vocab_size] float32; on ranks other than 0 no rows."""
 
 
 class ModelRunner:

@@ -38,6 +38,9 @@ EDITS = PENALTY | BIAS
 FORBIDS = MIN_LEN | BAD_WORDS | NGRAM
 CHANGES = EDITS | ALLOWED | FORBIDS  # the logits, before the draw
 REMEMBERS = PENALTY | HISTORY | TOP_P_DECAY
+
+IN_PROMPT = 1 << 30
+"""Bit of a count of the tokens of a row (PenaltyCounts): the prompt holds the token."""
 TRUNCATES = TOP_K | TOP_P | MIN_P
 DRAWABLE = NOISE | TRUNCATES  # all that a row needs is a draw
 

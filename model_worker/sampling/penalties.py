@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling.columns import SamplingColumns
+from model_worker.sampling.columns import IN_PROMPT, SamplingColumns
 from runtime.wire.format import IntArray
-
-IN_PROMPT = 1 << 30
 
 
 class PenaltyCounts:

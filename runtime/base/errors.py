@@ -4,7 +4,9 @@ CarouselError
 ├── RequestError          one request is refused or failed; everybody else goes on
 │   ├── InvalidRequest    400, names the field
 │   ├── Unauthorized      401
+│   ├── Forbidden         403
 │   ├── Overloaded        503, says when to try again
+│   │   └── RateLimited   429, a tenant has as much as it may have
 │   └── RequestAborted    499, the client or the server ended it
 ├── StartError            the launch ends; carries the exit code of RELIABILITY's table
 │   ├── ConfigError       64, a flag or a setting is wrong
@@ -61,6 +63,13 @@ class Unauthorized(RequestError):
     code = "invalid_api_key"
 
 
+class Forbidden(RequestError):
+    """The API key does not allow this."""
+
+    status = 403
+    code = "permission_denied"
+
+
 class Overloaded(RequestError):
     """No room now; `retry_after_s` says when it is worth another try."""
 
@@ -70,6 +79,13 @@ class Overloaded(RequestError):
     def __init__(self, message: str, *, code: str | None = None, retry_after_s: float = 1.0) -> None:
         super().__init__(message, code=code)
         self.retry_after_s = retry_after_s
+
+
+class RateLimited(Overloaded):
+    """The caller has as much as its key allows; others may have more."""
+
+    status = 429
+    code = "rate_limit_exceeded"
 
 
 class RequestAborted(RequestError):

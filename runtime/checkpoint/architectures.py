@@ -22,10 +22,9 @@ class Architecture(NamedTuple):
     same condition; "interleaved" all but each sliding_window_pattern-th.
     keys: a field of runtime.checkpoint.config_file -> the key it has here, or several, of which the first
     that is there counts. A field of OptionalKeys is read only when it is named here: other architectures
-    would ignore the key, and so do we.
-    defaults: what an absent key means, where that differs from runtime.checkpoint.config_file.
-    ships_code: published checkpoints name code of their own (auto_map), and it computes what the spec says.
-    It is not run; where this is not set, such a checkpoint is refused.
+    would ignore the key, and so do we. defaults: what an absent key means, where that differs from
+    runtime.checkpoint.config_file. ships_code: published checkpoints name code of their own (auto_map), and
+    it computes what the spec says. It is not run; where this is not set, such a checkpoint is refused.
     """
 
     spec: str  # import string of its ModelSpec

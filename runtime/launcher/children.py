@@ -114,7 +114,7 @@ class Children:
         arguments = [str(os.getpid()), str(oom_score), MODULES[place.role], str(self._run_dir), *numbers]
         try:
             process = subprocess.Popen(
-                [sys.executable, "-m", "runtime.launcher.child", *arguments],
+                [sys.executable, "-P", "-m", "runtime.launcher.child", *arguments],
                 stdin=subprocess.DEVNULL,
                 # A Ctrl-C in the terminal reaches the launcher alone, which then decides.
                 start_new_session=True,

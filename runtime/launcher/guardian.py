@@ -25,7 +25,7 @@ class Guardian:
     def __init__(self, run_dir: Path, lock_fd: int, environment: Mapping[str, str]) -> None:
         """Raises OSError when there is no process to be had."""
         self._process = subprocess.Popen(
-            [sys.executable, "-S", "-m", "runtime.launcher.guardian", str(run_dir), str(lock_fd)],
+            [sys.executable, "-P", "-S", "-m", "runtime.launcher.guardian", str(run_dir), str(lock_fd)],
             stdin=subprocess.PIPE,
             start_new_session=True,
             pass_fds=(lock_fd,),

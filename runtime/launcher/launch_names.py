@@ -15,6 +15,7 @@ from runtime.base.environment import child_environment
 from runtime.base.errors import AddressInUse, ConfigError, StartError
 from runtime.launcher.guardian import Guardian
 from runtime.launcher.launch_records import LaunchRecords
+from runtime.launcher.tenants_reload import TenantsReload
 from runtime.ring.keys import make_keys
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.run_dir import RunDir
@@ -47,6 +48,8 @@ class LaunchNames:
                 held.callback(self.page.close)
                 if config.zmq_bind and not config.curve_dir:
                     make_keys(self.endpoints.keys_dir)
+                self.tenants = TenantsReload(config, self.endpoints.tenants_file)
+                held.callback(self.tenants.close)
                 self.records = LaunchRecords(self.endpoints)
                 held.callback(self._end_records)
                 self.inbox = ZmqInbox(context, self.endpoints.launcher_in, "launcher_in", FIRST_EPOCH)

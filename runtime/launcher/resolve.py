@@ -12,6 +12,8 @@ import msgspec
 from runtime.base.environment import api_key, visible_gpus
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.pooling import read_pooling
+from runtime.ring.endpoints import tcp_endpoints
+from runtime.ring.tenants import read_tenants
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
 
@@ -85,7 +87,8 @@ def resolve(
     _check_quantization(config, device, has_spec)
     if config.deterministic:
         _check_deterministic(device, dtype if own == "auto" else own, has_spec)
-    config = msgspec.structs.replace(config, api_key=config.api_key or api_key())
+    if not config.has_api_keys:
+        config = msgspec.structs.replace(config, api_key=api_key())
     _check_api_keys(config)
     return msgspec.structs.replace(
         config,
@@ -128,10 +131,12 @@ def _check_kv_dtype(config: RuntimeConfig, device: str) -> None:
 
 
 def _check_api_keys(config: RuntimeConfig) -> None:
-    if not all(config.api_keys):
-        raise ConfigError("api_key: between two commas there is no key, and an empty one opens to nobody")
-    if config.cache_salt_per_api_key and not config.api_keys:
-        raise ConfigError("cache_salt_per_api_key: without --api-key there are no keys to tell apart")
+    read_tenants(config)
+    for name in ("cache_salt_per_api_key", "share_prefixes_across_keys"):
+        if getattr(config, name) and not config.has_api_keys and not config.curve_dir:
+            raise ConfigError(f"{name}: without --api-key or --api-keys there are no keys to tell apart")
+    if config.share_prefixes_across_keys and config.cache_salt_per_api_key:
+        raise ConfigError("cache_salt_per_api_key: share_prefixes_across_keys is the opposite; give one")
 
 
 def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:
@@ -222,7 +227,7 @@ def _is_network(text: str) -> bool:
 
 def _check_tcp(config: RuntimeConfig) -> None:
     try:
-        tcp = config.tcp
+        tcp = tcp_endpoints(config)
     except ValueError as error:
         raise ConfigError(f"zmq_bind: {error}") from None
     if tcp is None and config.curve_dir:

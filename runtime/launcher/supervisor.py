@@ -70,8 +70,11 @@ class Supervisor:
         """Places that are empty, and when they are filled again."""
         for number in STOP_SIGNALS:
             signal.signal(number, self._on_signal)
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
+        if config.has_key_files:
+            signal.signal(signal.SIGHUP, self._on_hangup)
+        elif signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # nohup has it ignored
             signal.signal(signal.SIGHUP, self._on_signal)
+        self._keys_are_due = False
         self.names = LaunchNames(config)
         self._page, self._records = self.names.page, self.names.records
         self._engine_deaths = EngineDeaths(self.names.endpoints)
@@ -115,6 +118,9 @@ class Supervisor:
         if self._num_signals > (2 if is_draining else 1):
             for child in self._children:
                 self._children.kill(child)
+
+    def _on_hangup(self, *_: object) -> None:
+        self._keys_are_due = True
 
     # -- start ---------------------------------------------------------------------------------------------
 
@@ -177,6 +183,8 @@ class Supervisor:
                 self._hung.add(child.pid)
             self._children.kill(child)
         self._start_due()
+        if self._keys_are_due and self.names.tenants.try_read():
+            self._keys_are_due = False
         self._beat()
         if self.config.parent_pid and not Path(f"/proc/{self.config.parent_pid}").exists():
             self._num_signals += 2  # nobody is left whose requests could finish

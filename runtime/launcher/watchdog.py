@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from runtime.launcher.children import Child
+from runtime.ring.liveness import is_stopped, may_be_silent
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import Status, StatusPage
 
@@ -21,24 +21,6 @@ STOPPED = f"it has been stopped for {STOPPED_S:.0f} s"
 LOOK_S = 0.25
 MAX_LOOK_S = 1.0
 """Longest time between two looks that counts: if the launcher itself was held up, nobody else is to blame."""
-
-
-def is_stopped(pid: int) -> bool:
-    """By a signal; a process that a debugger holds is not."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_bytes()
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-    return stat.rpartition(b")")[2].split()[:1] == [b"T"]
-
-
-def may_be_silent(role: str, config: RuntimeConfig, scheduler: Status) -> bool:
-    """Whether a process of `role` may be in a step of the model, in which it turns no loop."""
-    if role == "worker" or (role == "scheduler" and config.device != "cpu"):
-        # Without overlap the scheduler has written its slot before it launches the step that it waits for.
-        is_unseen = role == "scheduler" and config.disable_overlap_schedule
-        return is_unseen or scheduler.num_launched > scheduler.num_finished
-    return False
 
 
 class Hang(NamedTuple):

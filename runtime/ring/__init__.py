@@ -1,1 +1,1 @@
-"""The ring as a process finds and joins it: endpoints, run directory, keys."""
+"""The ring as a process finds and joins it: endpoints, run directory, keys, tenants."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from runtime.base.errors import ConfigError
+from runtime.settings.config import RuntimeConfig
 
 TCP_SCHEME = "tcp://"
 ANY_HOST = "*"
@@ -96,6 +97,11 @@ class Endpoints:
         return self.run_dir / "suspects"
 
     @property
+    def tenants_file(self) -> Path:
+        """Table of tenants: who has which API key and may do what."""
+        return self.run_dir / "tenants.json"
+
+    @property
     def keys_dir(self) -> Path:
         """Keys of a launch that is served over TCP and was given none: as `runtime.ring.keys` makes them."""
         return self.run_dir / "keys"
@@ -138,6 +144,15 @@ class TcpEndpoints:
 
     def tokenizer_in(self, index: int) -> str:
         return f"{TCP_SCHEME}{self.host}:{self.port + self.num_detokenizers + index}"
+
+
+def tcp_endpoints(config: RuntimeConfig) -> TcpEndpoints | None:
+    """Return where the client library is served over TCP; None: nowhere. Raises ValueError that says what is
+    wrong with the address.
+    """
+    if not config.zmq_bind:
+        return None
+    return TcpEndpoints.parse(config.zmq_bind, config.tokenizer_workers, config.detokenizer_workers)
 
 
 def _ip(host: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:

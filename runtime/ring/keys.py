@@ -1,13 +1,13 @@
 """Keys: who may connect over TCP. Makes and reads the CURVE keys of a server and of its clients.
 
-    python -m runtime.ring.keys DIR [CLIENT ...]        makes what is not there yet
+    python -m runtime.ring.keys DIR [NAME ...]          makes what is not there yet
 
     DIR/server.key_secret        stays with the server
-    DIR/clients/CLIENT.key       which clients may connect; a file that is taken away locks one out
-    DIR/CLIENT/                  to be handed over to the client: its own key and the server's public one
+    DIR/clients/NAME.key         which clients may connect, and as which tenant (runtime.ring.tenants)
+    DIR/NAME/                    to be handed over to the client: its own key and the server's public one
 
-The server reads them when it starts: `launch.py --zmq-bind tcp://ADDRESS:PORT --curve-dir DIR`. Neither end
-takes keys that another user may have put there or changed.
+The server reads them when it starts, `launch.py --zmq-bind tcp://ADDRESS:PORT --curve-dir DIR`, and again
+when it reads its tenants again. Neither end takes keys that another user may have put there or changed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,12 +39,12 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,63}")
 class ServerKeys:
     public: bytes
     secret: bytes
-    clients: Path
-    """Directory with the public keys that may connect."""
+    clients: Mapping[bytes, str]
+    """Name of each public key that may connect, in Z85."""
 
     @staticmethod
     def read(directory: Path) -> ServerKeys:
-        """Raises ConfigError that names what is missing, unreadable, or open to other users."""
+        """Raises ConfigError that names what is missing, unreadable, open to other users, or no name."""
         public, secret = _read_secret(directory, SERVER)
         clients = (directory / CLIENTS).absolute()
         _check(clients)
@@ -54,9 +54,18 @@ class ServerKeys:
                 f"curve_dir: {clients} holds no client's key, so nobody could connect; "
                 f"python -m runtime.ring.keys {directory} makes one"
             )
+        names: dict[bytes, str] = {}
         for path in allowed:
-            _read(path)
-        return ServerKeys(public, secret, clients)
+            if not NAME.fullmatch(path.stem):
+                raise ConfigError(
+                    f"curve_dir: {path} names no client: a name has at most 64 letters, digits, dots, dashes "
+                    "and underscores"
+                )
+            key, _ = _read(path)
+            if key in names:
+                raise ConfigError(f"curve_dir: {path.stem} and {names[key]} in {clients} have the same key")
+            names[key] = path.stem
+        return ServerKeys(public, secret, names)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +166,7 @@ def _read(path: Path) -> tuple[bytes, bytes | None]:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("runtime.ring.keys", description="Make the keys of clients over TCP.")
+    parser = argparse.ArgumentParser("carousel-keys", description="Make the keys of clients over TCP.")
     parser.add_argument("directory", type=Path, help="the launch's --curve-dir; made when it is not there")
     parser.add_argument("clients", nargs="*", default=[CLIENT], help="a name for each client")
     arguments = parser.parse_args(argv)

@@ -33,7 +33,7 @@ logger = logging.getLogger(__name__)
 # Everything that a launch makes in its directory. Of the processes of which there may be several, each has a
 # socket or a file with its number.
 OURS = re.compile(
-    r"(config|state)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
+    r"(config|state|tenants)\.(json|new)|tokenizer\.(json|\d+)|events\.jsonl|lock|status(\.new)?|launcher_in|scheduler_in|step_results"
     r"|profile-[\d-]+\.json|keys|roster|suspects(\.new)?"
     r"|(client_out|detokenizer_in|metrics|rank_in|ranks|tokenizer_in)\d*"
 )

@@ -3,23 +3,32 @@
 They have a ZMQ context of their own, so what strangers do keeps no thread of the ring's own sockets busy.
 A peer without one of the keys that may connect gets no further than the handshake: nothing it sends reaches a
 socket. That holds on loopback too, where every user and every web page that a browser shows can reach a port
-and ZMQ's oldest framing fits behind the head of an HTTP request. Knows no message.
+and ZMQ's oldest framing fits behind the head of an HTTP request.
+
+A key is a tenant's: ZMQ attaches to each message the key that its sender has proved to hold, and the gate
+knows whose it is. Knows no message.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
+import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import zmq
 
 from runtime.base.errors import AddressInUse, ConfigError
-from runtime.ring.endpoints import Endpoints, TcpEndpoints
+from runtime.ring.endpoints import Endpoints, TcpEndpoints, tcp_endpoints
 from runtime.ring.keys import ServerKeys
+from runtime.ring.tenants import OWNER
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.transport import MAX_TCP_FRAME_BYTES, ZmqInbox
+from runtime.wire.transport import MAX_TCP_FRAME_BYTES, Stamp, ZmqInbox
+
+logger = logging.getLogger(__name__)
 
 DOMAIN = "carousel"
 BACKLOG = 1024
@@ -34,28 +43,63 @@ MAX_UNREAD = 4
 
 
 class TcpGate:
-    def __init__(self, endpoints: TcpEndpoints, curve_dir: Path) -> None:
-        """Read the keys in `curve_dir`. Raises ConfigError."""
+    def __init__(self, endpoints: TcpEndpoints, curve_dir: Path, *, is_own: bool = False) -> None:
+        """Read the keys in `curve_dir`. `is_own`: they are this user's, whatever their names. Raises
+        ConfigError.
+        """
         # Imported here, because it brings asyncio and most launches have no gate.
         from zmq.auth.thread import ThreadAuthenticator
 
         self.endpoints = endpoints
         self.context: zmq.Context[Any] = zmq.Context()
+        self._curve_dir = curve_dir
+        self._is_own = is_own
         self._keys = ServerKeys.read(curve_dir)
+        self._tenants = self._tenants_of(self._keys)
         self._authenticator = ThreadAuthenticator(self.context)
         self._authenticator.start()
-        self._authenticator.configure_curve(domain=DOMAIN, location=str(self._keys.clients))
+        self._authenticator.configure_curve_callback(domain=DOMAIN, credentials_provider=self)
 
     @staticmethod
     def open(config: RuntimeConfig, endpoints: Endpoints) -> TcpGate | None:
         """Return the gate that the settings ask for, None where they ask for none. Its keys are those of
         `curve_dir`, else those that the launcher has made in its run directory. Raises ConfigError.
         """
-        if config.tcp is None:
+        tcp = tcp_endpoints(config)
+        if tcp is None:
             return None
-        return TcpGate(config.tcp, Path(config.curve_dir) if config.curve_dir else endpoints.keys_dir)
+        if config.curve_dir:
+            return TcpGate(tcp, Path(config.curve_dir))
+        return TcpGate(tcp, endpoints.keys_dir, is_own=True)
 
-    def inbox(self, address: str, name: str, epoch: int) -> ZmqInbox:
+    def callback(self, domain: str, key: bytes) -> bool:
+        """Tell whether the key, in Z85, may connect. Called by the authenticator, in its thread."""
+        return key.decode() in self._tenants
+
+    def tenant_of(self, key: str) -> str:
+        """Return whose key this is, in Z85. Raises ValueError when it is nobody's, or no longer."""
+        tenant = self._tenants.get(key)
+        if tenant is None:
+            raise ValueError("the key that it came with may not connect")
+        return tenant
+
+    def reload(self) -> None:
+        """Have a thread read the clients' keys again, so that a disk that hangs holds up nobody. Where they
+        are faulty all stays as it was. A key that has gone is believed no more, on connections that stand
+        either.
+        """
+        threading.Thread(target=self._read_tenants, name="carousel-keys", daemon=True).start()
+
+    def _read_tenants(self) -> None:
+        try:
+            self._tenants = self._tenants_of(ServerKeys.read(self._curve_dir))
+        except ConfigError as error:
+            logger.warning("the keys stay as they were: %s", error)
+
+    def _tenants_of(self, keys: ServerKeys) -> Mapping[str, str]:
+        return {key.decode(): OWNER if self._is_own else name for key, name in keys.clients.items()}
+
+    def inbox(self, address: str, name: str, epoch: int, stamp: Stamp) -> ZmqInbox:
         """Open the inbox `name` at `address`, with bounds on what a peer can fill. Raises AddressInUse."""
         return ZmqInbox(
             self.context,
@@ -65,6 +109,7 @@ class TcpGate:
             bind=self.bind,
             max_frame_bytes=MAX_TCP_FRAME_BYTES,
             max_unread=MAX_UNREAD,
+            stamp=stamp,
         )
 
     def bind(self, socket: zmq.Socket[Any], address: str) -> None:

@@ -1,7 +1,7 @@
 """RuntimeConfig: every setting of a launch, in one frozen struct; the command line is generated from it.
 
-The settings are declared in `runtime.settings`, by subject. `runtime.launcher.resolve` fills in what depends
-on the model or the machine, once, in the launcher; the other processes read the result.
+They are declared in `runtime.settings.table`, by subject. `runtime.launcher.resolve` fills in what depends on
+the model or the machine, once, in the launcher; the other processes read the result.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import msgspec
 from msgspec import Meta
 
 from runtime.base.errors import ConfigError
-from runtime.ring.endpoints import TcpEndpoints
-from runtime.settings.supervision import SupervisionSettings
+from runtime.settings.table import Settings
 
-DEMO_MODEL = Path(__file__).resolve().parents[2] / "demo" / "model"
+DEMO_MODEL = (Path(__file__).resolve().parents[2] / "carousel" / "demo_model").resolve()
+"""The model that is installed with the project; in its source a link to demo/model."""
 
 
-class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True):
+class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
 
     @property
@@ -28,8 +28,14 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         return self.max_queued_requests or 4 * self.max_running_requests
 
     @property
-    def api_keys(self) -> list[str]:
-        return [key.strip() for key in self.api_key.split(",")] if self.api_key else []
+    def has_api_keys(self) -> bool:
+        """True if the HTTP server asks for a key."""
+        return bool(self.api_key or self.api_key_file or self.api_keys)
+
+    @property
+    def has_key_files(self) -> bool:
+        """True if keys are in files, which SIGHUP has read again."""
+        return bool(self.api_key_file or self.api_keys)
 
     @property
     def max_waiting_of_client(self) -> int:
@@ -83,19 +89,12 @@ class RuntimeConfig(SupervisionSettings, frozen=True, forbid_unknown_fields=True
         """True if the HTTP server looks at Host and Origin. No browser sends a key by itself, so that with
         one it does so only where names were given.
         """
-        return not self.api_key or bool(self.host_names)
+        return not self.has_api_keys or bool(self.host_names)
 
     @property
     def proxies(self) -> list[str]:
         """Proxies whose word on where a request comes from is believed."""
         return [proxy.strip() for proxy in self.forwarded_allow_ips.split(",") if proxy.strip()]
-
-    @property
-    def tcp(self) -> TcpEndpoints | None:
-        """Where the client library is served over TCP. Raises ValueError that says what is wrong with it."""
-        if not self.zmq_bind:
-            return None
-        return TcpEndpoints.parse(self.zmq_bind, self.tokenizer_workers, self.detokenizer_workers)
 
 
 BATCHING_SPELLINGS = {

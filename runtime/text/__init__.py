@@ -1,1 +1,1 @@
-"""Tokenizers and chat templates, shared by the tokenizer and the detokenizer. Imports no torch."""
+"""Text and tokens: tokenizers, chat templates, incremental decoding. No torch."""

@@ -14,6 +14,7 @@ import struct
 
 HANDLE_BYTES = 16
 KEY_BYTES = 15
+REQUEST_BYTES = 13
 NO_HANDLE = bytes(HANDLE_BYTES)
 """No sequence has it: a client id is never 0."""
 MAX_ATTEMPT = (1 << 8) - 1
@@ -55,6 +56,11 @@ def attempt_of(handle: bytes) -> int:
 def sequence_key(handle: bytes) -> bytes:
     """What all attempts of one sequence have in common."""
     return handle[:KEY_BYTES]
+
+
+def request_key(handle: bytes) -> bytes:
+    """Return what all sequences of one request, and all attempts of them, have in common."""
+    return handle[:REQUEST_BYTES]
 
 
 def describe(handle: bytes) -> str:

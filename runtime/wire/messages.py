@@ -1,6 +1,6 @@
 """The message vocabulary: everything that crosses a process border, one union per socket.
 
-Bulk integers travel as packed little-endian bytes (`format.pack_ids`): a 256-row step encodes in under a
+Bulk integers travel as packed little-endian bytes (`wire.pack_ids`): a 256-row step encodes in under a
 microsecond. Every string, list and integer that an outsider can send is bounded here; a decoder refuses what
 is out of bounds before it allocates. What a process only passes on is `msgspec.Raw`, so ownership is visible
 in the type.
@@ -91,6 +91,10 @@ class GenerateRequest(Message, frozen=True):
     """`embed`: the vector of the prompt, and no output. A server does one or the other."""
     retention: Retention | None = None
     """None: its KV is kept like any other, and what was said of it stays."""
+    tenant: Label = ""
+    """Whose request it is (runtime.ring.tenants). Believed of who can open the run directory; what comes over
+    TCP gets the name of the key that it came with.
+    """
 
 
 class AbortRequest(Message, frozen=True):
@@ -98,6 +102,8 @@ class AbortRequest(Message, frozen=True):
 
     handles: Annotated[tuple[Handle, ...], Meta(max_length=MAX_ABORT_HANDLES)] = ()
     client: ClientId = 0
+    tenant: Label = ""
+    """Tenant that asks, as in GenerateRequest; only its own sequences end, and the owner may end all."""
 
 
 QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats"]
@@ -123,6 +129,8 @@ class ControlRequest(Message, frozen=True):
     """Of pause_generation: what becomes of the requests that run."""
     num_steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
     """Of start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
+    tenant: Label = ""
+    """Tenant that asks, as in GenerateRequest; only an admin may."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -156,7 +164,7 @@ class TokenizedRequest(Message, frozen=True):
     stream_open: Raw
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     namespace: Annotated[bytes, Meta(max_length=64)] = b""
-    """Keyed digest of tenant, salt and adapter; requests of different namespaces never share a page."""
+    """Keyed digests of tenant and salt; requests of different namespaces never share a page."""
     output_ids: PackedIds = b""
     """Output that an earlier attempt already delivered: counted as output, never as prompt."""
     num_prompt_logprobs: Count = 0
@@ -166,6 +174,9 @@ class TokenizedRequest(Message, frozen=True):
     deadline_s: float = 0.0
     """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
     retention: Retention | None = None
+    tenant: Label = ""
+    is_again: bool = False
+    """It was let in before and is made again after a restart: limits of the queue do not refuse it."""
 
 
 class StopMatched(Message, frozen=True):
@@ -209,9 +220,7 @@ class TokenLogprobs(Record, frozen=True):
 
 
 class TokenBatch(Message, frozen=True):
-    """Everything one step has to tell the detokenizer. Read
-    in the order: opened, prompt logprobs, tokens with logprobs, closed.
-    """
+    """News of one step for the detokenizer, read in the order: opened, prompt logprobs, tokens, closed."""
 
     step: Count
     handles: bytes = b""

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import ErrorInfo
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache.kv_cache_manager import Prefix
+from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
 from scheduler_proc.features.base import combined_cost
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 MAX_PASSED_OVER = 128
 """Waiting requests that are looked at and passed over in one step; arbitrary, bounds the time of a step."""
+MAX_SKIPPED = 1024
+"""Bound like MAX_PASSED_OVER for tenants one of whose requests was passed over: these cost 0.1 us each."""
 
 
 class Admission:
@@ -33,17 +36,22 @@ class Admission:
         self.policy = policy
 
     def admit(self, adder: PrefillAdder, newcomers: Sequence[Request] | None = None) -> None:
-        """Until one does not fit; those that are not ready yet are passed over. newcomers: who is considered,
-        all of them waiting; None: everybody, as the policy orders them.
+        """Until one does not fit; those that are not ready yet are passed over, and so are all of a tenant
+        once one of them does not fit beside the shares of others. newcomers: who is considered, all of them
+        waiting; None: everybody, as the policy orders them.
         """
         waiting = self._lifecycle.waiting
         admitted: list[int] = []
         failed: list[tuple[Request, ErrorInfo]] = []
-        num_passed_over = 0
+        num_passed_over = num_skipped = 0
+        held_back: set[bytes] = set()
         for position in self._positions(newcomers):
-            if num_passed_over >= MAX_PASSED_OVER:
+            if num_passed_over >= MAX_PASSED_OVER or num_skipped >= MAX_SKIPPED:
                 break
             req = waiting[position]
+            if held_back and tenant_of(req.namespace) in held_back:
+                num_skipped += 1
+                continue
             try:
                 prefix = self.prefix_if_it_may_start(req)
             except RequestError as error:
@@ -53,14 +61,17 @@ class Admission:
                 num_passed_over += 1
             elif adder.try_admit(req, prefix):
                 admitted.append(position)
+            elif adder.was_withheld:
+                held_back.add(tenant_of(req.namespace))
             else:
                 break
         if admitted:
             self._lifecycle.note_admitted(admitted)
+        self._lifecycle.room.is_backed_up = len(waiting) > 0
         for req, info in failed:
             self._lifecycle.finish(req, "error", error=info)
 
-    def _positions(self, newcomers: Sequence[Request] | None) -> Sequence[int]:
+    def _positions(self, newcomers: Sequence[Request] | None) -> Iterable[int]:
         """Where they wait now: a row that was taken back in this step has moved those behind its request.
         While somebody has to run alone, only the one whose turn it is.
         """
@@ -68,12 +79,15 @@ class Admission:
         if lifecycle.solitary:
             chosen = lifecycle.solitary.next_to_start(self._kv.rows.num_running)
             newcomers = [] if chosen is None else [chosen]
+            if chosen is not None:
+                lifecycle.room.bring(chosen)
         if newcomers is None:
             return self.order()
         if not newcomers:
             return ()
         positions = {req.seq: at for at, req in enumerate(lifecycle.waiting)}
-        return [positions[req.seq] for req in newcomers]
+        # A row that was taken back may have put one of them behind another one of its tenant.
+        return [positions[req.seq] for req in newcomers if req.seq in positions]
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
         """Its cached prefix; None while something other than space keeps it waiting. Raises RequestError."""
@@ -86,9 +100,21 @@ class Admission:
         prefix = self._kv.match(req)
         return None if not self._closes_batches and self._kv.must_await(req, prefix) else prefix
 
-    def order(self) -> Sequence[int]:
-        """Positions in the waiting queue, as the policy wants them considered."""
-        view = WaitingView(self._lifecycle.waiting, self._kv)
+    def order(self) -> Iterable[int]:
+        """Positions in the waiting queue: first those that starve, then as the policy wants the others
+        considered, which is shown no more than these.
+        """
+        num_starved = self._lifecycle.waiting.num_starved
+        return self._policy_order(0) if not num_starved else self._starved_first(num_starved)
+
+    def _starved_first(self, num_starved: int) -> Iterator[int]:
+        yield from range(num_starved)
+        for position in self._policy_order(num_starved):
+            yield num_starved + position
+
+    def _policy_order(self, num_starved: int) -> Sequence[int]:
+        """Positions in what comes after the first so many."""
+        view = WaitingView(self._lifecycle.waiting, self._kv, num_starved)
         try:
             return checked_order(self.policy.order(view), len(view))
         except InvalidOrder as error:

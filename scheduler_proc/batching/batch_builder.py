@@ -17,6 +17,7 @@ from scheduler_proc.batching.prefill_adder import PrefillAdder, PrefillTotals, S
 from scheduler_proc.capacity.base import CapacityPolicy
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
+from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray
 
 logger = logging.getLogger(__name__)
@@ -94,11 +95,11 @@ class BatchBuilder:
         tenants = [req for row in ready.tolist() if (req := self._rows.tenant[row]) is not None]
         for req in sorted(tenants, key=self.capacity.rank):
             while req.row >= 0 and not adder.try_continue(req):
-                if not self._try_make_room(batch):
+                if not self._try_make_room(batch, req):
                     break
 
-    def _try_make_room(self, batch: ScheduleBatch) -> bool:
-        """Take one row back. False: nobody has to give way, and who lacks pages waits for them."""
+    def _try_make_room(self, batch: ScheduleBatch, req: Request) -> bool:
+        """Take one row back for req. False: nobody has to give way, and who lacks pages waits for them."""
         taken = batch.taken()
         candidates = [req for req in self._rows.running_requests() if req.row not in taken]
         if self._rows.num_running == 1:
@@ -106,7 +107,7 @@ class BatchBuilder:
             error = ErrorInfo("the KV cache is too small for this request", "kv_cache_exhausted", None, 503)
             self._lifecycle.finish(candidates[0], "error", error=error)
             return True
-        victim = self.capacity.victim(candidates)
+        victim = self.capacity.victim(self._kv.guard.who_gives_way(candidates, req))
         if victim is None:
             return False
         self._lifecycle.retract(victim)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Protocol, TypeAlias
 
-from scheduler_proc.core.row_columns import RowArray, Rows
+from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.rows import Rows
 
 BATCHING_TYPES = {
     "inflight_fused": "scheduler_proc.batching.phases:Fused",

@@ -6,12 +6,14 @@ Comes before anything is planned: what is in the step already can no longer give
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 import numpy as np
 
 from runtime.base.errors import RequestError
 from scheduler_proc.batching.admission import MAX_PASSED_OVER, Admission
 from scheduler_proc.cache.kv_cache_manager import Prefix
+from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.capacity.max_utilization import MaxUtilization
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
@@ -32,17 +34,22 @@ class Preemption:
 
     def make_way(self) -> None:
         """Retract as many running requests as those that wait with a higher priority need: the lowest
-        priority and the latest started first. Who waits is admitted where all are.
+        urgency and the latest started first. Who waits is admitted where all are. So what those need that
+        starve and go before them is counted, though they take no row from anybody of their own priority.
+
+        Who takes its tenant beyond its share, beside other rows of it, takes from its own tenant's requests
+        alone: what others gave up would be withheld for them.
         """
         waiting, rows = self._lifecycle.waiting, self._rows
         if not len(waiting) or not rows.num_running or self._lifecycle.solitary:
             return
-        lowest = rows.priority[rows.running].min()
+        lowest = rows.urgency[rows.running].min()
+        if not self._wants_any(lowest):
+            return
         locked: list[Prefix] = []
         num_rows = num_pages = 0
-        for position in range(min(len(waiting), MAX_PASSED_OVER)):
-            req = waiting[position]
-            if req.priority <= lowest:
+        for req in list(islice(waiting, MAX_PASSED_OVER)):
+            if req.priority <= lowest and not req.is_starved:
                 break
             prefix = self._prefix_of(req)
             if prefix is None:
@@ -50,12 +57,31 @@ class Preemption:
             self._kv.cache.lock(prefix.node)
             locked.append(prefix)
             cost = combined_cost(req.features)
-            num_rows += cost.rows
-            num_pages += self._capacity.pages_for(req) - prefix.num_pages + cost.pages
-            if not self._try_free(num_rows, num_pages, req.priority):
+            num_missing = self._capacity.pages_for(req) - prefix.num_pages + cost.pages
+            if req.priority <= lowest:
+                num_rows += cost.rows
+                num_pages += num_missing
+                continue
+            num_withheld = self._kv.guard.num_withheld(prefix.node, num_missing)
+            only_own = self._kv.guard.is_beyond_share(prefix.node, num_missing)
+            victims = self._victims_of(req, only_own=only_own)
+            if self._try_free(num_rows + cost.rows, num_pages + num_missing + num_withheld, victims):
+                num_rows += cost.rows
+                num_pages += num_missing
+            elif not only_own:
                 break
         for prefix in locked:
             self._kv.cache.unlock(prefix.node)
+
+    def _wants_any(self, lowest: int) -> bool:
+        """Tell whether anybody who waits has a higher priority than this. The first that does not starve
+        has the highest.
+        """
+        waiting = self._lifecycle.waiting
+        if not waiting[0].is_starved:
+            return waiting[0].priority > lowest
+        num_looked_at = min(waiting.num_starved + 1, len(waiting), MAX_PASSED_OVER)
+        return any(waiting[position].priority > lowest for position in range(num_looked_at))
 
     def _prefix_of(self, req: Request) -> Prefix | None:
         try:
@@ -63,9 +89,16 @@ class Preemption:
         except RequestError:
             return None  # it fails where it would be admitted
 
-    def _try_free(self, num_rows: int, num_pages: int, priority: int) -> bool:
-        """So many rows and pages, from requests below this priority; nothing when they cannot give enough."""
-        victims = [req for req in self._rows.running_requests() if req.priority < priority]
+    def _victims_of(self, req: Request, *, only_own: bool) -> list[Request]:
+        """Return who may have to give way to it. only_own: no other tenant's."""
+        victims = [each for each in self._rows.running_requests() if each.urgency < req.priority]
+        if only_own:
+            tenant = tenant_of(req.namespace)
+            victims = [each for each in victims if tenant_of(each.namespace) == tenant]
+        return victims
+
+    def _try_free(self, num_rows: int, num_pages: int, victims: list[Request]) -> bool:
+        """So many rows and pages, from these requests; nothing when they cannot give enough."""
         held = int(self._kv.num_held(np.array([req.row for req in victims], np.intp)).sum())
         if num_rows > self._rows.num_free + len(victims) or num_pages > self._kv.num_available + held:
             return False

@@ -13,9 +13,10 @@ import numpy as np
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager, Prefix
 from scheduler_proc.capacity.base import CapacityPolicy
 from scheduler_proc.capacity.slots import SlotPool
-from scheduler_proc.core.batch import ScheduleBatch, ScheduledRow
+from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import NO_COST, Cost, combined_cost
 
 
@@ -62,6 +63,8 @@ class PrefillAdder:
         self._num_cached_tokens = 0
         self._num_prefills = 0
         self._num_recomputed_tokens = 0
+        self.was_withheld = False
+        """Tell whether who was not admitted last has pages withheld from it for other tenants."""
 
     @property
     def can_admit(self) -> bool:
@@ -115,11 +118,13 @@ class PrefillAdder:
         """A row and the first chunk for a waiting request, if it fits beside what was promised to others."""
         kv = self._kv
         cost = combined_cost(req.features) if req.features else NO_COST
+        self.was_withheld = False
         if not self.can_admit or not self._can_afford(cost):
             return False
         # Locked before the room is counted: its own prefix is not there for it to evict.
         kv.cache.lock(prefix.node)
         if not self._capacity.try_promise(req, prefix, cost.pages):
+            self.was_withheld = kv.guard.num_withheld(prefix.node, kv.num_pages_for(req.max_len)) > 0
             kv.cache.unlock(prefix.node)
             return False
         start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
@@ -176,7 +181,7 @@ class PrefillAdder:
             self._plan_features(scheduled)
         self._batch.add(scheduled)
 
-    def _plan_features(self, scheduled: ScheduledRow) -> None:
+    def _plan_features(self, scheduled: ScheduledRow[Request]) -> None:
         features = scheduled.req.features
         if scheduled.is_prefill:
             for feature in features:

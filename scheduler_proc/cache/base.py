@@ -7,13 +7,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-
 from runtime.wire.format import IntArray
+from scheduler_proc.cache.ledger import Ledger
 from scheduler_proc.cache.pages.retained_pages import RetainedPages
-
-NO_PAGES: IntArray = np.empty(0, np.int32)
-
 
 CacheNode: TypeAlias = Any
 """A place in the cache, opaque to everybody else but for its `uid`, an int that is
@@ -44,6 +40,7 @@ class Insertion(NamedTuple):
 class PrefixCache(Protocol):
     """Remembers which page holds the KV of which prefix, per
     namespace. Owns the pages it was given until it evicts them.
+    Each of its nodes has the `account` of its tenant in the ledger.
     """
 
     shares: bool
@@ -52,6 +49,8 @@ class PrefixCache(Protocol):
     """Changes whenever a match could come out differently."""
     num_evictable: int
     """Pages that `evict` could give back now."""
+    ledger: Ledger
+    """Whose the pages are; without entries where nothing is ever kept."""
 
     @property
     def num_pages(self) -> int:
@@ -95,9 +94,11 @@ class PrefixCache(Protocol):
         on the way to it and on the way to none before it.
         """
 
-    def evict(self, num_pages: int) -> IntArray:
-        """Give back num_pages unlocked pages, or all there are if that is fewer: what is retained least goes
-        first, then as the eviction policy ranks it.
+    def evict(self, num_pages: int, upto: int = 0, lease: CacheNode = None) -> IntArray:
+        """Give back num_pages unlocked pages, or all there are if that is fewer; up to `upto` in all, if with
+        several tenants the rest is of those that have more than their share. Theirs go first. Of one
+        tenant's what is retained least goes first, then as the eviction policy ranks it. lease: the node of
+        the row for which it is done, if it is for one.
         """
 
     def owned_pages(self) -> Iterator[IntArray]:

@@ -23,13 +23,15 @@ import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray
 from scheduler_proc.cache.attention_window import AttentionWindow
-from scheduler_proc.cache.base import NO_PAGES, CacheNode, PrefixCache
-from scheduler_proc.cache.pages.page_allocator import PageAllocator
+from scheduler_proc.cache.base import CacheNode, PrefixCache
+from scheduler_proc.cache.pages.page_allocator import NO_PAGES, PageAllocator
 from scheduler_proc.cache.pages.page_counts import PageCounts
 from scheduler_proc.cache.pages.page_tables import PageTables
 from scheduler_proc.cache.radix.eviction import eviction_bite
+from scheduler_proc.cache.share_guard import ShareGuard
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.row_columns import RowArray, Rows
+from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.rows import Rows
 
 PageKey: TypeAlias = tuple[int, bytes]
 """A page that may come to be cached: the node it continues, and its tokens."""
@@ -67,6 +69,7 @@ class KVCacheManager:
         self._eviction_bite = eviction_bite(num_pages)
         max_pages_a_row = -(-rows.tokens.shape[1] // page_size)
         self.tables = tables = PageTables(rows.max_rows, max_pages_a_row)
+        self.guard = ShareGuard(rows, tables, cache, self.pages, page_size)
         self.table, self.num_pages = tables.pages, tables.num_pages
         self.num_shared, self.num_gone = tables.num_shared, tables.num_gone
         self.window = AttentionWindow(attention_window, page_size) if attention_window else None
@@ -115,6 +118,7 @@ class KVCacheManager:
         due = (unseen > gone) & (unseen >= shared) & (kv_len >= self.rows.num_given[rows])
         if not due.any():
             return
+        self.guard.is_counted = False
         by_one = due & (unseen == gone + 1) & (shared == 0)  # nearly all
         if by_one.any():
             self.pages.free(self.table[rows[by_one], gone[by_one]])
@@ -148,6 +152,7 @@ class KVCacheManager:
         pages = self._try_take_pages(len(rows))
         if pages is None:
             return False
+        self.guard.is_counted = False
         self.tables.append_one(rows, have, pages)
         return True
 
@@ -156,18 +161,23 @@ class KVCacheManager:
         missing = self.num_pages_for(upto) - self.num_pages.item(req.row)
         if missing <= 0:
             return True
-        pages = self._try_take_pages(missing)
+        pages = self._try_take_pages(missing, req.lease)
         if pages is None:
             return False
+        self.guard.is_counted = False
         self.tables.extend(req.row, pages)
         return True
 
-    def _try_take_pages(self, n: int) -> IntArray | None:
+    def _try_take_pages(self, n: int, lease: CacheNode = None) -> IntArray | None:
+        """lease: of the row that wants them; None: they are for several."""
         shortfall = n - self.pages.num_free
         if shortfall > 0:
             if shortfall > self.cache.num_evictable:
                 return None
-            evicted = self.cache.evict(max(shortfall, self._eviction_bite))
+            if self.guard.is_needed:
+                evicted = self.guard.evict_for(lease, n, shortfall, self._eviction_bite)
+            else:
+                evicted = self.cache.evict(shortfall, self._eviction_bite)
             self.counts.num_evicted += len(evicted)
             self.pages.free(evicted)
         self.counts.num_new += n
@@ -224,7 +234,7 @@ class KVCacheManager:
         num_shared = prefix.num_pages
         start = num_shared * self.page_size
         num_taken = -(-(start + num_new) // self.page_size) - num_shared
-        pages = self._try_take_pages(num_taken)
+        pages = self._try_take_pages(num_taken, prefix.node)
         assert pages is not None
         if num_shared:
             pages = np.concatenate([prefix.pages, pages])
@@ -236,6 +246,7 @@ class KVCacheManager:
                 self.cache.retain(prefix.node, 0, num_shared, req.retained)
         self.rows.acquire(req, start)
         self._start_stay(req, prefix.node, num_shared, pages)
+        self.guard.note_seated(prefix.node, num_taken)
         if prefix.next_page is not None:
             self._announce(req, prefix.next_page)
         if req.cached_tokens < 0:
@@ -287,6 +298,7 @@ class KVCacheManager:
         upto = min(rows.kv_len.item(row), rows.num_tokens.item(row)) // size
         if upto <= first:
             return
+        self.guard.is_counted = False
         tokens = rows.tokens[row, first * size : upto * size].tobytes()
         done = self.cache.insert(lease, tokens, self.table[row, first:upto], req.priority)
         if len(done.found):
@@ -321,6 +333,7 @@ class KVCacheManager:
         if req.computes is not None:
             self._withdraw(req, req.computes)
         row = req.row
+        self.guard.is_counted = False
         self.pages.free(self.tables.private(row))
         self.tables.end(row)
         self.cache.unlock(req.lease)
@@ -347,6 +360,7 @@ class KVCacheManager:
         self.rows.acquire(child, source.kv_len)
         pages = np.concatenate([self.table[source.row, :num_full], copy])
         self._start_stay(child, source.lease, num_full, pages)
+        self.guard.is_counted = False
         if tail:
             self.tables.copies.append((child.row, self.table.item(source.row, num_full), copy.item(0)))
         return True

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from runtime.wire.format import IntArray
-from scheduler_proc.cache.base import NO_PAGES, CacheNode, Insertion, Match
+from scheduler_proc.cache.base import CacheNode, Insertion, Match
+from scheduler_proc.cache.ledger import Ledger
+from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.pages.retained_pages import RetainedPages
+from scheduler_proc.cache.radix.radix_node import NOBODYS
 
 
 class _Nowhere:
     uid = 0
+    account = NOBODYS
 
 
 class NoCache:
@@ -24,6 +28,7 @@ class NoCache:
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
         self._nowhere = _Nowhere()
+        self.ledger = Ledger()
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
         return Match(self._nowhere, NO_PAGES)
@@ -55,7 +60,7 @@ class NoCache:
     def num_pages_held(self, nodes: Sequence[CacheNode]) -> list[int]:
         return [0] * len(nodes)
 
-    def evict(self, num_pages: int) -> IntArray:
+    def evict(self, num_pages: int, upto: int = 0, lease: CacheNode = None) -> IntArray:
         return NO_PAGES
 
     def owned_pages(self) -> Iterator[IntArray]:

@@ -20,8 +20,10 @@ class CapacityPolicy(Protocol):
     """A batch is chosen at once and then closed: whoever fits gets a row in the step that opens it, even if
     the budget of that step is spent.
     """
-    guards_growth: bool
-    """Whether `may_grow` is to be asked before a running row takes pages."""
+
+    @property
+    def guards_growth(self) -> bool:
+        """Tell whether `may_grow` is to be asked before a running row takes pages. Read once a step."""
 
     def admits(self) -> bool:
         """Whether anybody may get a row in this step. Asked at most once a step, before `try_promise`."""

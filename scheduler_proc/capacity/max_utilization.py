@@ -31,7 +31,6 @@ class MaxUtilization:
     """Satisfies CapacityPolicy. `conservativeness` above 1 admits later and retracts less."""
 
     closes_batches = False
-    guards_growth = False
 
     def __init__(self, kv: KVCacheManager, conservativeness: float) -> None:
         self._rows = kv.rows
@@ -41,6 +40,10 @@ class MaxUtilization:
         self._decay = (self._initial - self._floor) / DECAY_STEPS
         self._promised_pages = -1  # to those that run, beyond what they hold; -1: not counted in this step
         self.new_token_ratio = self._initial
+
+    @property
+    def guards_growth(self) -> bool:
+        return self._kv.guard.is_needed
 
     def admits(self) -> bool:
         self._promised_pages = -1
@@ -54,7 +57,8 @@ class MaxUtilization:
             return True
         if self._promised_pages < 0:
             self._promised_pages = self.pages_wanted()
-        if num_missing > self._kv.num_available - self._promised_pages:
+        room = self._kv.num_available - self._promised_pages
+        if num_missing > room - self._kv.guard.num_withheld(prefix.node, num_missing):
             return False
         self._promised_pages += num_missing
         return True
@@ -87,14 +91,14 @@ class MaxUtilization:
         return self._kv.most_pages_of(num_tokens, num_tokens + headroom)
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
-        return True
+        return self._kv.guard.may_grow(rows, upto)
 
     def victim(self, candidates: Sequence[Request]) -> Request | None:
-        """The lowest priority, then the latest started: whoever started first always gets through."""
+        """The lowest urgency, then the latest started: whoever started first always gets through."""
         return max(candidates, key=self.rank)
 
     def rank(self, req: Request) -> tuple[int, int]:
-        return (-req.priority, self._rows.tenancy.item(req.row))
+        return (-req.urgency, self._rows.tenancy.item(req.row))
 
     def note_step(self) -> None:
         self.new_token_ratio = max(self._floor, self.new_token_ratio - self._decay)

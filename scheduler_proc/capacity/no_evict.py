@@ -116,8 +116,10 @@ class GuaranteedNoEvict:
         kv, rows = self._kv, self._rows
         if self._final_pages < 0:
             self._final_pages = int(kv.most_pages(rows.running, rows.max_len[rows.running]).sum())
-        final_pages = self._final_pages + kv.most_pages_of(req.num_tokens, req.max_len)
-        num_pages = kv.pages.num_pages - extra_pages
+        own_final_pages = kv.most_pages_of(req.num_tokens, req.max_len)
+        final_pages = self._final_pages + own_final_pages
+        num_withheld = kv.guard.num_withheld(prefix.node, own_final_pages - prefix.num_pages)
+        num_pages = kv.pages.num_pages - extra_pages - num_withheld
         # Alone, it may use everything: intake has seen to it that it can never need more.
         is_roomy = final_pages <= num_pages or not rows.num_running
         if not is_roomy:
@@ -159,8 +161,8 @@ class GuaranteedNoEvict:
         return None
 
     def rank(self, req: Request) -> tuple[int, int]:
-        """First come, first served, within a priority."""
-        return (-req.priority, self._rows.tenancy.item(req.row))
+        """First come, first served, within an urgency."""
+        return (-req.urgency, self._rows.tenancy.item(req.row))
 
     def note_step(self) -> None:
         """It learns nothing."""

@@ -10,69 +10,17 @@ loose ones:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import NamedTuple
-
 import numpy as np
 
-from runtime.wire.format import TOKEN_BYTES, IntArray, pack_ids
+from runtime.wire.format import pack_ids
 from runtime.wire.plan import BatchPlan, PromptPositions, SampleMasks
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.row_columns import BoolArray, RowArray, Rows, TenancyArray
+from scheduler_proc.core.row_columns import BoolArray, RowArray, TenancyArray
+from scheduler_proc.core.rows import Rows
+from scheduler_proc.core.scheduled_row import FUTURE, ScheduledRow
 
-FUTURE = -1
-"""An input id that only the device knows: FutureMap[row]."""
-ONE_FUTURE: IntArray = np.array([FUTURE], np.int32)
 NO_ROWS: RowArray = np.empty(0, np.intp)
-
-
-class WantedPositions(NamedTuple):
-    """Positions of a chunk whose logits are looked at: PromptPositions without the place of its row."""
-
-    first: int
-    targets: bytes
-    num_logprobs: int
-    returns_logits: bool
-
-    @property
-    def num_positions(self) -> int:
-        return len(self.targets) // TOKEN_BYTES
-
-
-@dataclass(slots=True, eq=False)
-class ScheduledRow:
-    """A row that is more than a plain decode: a chunk of prefill, or something attached to it."""
-
-    req: Request
-    row: int
-    start: int
-    num_known: int
-    """New tokens that are the request's own."""
-    samples: bool
-    is_prefill: bool
-    guesses: list[int] | tuple[()] = ()
-    """Ids to verify behind them."""
-    make_mask: Callable[[], bytes] | None = None
-    """Makes the bitmask of allowed ids; asked after every earlier step is committed."""
-    wanted: WantedPositions | None = None
-
-    @property
-    def num_new(self) -> int:
-        return self.num_known + len(self.guesses)
-
-    def input_ids(self, rows: Rows) -> IntArray:
-        """[num_new] int32: those the host knows, FUTURE for those still in flight, the guesses."""
-        end, num_tokens = self.start + self.num_known, rows.num_tokens.item(self.row)
-        if not self.guesses:
-            if end <= num_tokens:
-                return rows.tokens[self.row, self.start : end]
-            if self.num_known == 1:
-                return ONE_FUTURE
-        known = rows.tokens[self.row, self.start : min(end, num_tokens)]
-        num_future = self.num_known - len(known)
-        return np.concatenate([known, np.array([*[FUTURE] * num_future, *self.guesses], np.int32)])
 
 
 class ScheduleBatch:
@@ -81,11 +29,11 @@ class ScheduleBatch:
     def __init__(self, rows: Rows) -> None:
         self.rows = rows
         self.decodes = NO_ROWS
-        self.single: list[ScheduledRow] = []
-        self.loose: list[ScheduledRow] = []
+        self.single: list[ScheduledRow[Request]] = []
+        self.loose: list[ScheduledRow[Request]] = []
         self.order = NO_ROWS
         self.step = 0
-        self._rest: list[ScheduledRow] = []
+        self._rest: list[ScheduledRow[Request]] = []
         self._tenancies: TenancyArray = np.empty(0, np.int64)
 
     def __len__(self) -> int:
@@ -96,7 +44,7 @@ class ScheduleBatch:
         rest = self.single + self.loose
         return {*self.decodes.tolist(), *(scheduled.row for scheduled in rest)}
 
-    def add(self, scheduled: ScheduledRow) -> None:
+    def add(self, scheduled: ScheduledRow[Request]) -> None:
         if scheduled.samples and not self.rows.needs_python.item(scheduled.row):
             self.single.append(scheduled)
         else:

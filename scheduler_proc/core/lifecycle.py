@@ -9,27 +9,35 @@ accepted = terminated + replaced + live, always.
 
 from __future__ import annotations
 
+import math
 import time
-from collections import Counter
 from collections.abc import Callable
 
 from msgspec import Raw
 
+from runtime.base.errors import Overloaded
 from runtime.ring.roster import Roster
-from runtime.wire.handle import attempt_of, client_of
+from runtime.wire.error_info import error_info
 from runtime.wire.messages import Closed, CloseReason, ErrorInfo
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.output import Output
 from scheduler_proc.core.request import Request, Status
 from scheduler_proc.core.solitary import SolitaryRuns
-from scheduler_proc.deadlines import Deadlines
 from scheduler_proc.observe.queue_times import QueueTimes
-from scheduler_proc.waiting.sorted_requests import SortKey, WaitingQueue, no_key
+from scheduler_proc.waiting.deadlines import Deadlines
+from scheduler_proc.waiting.serving_time import ServingTime
+from scheduler_proc.waiting.tenant_accounts import Accounts
+from scheduler_proc.waiting.waiting_queue import SortKey, in_turn
+from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience, WaitingRoom
+
+NEVER = math.inf
+QUEUE_RETRY_S = 5.0
+"""When to ask again after the queue timeout. Nobody knows; the queue is longer than it should be."""
 
 
 class Lifecycle:
-    """Owns the table of live sequences and the waiting queue. `sort_key`: as WaitingQueue's."""
+    """Owns the table of live sequences and where they wait."""
 
     def __init__(
         self,
@@ -38,25 +46,35 @@ class Lifecycle:
         output: Output,
         clock: Callable[[], float] = time.monotonic,
         *,
-        sort_key: SortKey = no_key,
+        sort_key: SortKey = in_turn,
         roster: Roster | None = None,
+        patience: Patience = FOR_EVER,
     ) -> None:
-        """`roster` shows the launcher who is here; None: nobody wants to know."""
+        """`sort_key`, `patience`: as WaitingRoom's; `roster` shows the launcher who is here, None: nobody
+        wants to know.
+        """
         self.kv = kv
         self.slots = slots
         self.output = output
         self.requests: dict[bytes, Request] = {}
         """By sequence key: at most one attempt of a sequence is alive."""
-        self.num_live_of: Counter[int] = Counter()
-        """By client, of those that have any."""
-        self.num_again_of: Counter[int] = Counter()
-        """Those of num_live_of that were made again."""
-        self.waiting = WaitingQueue(sort_key)
+        self.accounts = Accounts(kv.rows, clock)
+        self.serving = ServingTime(clock)
+        self.room = WaitingRoom(self.requests, self.accounts, self.serving, sort_key, patience)
+        self.waiting = self.room.queue
         self.deadlines = Deadlines(self.requests)
         self.solitary = SolitaryRuns()
         self.queue_times = QueueTimes()
         self.roster = roster or Roster(bytearray())
         self._clock = clock
+        self._queue_timeout = error_info(
+            Overloaded(
+                f"the request has not begun within {patience.queue_timeout_s:g} s, the server's"
+                " queue_timeout; try again later",
+                code="queue_timeout",
+                retry_after_s=QUEUE_RETRY_S,
+            )
+        )
         self.num_accepted = 0
         self.num_terminated = 0
         self.num_replaced = 0
@@ -71,11 +89,8 @@ class Lifecycle:
         self.open(req.handle, stream_open)
         self.requests[req.key] = req
         self.roster.add(req.key)
-        client = client_of(req.handle)
-        self.num_live_of[client] += 1
-        if attempt_of(req.handle):
-            self.num_again_of[client] += 1
-        self.waiting.add(req)
+        self.accounts.add(req)
+        self.room.enter(req)
         if req.deadline_s:
             self.deadlines.add(req)
 
@@ -92,14 +107,12 @@ class Lifecycle:
     def note_admitted(self, positions: list[int]) -> None:
         """The requests at these places of the waiting queue have got a row."""
         now = self._clock()
-        for position in positions:
-            req = self.waiting[position]
+        for req in self.room.take_admitted(positions):
             req.status = Status.RUNNING
             if not req.num_retractions:
                 self.queue_times.add(now - req.arrived_s)
             else:
                 self.num_paused -= 1
-        self.waiting.remove_at(positions)
 
     def finish(
         self, req: Request, reason: CloseReason, *, stop_token: int = -1, error: ErrorInfo | None = None
@@ -114,11 +127,17 @@ class Lifecycle:
         self.num_terminated += 1
         self.output.close(closed)
 
-    def finish_expired(self) -> None:
-        """End everything that has reached its deadline; what it has put out so far stays."""
+    def act_on_time(self) -> None:
+        """End everything that has reached its deadline; what it has put out so far stays. Refuse who has
+        waited for too long to begin, and put forward who has waited behind others for too long.
+        """
         if len(self.deadlines):
             for req in self.deadlines.take_passed(self._clock()):
                 self.finish(req, "timeout")
+        act_at = self.room.act_at
+        if act_at != NEVER and act_at <= self.serving.now():
+            for req in self.room.act_on_time():
+                self.finish(req, "error", error=self._queue_timeout)
 
     def replace(self, req: Request) -> None:
         """A higher attempt of the sequence takes its place:
@@ -134,30 +153,29 @@ class Lifecycle:
         """
         req.computed_len = max(req.computed_len, req.kv_len)
         self._give_back_row(req)
+        req.account.num_running -= 1
         req.num_retractions += 1
         self.num_paused += 1
         req.status = Status.WAITING
         self.num_retracted += 1
-        self.waiting.add(req)
+        self.room.enter(req)
 
     def _let_go(self, req: Request) -> None:
         if req.status is Status.WAITING:
-            self.waiting.remove(req)
+            self.room.leave(req)
             if req.num_retractions:
                 self.num_paused -= 1
+        account = req.account
+        self.accounts.discard(req)
         req.status = Status.FINISHED
         if req.row >= 0:
+            self.room.note_end(req)
             self._give_back_row(req)
+            account.num_running -= 1
+            if account.queued is not None:
+                self.room.note_row_free(account)
         del self.requests[req.key]
         self.roster.discard(req.key)
-        client = client_of(req.handle)
-        self.num_live_of[client] -= 1
-        if not self.num_live_of[client]:
-            del self.num_live_of[client]
-        if attempt_of(req.handle):
-            self.num_again_of[client] -= 1
-            if not self.num_again_of[client]:
-                del self.num_again_of[client]
         if self.solitary:
             self.solitary.discard(req)
         if req.features:
@@ -176,7 +194,6 @@ class Lifecycle:
     def check(self) -> None:
         """Assert that every accepted sequence is accounted for, once."""
         assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
-        assert len(self.requests) == len(self.waiting) + self.kv.rows.num_running
-        handles = [req.handle for req in self.requests.values()]
-        assert self.num_live_of == Counter(map(client_of, handles))
-        assert self.num_again_of == Counter(map(client_of, filter(attempt_of, handles)))
+        assert len(self.requests) == len(self.room) + self.kv.rows.num_running
+        self.accounts.check(self.requests.values())
+        self.room.check()

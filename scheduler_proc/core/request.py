@@ -9,26 +9,27 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray, pack_ids, unpack_ids
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
-from scheduler_proc.core.row_columns import MAX_STOP_IDS, Rows
+from scheduler_proc.core.row_columns import MAX_STOP_IDS, RowColumns
+from scheduler_proc.waiting.sorted_requests import Place
 
 if TYPE_CHECKING:
     from scheduler_proc.cache.base import CacheNode
     from scheduler_proc.cache.pages.retained_pages import RetainedPages
     from scheduler_proc.features.base import RequestFeature
+    from scheduler_proc.waiting.account import Account
 
-
-Place: TypeAlias = tuple[int, bool, float, int]
-"""In the waiting queue; the lowest first."""
 
 NOTHING_WANTED = 1 << 31
 """A position that no prompt has."""
+STARVED = 1 << 20
+"""An urgency above all priorities."""
 
 
 class Status(IntEnum):
@@ -63,7 +64,7 @@ class Request:
     """What all attempts of the sequence have in common."""
     seq: int
     """Its number, in the order of arrival."""
-    rows: Rows
+    rows: RowColumns
     sampling: SamplingParams
     stops: StopIds
     num_prompt: int
@@ -105,10 +106,35 @@ class Request:
     features: tuple[RequestFeature, ...] = ()
     slot: Hashable = None
     """What it leases of the device's slots while it holds a row."""
+    tenant: str = ""
+    """Whose it is: see runtime.ring.tenants."""
+    account: Account[Request] = None  # type: ignore[assignment]
+    """Its tenant's, from when it is taken in."""
+    is_again: bool = False
+    """It was let in before and is made again after a restart."""
+    num_charged: int = 0
+    """Tokens of it that its tenant's account has counted."""
+    start_tag: int = 0
+    """Its turn among the requests of other tenants: see FairOrder."""
+    is_held: bool = False
+    """It waits behind the queue, as its tenant has as many in it and in rows as may run."""
+    came_s: float = 0.0
+    """When it came, by ServingTime: known from the turn on in which it did."""
+    waits_from_s: float = 0.0
+    """While it is in the queue: when its waiting would have begun if it had never left it."""
+    waited_s: float = 0.0
+    """While it is not: how long it was there."""
+    is_starved: bool = False
+    """It has waited for as long as may be, once: from then on it goes before others."""
 
     @property
     def finished(self) -> bool:
         return self.status is Status.FINISHED
+
+    @property
+    def urgency(self) -> int:
+        """Rank that it is scheduled by: its priority, until it starves; then more than any."""
+        return STARVED if self.is_starved else self.priority
 
     @property
     def tokens(self) -> IntArray:

@@ -2,69 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from runtime.wire.format import FloatArray, IntArray, unpack_floats, unpack_ids
 from runtime.wire.plan import StepResult
 from runtime.wire.transport import Frame
-from scheduler_proc.core.batch import ScheduleBatch, ScheduledRow
-
-
-class RowLogprobs(NamedTuple):
-    """Logprobs of some tokens of one row."""
-
-    chosen: FloatArray
-    """[n] float32."""
-    top_ids: IntArray
-    """[n, k] int32, most likely first."""
-    top: FloatArray
-    """[n, k] float32."""
-
-
-class RawLogits(NamedTuple):
-    """Raw logits of consecutive positions of one row."""
-
-    start: int
-    """Position in the sequence: of the first input token, or of the sampled token."""
-    num_positions: int
-    vocab_size: int
-    frame: Frame
-    """[num_positions, vocab_size] float32."""
-
-    def upto(self, end: int) -> RawLogits | None:
-        """Without the positions from `end` on; None when nothing is left. Copies nothing."""
-        keep = end - self.start
-        if keep >= self.num_positions:
-            return self
-        if keep <= 0:
-            return None
-        num_bytes = memoryview(self.frame).nbytes * keep // self.num_positions
-        return self._replace(num_positions=keep, frame=memoryview(self.frame).cast("B")[:num_bytes])
-
-
-class Sampled(NamedTuple):
-    """What a step sampled for one row. What features see is cut at stop ids and limits, and never empty."""
-
-    ids: list[int]
-    logprobs: RowLogprobs | None = None
-    vector: Frame | None = None
-    """[hidden_size] float32, of an embedding model; then the id means nothing."""
-    logits: Sequence[RawLogits] = ()
-    """Of positions from that of the first of `ids` on; maybe of more than there are ids."""
-    step: int = 0
-    """Its number."""
-
-
-class PromptResult(NamedTuple):
-    """What a chunk of prompt gave at the positions that were asked for."""
-
-    start: int
-    """The first of these positions."""
-    num_positions: int
-    logprobs: RowLogprobs | None
-    """Of the prompt's token after each position; of its last position meaningless."""
-    logits: Sequence[RawLogits]
+from scheduler_proc.core.batch import ScheduleBatch
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.samples import PromptResult, RawLogits, RowLogprobs, Sampled
+from scheduler_proc.core.scheduled_row import ScheduledRow
 
 
 class LooseResults:
@@ -89,7 +33,7 @@ class LooseResults:
             logits = RawLogits(tensor.start, *tensor.shape, frame)
             self._logits.setdefault((tensor.index, tensor.name), []).append(logits)
 
-    def take_next(self, scheduled: ScheduledRow) -> tuple[Sampled, PromptResult | None]:
+    def take_next(self, scheduled: ScheduledRow[Request]) -> tuple[Sampled, PromptResult | None]:
         """What the next loose row has got."""
         place = self._place
         self._place += 1
@@ -107,7 +51,7 @@ class LooseResults:
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
         return Sampled(ids, logprobs, vector, logits, self._step), prompt
 
-    def _prompt_result(self, place: int, scheduled: ScheduledRow) -> PromptResult:
+    def _prompt_result(self, place: int, scheduled: ScheduledRow[Request]) -> PromptResult:
         wanted = scheduled.wanted
         assert wanted is not None
         logprobs, entry = None, self._prompts.get(place)

@@ -1,22 +1,18 @@
-"""Rows: the hot state of every request that runs, one numpy column per fact, indexed by row.
+"""RowColumns: the hot state of every request that runs, one numpy column per fact, indexed by row.
 
 A fact is in a column while its request holds a row, and on the request otherwise. Methods that take an array
 of rows are the decode path: their cost depends neither on sequence length nor on rows that nobody holds.
-Knows nothing of pages.
+Knows nothing of pages or of requests; `Rows` says who holds which row.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from runtime.wire.format import IntArray, unpack_ids
-from runtime.wire.plan import RowSetup
-
-if TYPE_CHECKING:
-    from scheduler_proc.core.request import Request
+from runtime.wire.format import IntArray
 
 MAX_STOP_IDS = 4
 """Stop ids that fit the columns; a request with more is looked at one token at a time."""
@@ -26,7 +22,7 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 TenancyArray: TypeAlias = npt.NDArray[np.int64]
 
 
-class Rows:
+class RowColumns:
     """All columns. `max_len` bounds the tokens of one request, prompt and output together."""
 
     def __init__(self, max_rows: int, max_len: int) -> None:
@@ -45,25 +41,11 @@ class Rows:
         self.stop_ids: IntArray = np.full((MAX_STOP_IDS, max_rows), -1, np.int32)
         # Has features, or too many stop ids for the columns: never a plain decode.
         self.needs_python: BoolArray = np.zeros(max_rows, np.bool_)
-        self.priority: IntArray = np.zeros(max_rows, np.int32)
+        self.urgency: IntArray = np.zeros(max_rows, np.int32)
         self.handle: npt.NDArray[np.void] = np.zeros(max_rows, "V16")
         # Number of this stay, never used twice; 0: nobody holds the row.
         self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
-        self.tenant: list[Request | None] = [None] * max_rows
-        self._free = list(range(max_rows))[::-1]
-        self._num_tenancies = 0
         self._running: RowArray | None = None
-        self._setups: dict[int, RowSetup] = {}
-
-    # -- who holds which row --------------------------------------------------------------------------------
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    @property
-    def num_running(self) -> int:
-        return self.max_rows - len(self._free)
 
     @property
     def running(self) -> RowArray:
@@ -73,60 +55,10 @@ class Rows:
             self._running = held[np.argsort(self.tenancy[held])]
         return self._running
 
-    def running_requests(self) -> list[Request]:
-        """Who holds a row, in the order of admission."""
-        return [req for row in self.running.tolist() if (req := self.tenant[row]) is not None]
-
-    def acquire(self, req: Request, kv_len: int) -> None:
-        """Move req's facts into the columns of a free row; the next plan tells the device of its new tenant.
-
-        kv_len: tokens whose KV is there already.
-        """
-        row = self._free.pop()
-        tokens = unpack_ids(req.parked)
-        num_tokens = len(tokens)
-        self.tokens[row, :num_tokens] = tokens
-        self.num_tokens[row] = num_tokens
-        self.num_given[row] = num_tokens
-        self.max_len[row] = req.max_len
-        self.min_len[row] = req.min_len
-        self.kv_len[row] = kv_len
-        self.in_flight[row] = 0
-        self.stop_ids[:, row] = req.stops.column
-        self.needs_python[row] = bool(req.features) or not req.stops.fit_the_column
-        self.priority[row] = req.priority
-        self.handle[row] = req.handle
-        self._num_tenancies += 1
-        self.tenancy[row] = self._num_tenancies
-        self.tenant[row] = req
-        self._running = None
-        self._setups[row] = req.row_setup(row)
-        req.row = row
-        req.num_given = num_tokens
-        req.parked = b""
-
-    def release(self, req: Request) -> None:
-        """Give the row back. What is in flight for it now belongs to nobody: see `still_held`."""
-        row = req.row
-        if not req.finished:
-            req.parked = req.tokens.tobytes()
-        self.tenancy[row] = 0
-        self.tenant[row] = None
-        self._free.append(row)
-        self._running = None
-        self._setups.pop(row, None)
-        req.row = -1
-
     def still_held(self, rows: RowArray, tenancies: TenancyArray) -> BoolArray:
         """Which of the rows are in the same hands as when a step was planned."""
         held: BoolArray = self.tenancy[rows] == tenancies
         return held
-
-    def take_setups(self) -> tuple[RowSetup, ...]:
-        """What the device does not know yet of new tenants: at most one entry a row."""
-        setups = tuple(self._setups.values())
-        self._setups.clear()
-        return setups
 
     def append(self, row: int, tokens: list[int]) -> None:
         """Commit what one sample gave a single row."""

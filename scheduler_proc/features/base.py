@@ -12,11 +12,11 @@ any hook that says so; it must not raise anything else.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from runtime.wire.messages import Closed
-from scheduler_proc.core.batch import ScheduledRow
-from scheduler_proc.core.results import PromptResult, Sampled
+from scheduler_proc.core.samples import PromptResult, Sampled
+from scheduler_proc.core.scheduled_row import ScheduledRow
 
 
 class Cost(NamedTuple):
@@ -49,12 +49,12 @@ class RequestFeature:
     def row_opened(self, row: int) -> None:
         """The request got a row."""
 
-    def plan_chunk(self, row: ScheduledRow) -> None:
+    def plan_chunk(self, row: ScheduledRow[Any]) -> None:
         """Tokens that it came to its row with are about to be computed, with or without sampling: set
         `row.wanted` to look at some positions. Comes before plan_row; change nothing but `row`.
         """
 
-    def plan_row(self, row: ScheduledRow) -> None:
+    def plan_row(self, row: ScheduledRow[Any]) -> None:
         """Its row is about to sample: add guesses or a mask. Change
         nothing but `row`: it may not be scheduled after all.
         """

@@ -9,7 +9,7 @@ from runtime.checkpoint.pooling import PoolingKind
 from runtime.wire.messages import TensorEntry
 from runtime.wire.transport import Frame
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.results import Sampled
+from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import RequestFeature
 
 FLOAT_BYTES = 4

@@ -10,7 +10,7 @@ from typing import TypeAlias
 from runtime.wire.messages import TensorEntry
 from runtime.wire.transport import Frame
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.results import Sampled
+from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import RequestFeature
 
 EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]

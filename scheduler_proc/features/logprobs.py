@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from runtime.wire.messages import TokenLogprobs
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.results import Sampled
+from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import RequestFeature
 
 

@@ -11,7 +11,7 @@ from runtime.wire.messages import Closed
 from runtime.wire.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.results import Sampled
+from scheduler_proc.core.samples import Sampled
 from scheduler_proc.features.base import RequestFeature
 
 

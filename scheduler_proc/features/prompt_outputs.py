@@ -8,14 +8,14 @@ all are done the request takes nothing from the prefix cache that would spare it
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import TensorEntry, TokenLogprobs
 from runtime.wire.transport import Frame
-from scheduler_proc.core.batch import ScheduledRow, WantedPositions
 from scheduler_proc.core.request import NOTHING_WANTED, Request
-from scheduler_proc.core.results import PromptResult, RowLogprobs
+from scheduler_proc.core.samples import PromptResult, RowLogprobs
+from scheduler_proc.core.scheduled_row import ScheduledRow, WantedPositions
 from scheduler_proc.features.base import RequestFeature
 
 EmitLogprobs: TypeAlias = Callable[[TokenLogprobs], None]
@@ -39,7 +39,7 @@ class PromptOutputs(RequestFeature):
     def _done_upto(self, position: int) -> None:
         self._req.wanted_from = position if position < self._end else NOTHING_WANTED
 
-    def plan_chunk(self, row: ScheduledRow) -> None:
+    def plan_chunk(self, row: ScheduledRow[Any]) -> None:
         req, end = self._req, row.start + row.num_known
         first = max(row.start, req.wanted_from)
         if first >= min(end, self._end):

@@ -1,4 +1,5 @@
-"""Controls: what is asked of the scheduler itself. Each ControlRequest comes here and is answered once.
+"""Controls: what is asked of the scheduler itself. Each ControlRequest comes here and is answered once; that
+of a tenant who is no admin with an error.
 
 server_info                      settings in force, and totals
 iteration_stats, request_stats   StatsQuestions, whose answers may wait for a step
@@ -13,7 +14,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from runtime.base.errors import RequestError
+from runtime.base.errors import Forbidden, RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import ControlOp, ControlRequest
 from scheduler_proc.core.lifecycle import Lifecycle
@@ -28,9 +29,7 @@ Answer: TypeAlias = Mapping[str, Any]
 
 
 class Controls:
-    """`is_paused`: nothing new is launched, until somebody says so, also across restarts of the engine.
-    `questions`: those that wait for the next step.
-    """
+    """`questions`: those that wait for the next step."""
 
     def __init__(
         self,
@@ -41,7 +40,6 @@ class Controls:
         profile: StepProfile | None = None,
     ) -> None:
         """`max_len`: tokens that a sequence may have; `settings`: what else server_info tells of them."""
-        self.is_paused = False
         self.questions = questions
         self.profile = profile or StepProfile(None)
         self._lifecycle = lifecycle
@@ -61,6 +59,7 @@ class Controls:
         """Do what is asked and answer, with the error if it cannot be done."""
         output = self._lifecycle.output
         try:
+            self._check_role(request)
             answer = self._answers[request.op](request)
         except RequestError as error:
             output.reply(reply_to(request, error_info(error), ok=False))
@@ -68,9 +67,20 @@ class Controls:
             if answer is not None:
                 output.reply(reply_to(request, answer))
 
-    def forget(self, client: int) -> None:
-        """It has gone, and its questions with it."""
-        self.questions.forget(client)
+    @property
+    def is_paused(self) -> bool:
+        """True while nothing new is launched: until somebody says so, also across restarts of the engine."""
+        return self._lifecycle.serving.is_paused
+
+    def _check_role(self, request: ControlRequest) -> None:
+        """Raises Forbidden unless it is an admin who asks."""
+        tenant = self._lifecycle.accounts.tenants.named(request.tenant)
+        if not tenant.may("admin"):
+            raise Forbidden(f"{request.op} needs the role admin; this key has the role {tenant.role}")
+
+    def forget(self, client: int, tenant: str) -> None:
+        """It has gone, and its questions with it: those of this tenant, if it is not the owner."""
+        self.questions.forget(client, tenant)
 
     def _server_info(self) -> Answer:
         lifecycle, kv = self._lifecycle, self._lifecycle.kv
@@ -78,8 +88,8 @@ class Controls:
             **self._settings,
             "is_paused": self.is_paused,
             "num_running": kv.rows.num_running,
-            "num_waiting": len(lifecycle.waiting),
-            "queued_tokens": lifecycle.waiting.num_tokens(),
+            "num_waiting": len(lifecycle.room),
+            "queued_tokens": lifecycle.room.num_tokens(),
             "max_running_requests": kv.rows.max_rows,
             "page_size": kv.page_size,
             "num_pages": kv.pages.num_pages,
@@ -97,6 +107,7 @@ class Controls:
             "queue_time_bounds_s": list(BOUNDS_S),
             "queue_time_counts": lifecycle.queue_times.counts,
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
+            "tenants": lifecycle.accounts.figures(),
             **self.questions.stats.totals(),
         }
 
@@ -113,7 +124,7 @@ class Controls:
         retract   they give them up, so that all of the cache can be flushed, and compute them again
         abort     everything that lives ends
         """
-        self.is_paused = True
+        self._lifecycle.serving.pause()
         if mode == "retract":
             for req in self._lifecycle.kv.rows.running_requests():
                 self._lifecycle.retract(req)
@@ -123,11 +134,11 @@ class Controls:
         return self._said(f"paused ({mode})")
 
     def _continue(self) -> Answer:
-        self.is_paused = False
+        self._lifecycle.serving.go_on()
         return self._said("going on")
 
     def _said(self, what: str) -> Answer:
         num_running = self._lifecycle.kv.rows.num_running
-        num_waiting = len(self._lifecycle.waiting)
+        num_waiting = len(self._lifecycle.room)
         logger.info("Generation is %s, #running-req: %d, #queue-req: %d", what, num_running, num_waiting)
         return {"is_paused": self.is_paused, "num_running": num_running, "num_waiting": num_waiting}

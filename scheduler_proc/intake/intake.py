@@ -7,27 +7,27 @@ Knows no step.
 from __future__ import annotations
 
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError
 from runtime.ring.roster import NO_SUSPECTS, Suspects
+from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
-from runtime.wire.messages import (
-    AbortRequest,
-    StopMatched,
-    TokenizedRequest,
-    ToScheduler,
-)
+from runtime.wire.messages import AbortRequest, StopMatched, TokenizedRequest, ToScheduler
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
+from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request, StopIds
 from scheduler_proc.core.solitary import quarantined
 from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.limits import Limits
+from scheduler_proc.intake.tenant_limits import TenantLimiter
+from scheduler_proc.waiting.tenant_accounts import CLIENT_BYTES
 
 TOMBSTONE_S = 30.0
 """How long the abort of an unknown sequence is remembered; longer than a request may wait to be tokenized."""
@@ -41,24 +41,30 @@ not ask for it. Raises RequestError to refuse the request.
 
 @dataclass(slots=True)
 class Tombstones:
-    """Handles whose abort came before they did. Bounded in time and number; the oldest go first."""
+    """Handles whose abort came before they did, by whose abort it was. Bounded in time and number; the oldest
+    go first.
+    """
 
     clock: Callable[[], float]
     max_handles: int = MAX_TOMBSTONES
-    _expires_at: dict[bytes, float] = field(default_factory=dict)
+    # A plain dictionary would walk over all that it has deleted to find the oldest.
+    _expires_at: OrderedDict[tuple[bytes, str], float] = field(default_factory=OrderedDict)
 
-    def add(self, handle: bytes) -> None:
+    def add(self, handle: bytes, tenant: str = OWNER) -> None:
         now = self.clock()
         while self._expires_at:
             oldest = next(iter(self._expires_at))
             if self._expires_at[oldest] > now and len(self._expires_at) < self.max_handles:
                 break
-            del self._expires_at[oldest]
-        self._expires_at.setdefault(handle, now + TOMBSTONE_S)
+            self._expires_at.popitem(last=False)
+        self._expires_at.setdefault((handle, tenant), now + TOMBSTONE_S)
 
-    def try_take(self, handle: bytes) -> bool:
-        """Whether the handle was aborted before it came."""
-        return bool(self._expires_at) and self._expires_at.pop(handle, 0.0) > self.clock()
+    def try_take(self, handle: bytes, tenant: str = OWNER) -> bool:
+        """Tell whether this tenant or the owner has aborted the tenant's handle before it came."""
+        if not self._expires_at:
+            return False
+        expires_at = [self._expires_at.pop((handle, who), 0.0) for who in {tenant, OWNER}]
+        return max(expires_at) > self.clock()
 
     def __len__(self) -> int:
         return len(self._expires_at)
@@ -81,6 +87,9 @@ class Intake:
         self._suspects = suspects
         self._lifecycle = lifecycle
         self._limits = limits
+        self._tenant_limits = TenantLimiter(
+            lifecycle.accounts, lifecycle.room, lifecycle.kv.rows, limits.tenant_share, clock
+        )
         self._controls = controls
         self._factories = factories
         self._clock = clock
@@ -109,11 +118,12 @@ class Intake:
         key = sequence_key(handle)
         earlier, cached_tokens = lifecycle.requests.get(key), -1
         if earlier is not None:
-            if attempt_of(earlier.handle) >= attempt_of(handle):
+            # Whoever names another tenant's sequence is not to take its place, nor to end its stream.
+            if attempt_of(earlier.handle) >= attempt_of(handle) or earlier.tenant != message.tenant:
                 return
             cached_tokens = earlier.cached_tokens  # its own prompt is in the cache by now
             lifecycle.replace(earlier)
-        if self._tombstones.try_take(handle):
+        if self._tombstones.try_take(handle, message.tenant):
             lifecycle.refuse(handle, message.stream_open, "abort", None)
             return
         now = self._clock()
@@ -125,6 +135,10 @@ class Intake:
         except RequestError as error:
             lifecycle.refuse(handle, message.stream_open, "error", error_info(error))
             return
+        if message.tenant != OWNER:
+            limits = lifecycle.accounts.of(message.tenant).limits
+            cache_share = None if limits is None else limits.cache_share
+            lifecycle.kv.guard.shares.set(tenant_of(message.namespace), cache_share)
         lifecycle.add(req, message.stream_open)
         if key in self._suspects.alone:
             lifecycle.solitary.add(req)
@@ -136,7 +150,10 @@ class Intake:
         limits, sampling = self._limits, message.sampling
         if key in self._suspects.guilty:
             raise quarantined()
-        self._check_room(message.handle)
+        priority = message.priority
+        if message.tenant != OWNER:
+            priority = self._tenant_limits.priority_of(message)
+        self._check_room(message)
         num_prompt = limits.check(message)
         self._num_requests += 1
         req = Request(
@@ -151,32 +168,37 @@ class Intake:
             num_prompt + sampling.min_tokens if sampling.min_tokens else 0,
             message.input_ids + message.output_ids,
             message.namespace,
-            message.priority,
+            priority,
             message.arrived_s if 0.0 < message.arrived_s < now else now,
             message.deadline_s,
             message.num_prompt_logprobs,
             cached_tokens=cached_tokens,
             retained=self._retained(message, num_prompt),
+            tenant=message.tenant,
+            is_again=message.is_again,
         )
         self._attach_features(req)
         return req
 
-    def _check_room(self, handle: bytes) -> None:
-        """Raises Overloaded when too many sequences are there, or too many of this client."""
-        limits, lifecycle, is_new = self._limits, self._lifecycle, not attempt_of(handle)
+    def _check_room(self, message: TokenizedRequest) -> None:
+        """Raises Overloaded when too many sequences are there, or too many of this tenant or client."""
+        limits, lifecycle, is_new = self._limits, self._lifecycle, not message.is_again
         num_live = len(lifecycle.requests)
+        if message.tenant != OWNER:
+            self._tenant_limits.check(message, num_live)
         # What was accepted by the engine before this one is not refused because new ones have come first.
         max_live = limits.max_live * (1 if is_new else 2)
         if num_live >= max_live:
             raise Overloaded(f"{max_live} sequences run or wait already")
         share = limits.client_share
-        if share is None:
+        # An HTTP server is one client for many tenants: none of them is refused for what another one has.
+        if share is None or (message.tenant != OWNER and not share.is_set):
             return
-        client = client_of(handle)
+        client, account = message.handle[:CLIENT_BYTES], lifecycle.accounts.of(message.tenant)
         if is_new:
-            is_used_up = share.is_used_up(lifecycle.num_live_of[client], num_live)
+            is_used_up = share.is_used_up(account.num_live_of[client], num_live)
         else:
-            is_used_up = lifecycle.num_again_of[client] >= share.most
+            is_used_up = account.num_again_of[client] >= share.most
         if is_used_up:
             raise Overloaded(
                 "this client has its share of the waiting queue; let some of its requests end first",
@@ -229,17 +251,20 @@ class Intake:
     # -- the end, from outside ------------------------------------------------------------------------------
 
     def _abort(self, message: AbortRequest) -> None:
-        """By exact handle, which may be on its way still, or everything that a client has here now."""
+        """By exact handle, which may be on its way still, or everything that a client has here now: of the
+        tenant that says so. The owner may end all.
+        """
+        tenant = message.tenant
         for handle in message.handles:
             req = self._live(handle)
-            if req is not None:
+            if req is None:
+                self._tombstones.add(handle, tenant)
+            elif tenant in (OWNER, req.tenant):
                 self._lifecycle.finish(req, "abort")
-            else:
-                self._tombstones.add(handle)
         if message.client:
-            self._controls.forget(message.client)
+            self._controls.forget(message.client, tenant)
             for req in list(self._lifecycle.requests.values()):
-                if client_of(req.handle) == message.client:
+                if client_of(req.handle) == message.client and tenant in (OWNER, req.tenant):
                     self._lifecycle.finish(req, "abort")
 
     def _stop_matched(self, message: StopMatched) -> None:

@@ -18,25 +18,28 @@ LOGIT_BYTES = 4
 
 
 @dataclass(slots=True, frozen=True)
-class ClientShare:
-    """How many sequences one client may have, so that one that floods leaves room for others.
+class QueueShare:
+    """How many sequences one of several may have, so that one that floods leaves room for the others. One
+    is a client, or a tenant.
 
-    Alone it may have `max_of_client` of the `max_live` places. What others have lowers that: a client may
-    have as many as are still free, times max_of_client / (max_live - max_of_client). The next one finds some
-    left.
+    While others have nothing, it may have `max_of_one` of the `max_live` places. What they have lowers that:
+    one may have as many as are still free, times max_of_one / (max_live - max_of_one). The next one finds
+    some left.
     """
 
-    max_of_client: int
+    max_of_one: int
     max_live: int
     most: int
-    """Sequences that a client can have had at a time. It has no more made again after a restart."""
+    """Sequences that one can have had at a time. It has no more made again after a restart."""
     is_lifted: Callable[[], bool] = lambda: False
-    """Whether a client that has used it up may have more all the same. Asked of no other: it takes time."""
+    """Tell whether one that has used it up may have more all the same. Asked of no other: it takes time."""
+    is_set: bool = False
+    """The operator has chosen it: it holds for what tenants have by one client, too."""
 
     def is_used_up(self, num_own: int, num_live: int) -> bool:
-        """Of sequences that run or wait: the client's and everybody's."""
-        num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_client
-        return num_own * num_reserved >= self.max_of_client * num_free and not self.is_lifted()
+        """Tell whether it is, by the sequences that run or wait: its own and everybody's."""
+        num_free, num_reserved = self.max_live - num_live, self.max_live - self.max_of_one
+        return num_own * num_reserved >= self.max_of_one * num_free and not self.is_lifted()
 
 
 @dataclass(slots=True, frozen=True)
@@ -53,8 +56,10 @@ class Limits:
     gather_generation_logits: bool = False
     max_logits_bytes: int = 0
     """Raw logits of one sequence, prompt and output together."""
-    client_share: ClientShare | None = None
-    """None: one client may fill the queue."""
+    client_share: QueueShare | None = None
+    """Share of one client. None: it may fill the queue."""
+    tenant_share: QueueShare | None = None
+    """Share of one tenant other than the owner, by all its clients, likewise."""
 
     def check(self, message: TokenizedRequest) -> int:
         """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
@@ -74,7 +79,8 @@ class Limits:
             raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
         if message.output_ids:
             check_ids("output_ids", message.output_ids, self.vocab_size)
-        self._check_resumed(message, num_prompt)
+        if message.output_ids or message.num_prompt_logprobs:
+            self._check_resumed(message, num_prompt)
         if sampling.return_context_logits or sampling.return_generation_logits:
             self._check_logits(message, num_prompt)
         return num_prompt

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from runtime.base.errors import InvalidRequest
+from runtime.ring.tenants import OWNER
 from runtime.wire.messages import ControlRequest
 from runtime.wire.stats import IterationStatsPage, RequestStatsPage
 from scheduler_proc.core.output import Output, reply_to
@@ -55,10 +56,11 @@ class StatsQuestions:
                 del self._waiting[key]
                 self._answer(question)
 
-    def forget(self, client: int) -> None:
-        """It has gone."""
-        for key in [key for key in self._waiting if key[0] == client]:
-            del self._waiting[key]
+    def forget(self, client: int, tenant: str) -> None:
+        """It has gone; who says so is this tenant."""
+        for key, question in list(self._waiting.items()):
+            if key[0] == client and tenant in (OWNER, question.tenant):
+                del self._waiting[key]
 
     def _answer(self, question: ControlRequest) -> None:
         self._output.reply(reply_to(question, self._page(question)))

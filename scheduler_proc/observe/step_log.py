@@ -6,11 +6,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sized
 
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
-from scheduler_proc.waiting.sorted_requests import WaitingQueue
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +28,7 @@ class StepLog:
     def __init__(
         self,
         kv: KVCacheManager,
-        waiting: WaitingQueue,
+        waiting: Sized,
         decode_interval: int,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:

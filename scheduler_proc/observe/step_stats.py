@@ -161,7 +161,7 @@ class StepStats:
                 latency_s,
                 num_tokens,
                 self._rows.num_running + num_paused,
-                len(lifecycle.waiting) - num_paused,
+                len(lifecycle.room) - num_paused,
                 num_paused,
                 self._num_completed,
                 self._kv.num_available,

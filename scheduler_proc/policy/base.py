@@ -12,7 +12,7 @@ from typing import Protocol, overload
 
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request
-from scheduler_proc.waiting.sorted_requests import SortKey, WaitingQueue, no_key
+from scheduler_proc.waiting.waiting_queue import SortKey, WaitingQueue, in_turn
 
 logger = logging.getLogger(__name__)
 
@@ -76,24 +76,27 @@ class RequestView:
 
 class WaitingView(Sequence[RequestView]):
     """The waiting queue as a policy sees it: in the order (priority, retracted first, the policy's key if it
-    has one, arrival).
+    has one, else tenants in turns, arrival), without those that have waited for max_starvation.
     """
 
-    def __init__(self, queue: WaitingQueue, kv: KVCacheManager) -> None:
+    def __init__(self, queue: WaitingQueue, kv: KVCacheManager, num_starved: int = 0) -> None:
+        """`num_starved`: the first of the queue, which are not shown."""
         self._queue = queue
         self._kv = kv
+        self._num_starved = num_starved
 
     def __len__(self) -> int:
-        return len(self._queue)
+        return len(self._queue) - self._num_starved
 
     @overload
     def __getitem__(self, position: int) -> RequestView: ...
     @overload
     def __getitem__(self, position: slice) -> Sequence[RequestView]: ...
     def __getitem__(self, position: int | slice) -> RequestView | Sequence[RequestView]:
-        if isinstance(position, slice):
-            return [self[i] for i in range(*position.indices(len(self)))]
-        return RequestView(self._queue[position], self._kv)
+        shown = range(self._num_starved, len(self._queue))[position]
+        if isinstance(shown, range):
+            return [RequestView(self._queue[i], self._kv) for i in shown]
+        return RequestView(self._queue[shown], self._kv)
 
     @property
     def version(self) -> int:
@@ -142,10 +145,10 @@ class InvalidOrder(Exception):
 
 
 def sort_key_of(policy: SchedulePolicy, kv: KVCacheManager) -> SortKey:
-    """What the waiting queue is to be sorted by within a priority: the policy's key, or nothing."""
+    """Return the key of the waiting queue within a priority: the policy's, or tenants in turns."""
     key = getattr(policy, "key", None)
     if key is None:
-        return no_key
+        return in_turn
 
     def checked_key(req: Request) -> float:
         try:

@@ -1,1 +1,1 @@
-"""Waiting requests and their order."""
+"""Waiting requests, their order and their limits of time, and the accounts of tenants."""

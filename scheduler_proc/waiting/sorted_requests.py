@@ -1,53 +1,54 @@
-"""WaitingQueue: the requests that hold no row, always in the order (priority, retracted and made again first,
-sort key, arrival).
-
-Kept in order as requests come and go, so that nothing sorts it in a step.
-"""
+"""SortedRequests: requests in the order of their places."""
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator
-from typing import TypeAlias
+from collections.abc import Iterable, Iterator
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
-from runtime.wire.handle import attempt_of
-from scheduler_proc.core.request import Place, Request
-
-SortKey: TypeAlias = Callable[[Request], float]
+Place: TypeAlias = tuple[int, bool, float, int]
+"""In the waiting queue; the lowest first."""
 
 
-def no_key(req: Request) -> float:
-    """In the order of arrival."""
-    return 0
+class Placed(Protocol):
+    """Something that has a place in line."""
+
+    place: Place
+
+    @property
+    def num_tokens(self) -> int: ...
 
 
-class WaitingQueue:
-    """Requests and, beside them, their places; equal ones cannot be, since arrival numbers differ."""
+R = TypeVar("R", bound=Placed)
 
-    def __init__(self, sort_key: SortKey = no_key) -> None:
+
+class SortedRequests(Generic[R]):
+    """Requests in the order of their places; equal ones cannot be, since arrival numbers differ."""
+
+    def __init__(self, requests: Iterable[R] = ()) -> None:
+        """`requests`: in order."""
         self.version = 0
         """Changes whenever somebody comes or goes."""
-        self._sort_key = sort_key
-        self._requests: list[Request] = []
-        self._places: list[Place] = []
+        self._requests: list[R] = list(requests)
+        self._places: list[Place] = [req.place for req in self._requests]
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def num_tokens(self) -> int:
-        """Tokens to compute for all that wait, cached ones included. Walks the queue."""
-        return sum(req.num_tokens for req in self._requests)
-
-    def __getitem__(self, position: int) -> Request:
+    def __getitem__(self, position: int) -> R:
         return self._requests[position]
 
-    def __iter__(self) -> Iterator[Request]:
+    def __iter__(self) -> Iterator[R]:
         return iter(self._requests)
 
-    def add(self, req: Request) -> None:
-        is_new = not req.num_retractions and not attempt_of(req.handle)
-        place = req.place = (-req.priority, is_new, self._sort_key(req), req.seq)
+    def num_tokens(self) -> int:
+        """Tokens to compute for all of them, cached ones included. Walks them."""
+        return sum(req.num_tokens for req in self._requests)
+
+    def put(self, req: R) -> None:
+        """Add it where its place is."""
         self.version += 1
+        place = req.place
         if not self._places or place > self._places[-1]:  # nearly always
             self._places.append(place)
             self._requests.append(req)
@@ -56,17 +57,10 @@ class WaitingQueue:
         self._places.insert(position, place)
         self._requests.insert(position, req)
 
-    def remove(self, req: Request) -> None:
+    def remove(self, req: R) -> None:
         position = bisect.bisect_left(self._places, req.place)
         assert self._requests[position] is req
         self._remove_slice(position, position + 1)
-
-    def remove_at(self, positions: list[int]) -> None:
-        if positions == list(range(len(positions))):
-            self._remove_slice(0, len(positions))
-            return
-        for position in sorted(positions, reverse=True):
-            self._remove_slice(position, position + 1)
 
     def _remove_slice(self, start: int, end: int) -> None:
         self.version += 1

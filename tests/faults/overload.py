@@ -2,7 +2,8 @@
 much of its capacity is still served, how fast the others are refused, and what that costs in memory.
 
 The worker sleeps (`tests/harness/ring/sleeping_worker.py`), so the capacity is known and the cores are there
-for the load.
+for the load. With `--model` it is the demo model, whose capacity is what it serves before the overload;
+callers, server and model then share the cores.
 """
 
 from __future__ import annotations
@@ -29,13 +30,19 @@ SETTINGS = (
     f"--max-queued-requests={QUEUE}",
     "--log-level=warning",
 )
-BODY = json.dumps(
-    {"model": "carousel-demo", "prompt": "Once upon a time", "max_tokens": MAX_TOKENS, "ignore_eos": True}
-).encode()
-REQUEST = (
-    b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-    b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(BODY)
-) + BODY
+MODEL_MAX_TOKENS = 300
+"""Tokens of the demo model's answers: many, so that ten times its capacity does not need fast callers."""
+
+
+def request_for(max_tokens: int) -> bytes:
+    body = json.dumps(
+        {"model": "carousel-demo", "prompt": "Once upon a time", "max_tokens": max_tokens, "ignore_eos": True}
+    ).encode()
+    head = (
+        b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)
+    )
+    return head + body
 
 
 @dataclass(slots=True)
@@ -52,10 +59,10 @@ class Answers:
         return sum(begin <= at < end for at in self.ended_at) / (end - begin)
 
 
-async def ask(port: int, answers: Answers) -> None:
+async def ask(port: int, request: bytes, answers: Answers) -> None:
     began = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    writer.write(REQUEST)
+    writer.write(request)
     received = await reader.read(-1)
     writer.close()
     now = time.monotonic()
@@ -69,46 +76,51 @@ async def ask(port: int, answers: Answers) -> None:
         answers.without_retry_after += b"retry-after: " not in head
 
 
-async def closed_loop(port: int, seconds: float) -> Answers:
+async def closed_loop(port: int, request: bytes, seconds: float) -> Answers:
     """As many callers as rows and half as many again: the unloaded capacity."""
     answers, end = Answers(), time.monotonic() + seconds
 
     async def repeat() -> None:
         while time.monotonic() < end:
-            await ask(port, answers)
+            await ask(port, request, answers)
 
     await asyncio.gather(*(repeat() for _ in range(ROWS + ROWS // 2)))
     return answers
 
 
-async def open_loop(port: int, seconds: float, per_second: float) -> Answers:
+async def open_loop(port: int, request: bytes, seconds: float, per_second: float) -> Answers:
     """Requests at a fixed rate, whatever becomes of them."""
     answers, asking = Answers(), set()
     began = time.monotonic()
     for number in range(int(seconds * per_second)):
         await asyncio.sleep(max(0.0, began + number / per_second - time.monotonic()))
-        task = asyncio.create_task(ask(port, answers))
+        task = asyncio.create_task(ask(port, request, answers))
         asking.add(task)
         task.add_done_callback(asking.discard)
     await asyncio.gather(*asking)
     return answers
 
 
-def measure(launch: Launched, seconds: float, factor: float) -> dict[str, Any]:
-    """Unloaded for some time, then overloaded; the first second of each is left out."""
-    port = launch.state()["port"]
+def measure(
+    launch: Launched, seconds: float, factor: float, max_tokens: int = MAX_TOKENS, capacity: float = CAPACITY
+) -> dict[str, Any]:
+    """Unloaded for some time, then overloaded; the first second of each is left out. capacity: requests a
+    second; 0 for what is served unloaded.
+    """
+    port, request = launch.state()["port"], request_for(max_tokens)
     began = time.monotonic()
-    unloaded = asyncio.run(closed_loop(port, seconds / 2)).rate(began + 1.0, began + seconds / 2)
+    unloaded = asyncio.run(closed_loop(port, request, seconds / 2)).rate(began + 1.0, began + seconds / 2)
+    capacity = capacity or unloaded
     before = memory_mb(launch.pids())
     began = time.monotonic()
-    answers = asyncio.run(open_loop(port, seconds, factor * CAPACITY))
+    answers = asyncio.run(open_loop(port, request, seconds, factor * capacity))
     growth = {pid: mb - before[pid] for pid, mb in memory_mb(launch.pids()).items()}
     refused = sorted(answers.refused_s)
     return {
-        "capacity": CAPACITY,
+        "capacity": round(capacity, 2),
         "unloaded_per_s": round(unloaded, 2),
         "goodput_per_s": round(answers.rate(began + 1.0, began + seconds), 2),
-        "offered_per_s": factor * CAPACITY,
+        "offered_per_s": round(factor * capacity, 1),
         "statuses": dict(answers.statuses),
         "without_retry_after": answers.without_retry_after,
         "refused_ms": {
@@ -124,9 +136,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m tests.faults.overload", description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--factor", type=float, default=10.0)
+    parser.add_argument("--model", action="store_true", help="the demo model instead of a worker that sleeps")
     arguments = parser.parse_args()
-    with launched(*SETTINGS, module="tests.harness.ring.sleeping_worker") as launch:
-        print(json.dumps(measure(launch, arguments.seconds, arguments.factor), indent=1))
+    module, about = "tests.harness.ring.sleeping_worker", (MAX_TOKENS, CAPACITY)
+    if arguments.model:
+        module, about = "launch", (MODEL_MAX_TOKENS, 0.0)
+    with launched(*SETTINGS, module=module) as launch:
+        print(json.dumps(measure(launch, arguments.seconds, arguments.factor, *about), indent=1))
 
 
 if __name__ == "__main__":

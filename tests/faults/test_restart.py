@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import pytest
 
 from carousel import Client, SamplingParams
-from runtime.launcher.watchdog import is_stopped
 from runtime.ring.endpoints import Endpoints
+from runtime.ring.liveness import is_stopped
 from runtime.wire.status_page import StatusPage
 from tests.faults.launch import ENGINE, ROLES, SETTLE_S, FaultyLaunch, faulty_launch, still_same
 from tests.faults.load import Load, body
@@ -132,9 +132,10 @@ def test_a_launcher_that_is_stopped_ends_nothing(faulty: FaultyLaunch) -> None:
 
 
 @pytest.mark.full
-def test_no_stream_fails_while_the_launcher_is_stopped_for_a_minute() -> None:
-    """With the worker that sleeps: what could end them is no matter of the model."""
-    with launched("--restart=auto", module="tests.harness.ring.sleeping_worker") as launch:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("module", ["launch", "tests.harness.ring.sleeping_worker"])
+def test_no_stream_fails_while_the_launcher_is_stopped_for_a_minute(module: str) -> None:
+    with launched("--restart=auto", "--dtype=float32", module=module) as launch:
         with Load(launch.run_dir, launch.url, num_streams=48, num_http=16, num_plain=4) as load:
             pids = launch.pids()
             launch.process.send_signal(signal.SIGSTOP)

@@ -18,7 +18,8 @@ from torch import Tensor
 from model_worker.attention.base import AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.triton import TritonAttention
-from model_worker.device import Device, make_device
+from model_worker.device import make_device
+from model_worker.device.base import Device
 from model_worker.device.cuda import has_fp8
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
+SKIPPED = {".venv", "build", "dist"}
 
 
 @dataclass(slots=True, frozen=True)
@@ -17,7 +18,9 @@ class Source:
     functions: tuple[tuple[str, int, int], ...]
     """(name, first line, number of lines) of each, inner ones included."""
     imports: tuple[str, ...]
-    """Dotted names of all imports that bind something at run time: not those under `if TYPE_CHECKING`."""
+    """Dotted names of the modules of all imports that run: not those under `if TYPE_CHECKING`."""
+    names: tuple[str, ...]
+    """Dotted names of all that is imported, for types alone, too; of `from a import b` it is a.b."""
 
 
 @cache
@@ -26,16 +29,21 @@ def source_of(path: Path) -> Source:
     text = path.read_text()
     functions: list[tuple[str, int, int]] = []
     imports: list[str] = []
+    names: list[str] = []
     for node, runs in statements(ast.parse(text)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert node.end_lineno is not None
             functions.append((node.name, node.lineno, node.end_lineno - node.lineno + 1))
-        elif isinstance(node, ast.Import) and runs:
-            imports += (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and runs:
+        elif isinstance(node, ast.Import):
+            names += (alias.name for alias in node.names)
+            if runs:
+                imports += (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
-            imports.append(node.module or "")
-    return Source(len(text.splitlines()), tuple(functions), tuple(imports))
+            names += (f"{node.module}.{alias.name}" for alias in node.names)
+            if runs:
+                imports.append(node.module or "")
+    return Source(len(text.splitlines()), tuple(functions), tuple(imports), tuple(names))
 
 
 def statements(node: ast.AST, runs: bool = True) -> Iterator[tuple[ast.AST, bool]]:
@@ -45,3 +53,9 @@ def statements(node: ast.AST, runs: bool = True) -> Iterator[tuple[ast.AST, bool
             yield part, runs
             is_typing = isinstance(part, ast.If) and ast.unparse(part.test) == "TYPE_CHECKING"
             yield from statements(part, runs and not is_typing)
+
+
+def sources() -> list[Path]:
+    """Return every file of Python in the project."""
+    tops = [path for path in ROOT.iterdir() if path.name not in SKIPPED]  # a .venv takes a second to walk
+    return sorted([*ROOT.glob("*.py"), *(path for top in tops for path in top.rglob("*.py"))])

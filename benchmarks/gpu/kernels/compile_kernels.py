@@ -2,7 +2,9 @@
 
     python -m benchmarks.gpu.kernels.compile_kernels            # a table
     python -m benchmarks.gpu.kernels.compile_kernels --json     # for the test that compares
-    python -m benchmarks.gpu.kernels.compile_kernels --record tests/cpu/triton/compiled/sm90.json  # anew
+    python -m benchmarks.gpu.kernels.compile_kernels --record tests/cpu/triton/compiled/sm90.json
+
+The last one records what this compiler makes of them.
 
 A spill (local memory) in an inner loop costs more than any other mistake in these kernels, and the registers
 bound how many programs a multiprocessor runs; neither needs a GPU to be seen.

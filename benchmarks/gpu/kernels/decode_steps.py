@@ -23,7 +23,7 @@ from benchmarks.decode_rows import PAGE_SIZE, decode_plan, filled_pool, opening_
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.timing import Backlog, mark, ms_between, wait
 from model_worker.attention.triton import TritonAttention
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.selection import select_quant_method

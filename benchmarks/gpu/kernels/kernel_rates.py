@@ -11,7 +11,7 @@ from torch import Tensor
 
 from benchmarks.gpu.kernels.launches import count_launches
 from benchmarks.gpu.timing import recorded_ms
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.triton.activation import activate_and_mul
 from model_worker.kernels.triton.decode_attention import decode_attention

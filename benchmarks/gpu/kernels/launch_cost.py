@@ -25,7 +25,8 @@ from benchmarks.gpu.fake_driver import NAME, fake_driver
 from benchmarks.gpu.kernels.launch_calls import LAYERS, LLAMA_8B, Calls, launch_calls
 from benchmarks.gpu.kernels.launches import count_launches
 from benchmarks.gpu.timing import wait
-from model_worker.device import Device, make_device
+from model_worker.device import make_device
+from model_worker.device.base import Device
 from model_worker.kernels.triton.call_site import launches_by_triton_alone
 
 CALLS = 10

@@ -12,7 +12,7 @@ import triton
 from torch import Tensor
 
 from benchmarks.gpu.timing import median_ms, wait
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.distributed.torch_group import TorchGroup
 from model_worker.runner.graph_runner import NUM_COLUMNS
 

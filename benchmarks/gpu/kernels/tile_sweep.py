@@ -18,7 +18,7 @@ from triton.errors import TritonError
 
 from benchmarks.gpu.kernels.kernel_rates import DecodeWork, ExtendWork, Setting
 from benchmarks.gpu.timing import recorded_ms, wait
-from model_worker.device import Device
+from model_worker.device.base import Device
 from model_worker.kernels.triton.tiles import (
     DecodeTile,
     ExtendTile,

@@ -27,19 +27,13 @@ import zmq
 
 from carousel.client.connection.lane import Lane, connect
 from carousel.client.connection.link import Link
+from carousel.client.connection.long_texts import LONG_CHARS, without_long_texts
 from carousel.client.connection.restarts import Restart, RestartedRole, Restarts
 from carousel.client.connection.target import Target
 from carousel.client.connection.tokenizer_way import TokenizerWay
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
 from runtime.wire.format import PING_S, SILENCE_S
-from runtime.wire.messages import (
-    AbortRequest,
-    ControlReply,
-    HelloAck,
-    OutputBatch,
-    RingStatus,
-    ToTokenizer,
-)
+from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
 from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Codec, Framed
 
 logger = logging.getLogger(__name__)
@@ -185,11 +179,13 @@ class Connection:
         if os.getpid() != self._pid:
             raise RingClosed("the client belongs to the process that this one was forked from; make another")
 
-    def _encode(self, message: ToTokenizer) -> bytes:
+    def _encode(self, message: ToTokenizer) -> bytearray:
         """The frame, checked by the receiver's own bounds: one that it drops is never answered."""
         try:
-            frame = self._requests.encode(message)
-            self._requests.decode(frame)
+            frame = self._requests.encode_in_place(message)
+            # To decode a long text again would take as long as to encode it.
+            checked = without_long_texts(message) if len(frame) > LONG_CHARS else message
+            self._requests.decode(frame if checked is message else self._requests.encode(checked))
         except (TypeError, *DECODE_ERRORS) as error:
             raise InvalidRequest(f"the request cannot be sent: {error}") from None
         limit = self._target.max_frame_bytes

@@ -11,11 +11,13 @@ from runtime.wire.handle import MAX_ABORT_HANDLES
 from runtime.wire.messages import AbortRequest
 from runtime.wire.transport import Codec
 
+LONG_FRAME_BYTES = 256 << 10
+
 
 class TokenizerWay:
     def __init__(self, socket: Socket, codec: Codec) -> None:
         self.socket = socket
-        self.unsent: deque[bytes] = deque()
+        self.unsent: deque[bytes | bytearray] = deque()
         """Messages as they go on the wire."""
         self.aborts: deque[bytes] = deque()
         """Handles of sequences to abort. Many callers may leave at once: one message for all of them."""
@@ -31,7 +33,8 @@ class TokenizerWay:
             self.unsent.append(self._codec.encode(AbortRequest(handles)))
         while self.unsent:
             try:
-                self.socket.send(self.unsent[0], zmq.NOBLOCK)
+                # Whoever else runs in this process waits for a copy of a long one.
+                self.socket.send(self.unsent[0], zmq.NOBLOCK, copy=len(self.unsent[0]) < LONG_FRAME_BYTES)
             except zmq.Again:
                 return False
             self.unsent.popleft()

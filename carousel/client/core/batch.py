@@ -12,10 +12,11 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from carousel.client.core.open_request import Item
 from carousel.client.core.request_builder import RequestOptions
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion
-from carousel.client.core.session import Item, Session
+from carousel.client.core.session import Session
 from runtime.base.errors import Overloaded
 from runtime.wire.sampling_params import SamplingParams
 

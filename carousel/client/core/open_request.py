@@ -5,18 +5,31 @@ has been replaced: the request itself, and of each sequence the ids that have co
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
+from typing import Protocol, TypeAlias
 
 import msgspec
 import numpy as np
 
-from carousel.client.core.request_state import RequestState
+from carousel.client.core.request_state import RequestState, TensorPart
+from runtime.base.errors import CarouselError
 from runtime.wire.format import TOKEN_BYTES, unpack_floats
 from runtime.wire.handle import MAX_ATTEMPT, attempt_of, split_handle, with_attempt
-from runtime.wire.messages import ErrorInfo, Finish, GenerateRequest, Resume, SequenceOutput, Usage
+from runtime.wire.messages import (
+    ControlReply,
+    ErrorInfo,
+    Finish,
+    GenerateRequest,
+    Resume,
+    SequenceOutput,
+    Usage,
+)
 
-if TYPE_CHECKING:
-    from carousel.client.core.session import Mailbox
+Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
+
+
+class Mailbox(Protocol):
+    def put(self, item: Item) -> None:
+        """Keep an item and wake the one who waits. Called in the thread that `deliver` runs in."""
 
 
 class OpenSequence:
@@ -116,10 +129,6 @@ class OpenRequest:
         self._deadline = time.monotonic() + limit_ms / 1000 if limit_ms else 0.0
         self.sequences = {handle: OpenSequence(self, handle) for handle in state.by_handle}
         """By the handle of the newest attempt."""
-
-    @property
-    def label(self) -> str:
-        return self.message.label
 
     def remaining_ms(self) -> int:
         """Of its time limit, at least 1; 0: it has none."""

@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.base.errors import InvalidRequest
+from runtime.ring.tenants import OWNER
 from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
 from runtime.wire.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
 from runtime.wire.sampling_params import SEEDS, SamplingParams
@@ -121,9 +122,10 @@ def build_request(
     arrival_time: float | None = None,
     task: Task = "generate",
     kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+    tenant: str = OWNER,
 ) -> GenerateRequest:
     """A request as the wire carries it. An unseeded one gets its seed here, so that a second attempt draws
-    the same tokens; `best_of` becomes the number of sequences.
+    the same tokens; `best_of` becomes the number of sequences. `tenant`: whose it is.
 
     Raises: InvalidRequest naming the argument.
     """
@@ -157,6 +159,7 @@ def build_request(
         time_limit_ms=0 if time_limit is None else _milliseconds(time_limit),
         task=task,
         retention=retention_for_wire(kv_cache_retention_config),
+        tenant=tenant,
     )
 
 

@@ -356,7 +356,7 @@ def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
 
 
 def _unpack_ids(data: bytes) -> list[int]:
-    """As runtime.wire.format's, straight to ints."""
+    """Unpack as runtime.wire.format does, straight to ints."""
     if len(data) == TOKEN_BYTES:  # by far the most frequent
         return [int.from_bytes(data, "little")]
     ids: list[int] = memoryview(data).cast("i").tolist()

@@ -7,7 +7,15 @@ from typing import Literal, TypeAlias
 
 import msgspec
 
-from runtime.base.errors import InvalidRequest, Overloaded, RequestAborted, RequestError, Unauthorized
+from runtime.base.errors import (
+    Forbidden,
+    InvalidRequest,
+    Overloaded,
+    RateLimited,
+    RequestAborted,
+    RequestError,
+    Unauthorized,
+)
 from runtime.wire.format import FloatArray
 from runtime.wire.messages import ErrorInfo, Usage
 from runtime.wire.perf_metrics import RequestPerfMetrics
@@ -143,11 +151,13 @@ def error_from_info(info: ErrorInfo) -> RequestError:
     message, param = info.message, info.param
     if param in PROMPT_FIELDS:
         message, param = f"prompt: {message.removeprefix(f'{param}: ')}", "prompt"
+    if info.status == RateLimited.status:
+        return RateLimited(message, code=info.code, retry_after_s=info.retry_after_s)
     if info.status == Overloaded.status and info.retry_after_s:
         return Overloaded(message, code=info.code, retry_after_s=info.retry_after_s)
     if info.status == Overloaded.status and info.code == Overloaded.code:
         return Overloaded(message)
-    for kind in (InvalidRequest, Unauthorized, RequestAborted):
+    for kind in (InvalidRequest, Unauthorized, Forbidden, RequestAborted):
         if info.status == kind.status:
             return kind(message, param=param, code=info.code)
     return RequestError(message, param=param, code=info.code, status=info.status)

@@ -14,39 +14,40 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar, Unpack
 
 import msgspec
 
 from carousel.client.connection.connection import RING_TIMEOUT_S, Connection
 from carousel.client.connection.restarts import Restart
 from carousel.client.connection.target import Target
-from carousel.client.core.open_request import OpenRequest, OpenSequence, exhausted_error, failure
+from carousel.client.core.open_request import (
+    Item,
+    Mailbox,
+    OpenRequest,
+    OpenSequence,
+    exhausted_error,
+    failure,
+)
 from carousel.client.core.request_builder import Prompt, RequestOptions, build_request
 from carousel.client.core.request_state import RequestState, TensorPart
 from carousel.client.core.result import error_from_info
 from carousel.client.core.stats import StatsOp
 from runtime.base.errors import CarouselError, InvalidRequest, RequestAborted, RequestError
+from runtime.ring.tenants import OWNER
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import (
     ControlOp,
     ControlReply,
     ControlRequest,
     ErrorInfo,
+    GenerateRequest,
     OutputBatch,
     SequenceOutput,
     TensorBatch,
 )
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Framed
-
-Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
-
-
-class Mailbox(Protocol):
-    def put(self, item: Item) -> None:
-        """Keep an item and wake the one who waits. Called in the thread that `deliver` runs in."""
-
 
 M = TypeVar("M", bound=Mailbox)
 T = TypeVar("T")
@@ -79,7 +80,8 @@ class Session(Generic[M]):
         # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
         self._requests: dict[int, OpenRequest] = {}
         self._sequences: dict[bytes, OpenSequence] = {}
-        self._labels: dict[str, int] = {}
+        self._labels: dict[tuple[str, str], int] = {}
+        """Number of the request that has a label, by tenant and label."""
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
         self._control_numbers = itertools.count()
@@ -115,6 +117,7 @@ class Session(Generic[M]):
         sampling: SamplingParams | None,
         *,
         stream: bool,
+        tenant: str = OWNER,
         **options: Unpack[RequestOptions],
     ) -> tuple[RequestState, M]:
         """Submit a request: what is known of it, and where its sequences' outputs arrive.
@@ -122,7 +125,7 @@ class Session(Generic[M]):
         Raises: what `submit` does.
         """
         mailbox = self._new_mailbox()
-        return self.submit(prompt, sampling, mailbox, stream=stream, **options), mailbox
+        return self.submit(prompt, sampling, mailbox, stream=stream, tenant=tenant, **options), mailbox
 
     def submit(
         self,
@@ -131,19 +134,21 @@ class Session(Generic[M]):
         mailbox: Mailbox,
         *,
         stream: bool,
+        tenant: str = OWNER,
         **options: Unpack[RequestOptions],
     ) -> RequestState:
-        """As `open_request`, with a mailbox of the caller's; requests may share one.
+        """Do what `open_request` does, with a mailbox of the caller's; requests may share one. `tenant`: its
+        owner.
 
-        Raises: InvalidRequest that names the argument, also for a label that is in flight; what
-        `Connection.submit` does. Nothing has then been sent.
+        Raises: InvalidRequest that names the argument, also for a label that the same tenant has in flight;
+        what `Connection.submit` does. Nothing has then been sent.
         """
         number = next(self._request_numbers)
         handle = make_handle(self.connection.client_of(number), number)
         asked = SamplingParams() if sampling is None else sampling
-        request = build_request(handle, prompt, asked, stream=stream, **options)
+        request = build_request(handle, prompt, asked, stream=stream, tenant=tenant, **options)
         state = RequestState(request, asked)
-        self._hold_label(request.label, number)
+        self._hold_label(request, number)
         with self._sending:
             opened = OpenRequest(number, mailbox, state, self.connection.generation)
             self._sequences.update(opened.sequences)
@@ -172,8 +177,9 @@ class Session(Generic[M]):
             request.mailbox.put(RequestAborted("the stream was closed while it was read"))
             self._send_last_abort(request)
 
-    def _hold_label(self, label: str, number: int) -> None:
-        if label and self._labels.setdefault(label, number) != number:
+    def _hold_label(self, request: GenerateRequest, number: int) -> None:
+        label = request.label
+        if label and self._labels.setdefault((request.tenant, label), number) != number:
             raise InvalidRequest(
                 f"label: a request labelled {label!r} is in flight; wait for its end or choose another",
                 param="label",
@@ -190,8 +196,9 @@ class Session(Generic[M]):
     def _release(self, request: OpenRequest) -> None:
         for handle in tuple(request.sequences):
             self._sequences.pop(handle, None)
-        if request.label and self._labels.get(request.label) == request.number:
-            del self._labels[request.label]
+        name = (request.message.tenant, request.message.label)
+        if self._labels.get(name) == request.number:
+            del self._labels[name]
 
     def _send_abort(self, request: OpenRequest) -> None:
         handles = tuple(request.sequences)
@@ -208,10 +215,11 @@ class Session(Generic[M]):
     # -- control calls ---------------------------------------------------------------------------------------
 
     def asking_stats(
-        self, op: StatsOp, after: int, *, wait: bool = False
+        self, op: StatsOp, after: int, *, wait: bool = False, tenant: str = OWNER
     ) -> contextlib.AbstractContextManager[M]:
         """As `asking`, for statistics, as ControlRequest has it."""
-        return self.asking(op, after=after, wait=wait, own=self.connection.client_ids)
+        own = self.connection.client_ids
+        return self.asking(op, after=after, wait=wait, own=own, tenant=tenant)
 
     @contextlib.contextmanager
     def asking(self, op: ControlOp, **about: Any) -> Iterator[M]:

@@ -12,12 +12,7 @@ from typing import Any, Generic, Literal, Self, TypeAlias, TypeVar
 
 import msgspec
 
-from runtime.wire.stats import (
-    IterationStats,
-    IterationStatsPage,
-    RequestStatsPage,
-    RequestStatsPerIteration,
-)
+from runtime.wire.stats import IterationStats, IterationStatsPage, RequestStatsPage, RequestStatsPerIteration
 
 StatsOp: TypeAlias = Literal["iteration_stats", "request_stats"]
 R = TypeVar("R", IterationStats, RequestStatsPerIteration)

@@ -11,9 +11,11 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.requests import Request
 from starlette.responses import Response
 
+from carousel.client.async_ import AsyncClient
 from carousel.server.admin.control_types import EmptyBody, PauseBody, ProfileBody
 from carousel.server.request.body import read_optional_body
 from carousel.server.server_state import ServerState
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 from runtime.ring.process import process_name
 from runtime.wire.status_page import Status
@@ -53,13 +55,13 @@ async def stats(request: Request) -> Response:
 async def iteration_stats(request: Request) -> Response:
     """The records of the iterations that the scheduler keeps; with ?after=N those after number N."""
     server: ServerState = request.app.state.server
-    return _json(await server.statistics(server.client.iteration_stats, _after(request)))
+    return _json(await server.statistics(_client(request).iteration_stats, _after(request)))
 
 
 async def request_stats(request: Request) -> Response:
     """As `iteration_stats`, of the requests that lived then."""
     server: ServerState = request.app.state.server
-    return _json(await server.statistics(server.client.request_stats, _after(request)))
+    return _json(await server.statistics(_client(request).request_stats, _after(request)))
 
 
 def _after(request: Request) -> int:
@@ -73,7 +75,7 @@ def _after(request: Request) -> int:
 async def server_info(request: Request) -> Response:
     """The scheduler's account of itself, and the settings of the launch but for its secrets."""
     server: ServerState = request.app.state.server
-    info = await server.runtime_info()
+    info = await server.ask(_client(request).server_info)
     settings = msgspec.structs.asdict(server.config)
     return _json({**info, "settings": {name: settings[name] for name in settings if name not in SECRETS}})
 
@@ -81,33 +83,39 @@ async def server_info(request: Request) -> Response:
 async def flush_cache(request: Request) -> Response:
     """Forget every cached prefix that no running request uses."""
     server: ServerState = request.app.state.server
-    return _json(await server.ask(server.client.flush_cache))
+    return _json(await server.ask(_client(request).flush_cache))
 
 
 async def pause_generation(request: Request) -> Response:
     """Launch no more steps; what comes waits."""
     server: ServerState = request.app.state.server
     body = await read_optional_body(request, PauseBody)
-    return _json(await server.ask(server.client.pause_generation, body.mode or "in_place"))
+    return _json(await server.ask(_client(request).pause_generation, body.mode or "in_place"))
 
 
 async def continue_generation(request: Request) -> Response:
     server: ServerState = request.app.state.server
     await read_optional_body(request, EmptyBody)
-    return _json(await server.ask(server.client.continue_generation))
+    return _json(await server.ask(_client(request).continue_generation))
 
 
 async def start_profile(request: Request) -> Response:
     """Where the file goes is the launch's to say (`--profile-dir`), never a request's."""
     server: ServerState = request.app.state.server
     body = await read_optional_body(request, ProfileBody)
-    return _json(await server.ask(server.client.start_profile, body.num_steps))
+    return _json(await server.ask(_client(request).start_profile, body.num_steps))
 
 
 async def stop_profile(request: Request) -> Response:
     server: ServerState = request.app.state.server
     await read_optional_body(request, EmptyBody)
-    return _json(await server.ask(server.client.stop_profile))
+    return _json(await server.ask(_client(request).stop_profile))
+
+
+def _client(request: Request) -> AsyncClient:
+    """Return the runtime's client in the name of who asks: only an admin is answered."""
+    server: ServerState = request.app.state.server
+    return server.client.of_tenant(tenant_of(request.scope).name)
 
 
 def _process(status: Status) -> dict[str, Any]:

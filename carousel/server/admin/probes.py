@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from carousel.server.server_state import ServerState
 from runtime.base.errors import CarouselError, Overloaded
-from runtime.launcher.watchdog import is_stopped, may_be_silent
+from runtime.ring.liveness import is_stopped, may_be_silent
 from runtime.ring.process import process_name
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.sampling_params import SamplingParams

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
-from runtime.base.errors import Overloaded
+from carousel.server.tenancy.shares import Shares
+from runtime.base.errors import Overloaded, RateLimited
 
 MAX_BODY_BYTES = 8 << 20
 POOL_BYTES = 64 << 20
@@ -22,68 +24,91 @@ class BodyPool:
     A body takes its share as its bytes come, not when its length is announced: a head alone holds nothing.
     The oldest one always gets what it asks for, up to `largest`, since so much is kept from all others; so it
     comes to its end, whatever the rest waits for, and then the next is the oldest.
+
+    What is not the oldest's is divided among tenants: whose share is used up waits for its own bodies.
     """
 
-    def __init__(self, largest: int = MAX_BODY_BYTES, size: int = POOL_BYTES) -> None:
-        """largest: bytes that one body may have; at most `size`, the bytes that all may have together."""
-        self._largest = largest
-        self._size = size
-        self.num_bytes = 0
-        """Bytes that large bodies have now."""
+    def __init__(
+        self,
+        is_divided: Callable[[], bool],
+        *,
+        largest: int = MAX_BODY_BYTES,
+        size: int = POOL_BYTES,
+    ) -> None:
+        """is_divided: whether there are several tenants; largest: bytes that one body may have; at most
+        `size`, the bytes that all may have together.
+        """
+        self._bytes = Shares(size - largest, is_divided)
+        self._waiting = Shares(MAX_WAITING, is_divided)
         self._shares: dict[BodyShare, None] = {}
         """Shares of large bodies, the oldest first."""
 
-    def share(self) -> BodyShare:
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that large bodies have now."""
+        return self._bytes.total
+
+    def share(self, tenant: str) -> BodyShare:
         """The share of a new body, which its owner releases."""
-        return BodyShare(self)
+        return BodyShare(self, tenant)
 
     async def _grow(self, share: BodyShare, num_bytes: int) -> None:
         self._shares.setdefault(share)
         if self._has_room(share, num_bytes):
             self._take(share, num_bytes)
             return
-        if sum(each.waiter is not None for each in self._shares) >= MAX_WAITING:
-            raise _no_room()
+        waiting, tenant = self._waiting, share.tenant
+        has_others = self._bytes.of(tenant) > share.held
+        is_own_doing = has_others and not self._bytes.may_have(tenant, num_bytes)
+        if not (waiting.has_room(1) and waiting.may_have(tenant, 1)):
+            raise _refusal(is_own_doing=is_own_doing)
         loop = asyncio.get_running_loop()
         share.wanted = num_bytes
         share.waiter = loop.create_future()
         began = loop.time()
+        waiting.take(tenant, 1)
         try:
             async with asyncio.timeout(WAIT_S - share.waited_s):
                 await share.waiter
         except TimeoutError:
-            raise _no_room() from None
+            raise _refusal(is_own_doing=is_own_doing) from None
         finally:
+            waiting.give_back(tenant, 1)
             share.waiter = None
             share.waited_s += loop.time() - began
 
     def _has_room(self, share: BodyShare, num_bytes: int) -> bool:
         is_oldest = share is next(iter(self._shares))
-        return self.num_bytes + num_bytes <= (self._size if is_oldest else self._size - self._largest)
+        return is_oldest or (
+            self._bytes.has_room(num_bytes) and self._bytes.may_have(share.tenant, num_bytes)
+        )
 
     def _take(self, share: BodyShare, num_bytes: int) -> None:
-        self.num_bytes += num_bytes
+        self._bytes.take(share.tenant, num_bytes)
         share.held += num_bytes
 
     def _release(self, share: BodyShare) -> None:
         if share not in self._shares:
             return
         del self._shares[share]
-        self.num_bytes -= share.held
+        self._bytes.give_back(share.tenant, share.held)
         share.held = 0
         for each in self._shares:
-            if each.waiter is not None and not each.waiter.done():
-                if not self._has_room(each, each.wanted):
-                    break
+            if each.waiter is None or each.waiter.done():
+                continue
+            if self._has_room(each, each.wanted):
                 self._take(each, each.wanted)
                 each.waiter.set_result(None)
+            elif self._bytes.may_have(each.tenant, each.wanted):
+                break  # nobody younger takes what it waits for
 
 
 class BodyShare:
     """Bytes of the pool that one body has."""
 
-    def __init__(self, pool: BodyPool) -> None:
+    def __init__(self, pool: BodyPool, tenant: str) -> None:
         self._pool = pool
+        self.tenant = tenant
         self.held = 0
         self.wanted = 0
         """Bytes that it waits for, beyond those held."""
@@ -100,7 +125,14 @@ class BodyShare:
         self._pool._release(self)
 
 
-def _no_room() -> Overloaded:
+def _refusal(*, is_own_doing: bool) -> Overloaded:
+    """Return what a body that gets no room is told; `is_own_doing`: others of its tenant have it."""
+    if is_own_doing:
+        return RateLimited(
+            "the large bodies of this API key that are being read are its share of this server; try again "
+            "when some have been read",
+            retry_after_s=WAIT_S / 2,
+        )
     return Overloaded(
         f"the large bodies that are being read take all of their {POOL_BYTES >> 20} MiB; try again later",
         code="bodies_overloaded",

@@ -17,6 +17,8 @@ from runtime.base.errors import CarouselError, Overloaded, RequestError, RingClo
 logger = logging.getLogger(__name__)
 
 UNAVAILABLE_RETRY_S = 1.0
+TYPES = {403: "permission_error", 429: "rate_limit_error"}
+"""Types of errors beside those that stand for all others of a caller, and of the server."""
 ROUTING = {
     404: "there is no such path; /openapi.json lists those there are",
     405: "the path does not take this method; the Allow header names those it takes",
@@ -60,14 +62,14 @@ def respelled(error: RequestError, names: Mapping[str, str]) -> RequestError:
 
 
 def error_body(error: RequestError) -> bytes:
-    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    kind = TYPES.get(error.status, "invalid_request_error" if error.status < 500 else "server_error")
     return msgspec.json.encode(ErrorBody(ErrorDetail(error.message, kind, error.param, error.code)))
 
 
 def error_headers(error: RequestError) -> dict[str, str]:
     """Headers of the error's answer that say how to go on after it."""
     headers: dict[str, str] = {}
-    if error.status == 503:
+    if error.status in (429, 503):
         seconds = error.retry_after_s if isinstance(error, Overloaded) else UNAVAILABLE_RETRY_S
         headers["Retry-After"] = str(max(1, math.ceil(seconds)))
     if error.status == 401:

@@ -10,16 +10,16 @@ from __future__ import annotations
 import asyncio
 from functools import partial
 from http import HTTPStatus
-from typing import Any
+from typing import Any, NoReturn
 
 import httptools
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from carousel.server.http.connection_count import ConnectionCount
+from carousel.server.http.connection_turns import BYTES_PER_COST, HEAD_COST, REQUEST_COST, ConnectionTurns
 from carousel.server.http.errors import error_body, error_headers
-from carousel.server.http.flow import Flow, has_left, write_chunk
-from carousel.server.http.parse_turns import HEAD_EVENTS, ParseTurns
+from carousel.server.http.flow import Flow, with_short_cuts
 from runtime.base.errors import Overloaded, RequestError
 
 MAX_HEAD_BYTES = 32 << 10
@@ -31,20 +31,18 @@ MAX_FRAMING_BYTES = 16 << 10
 """Sizes, extensions and trailers of a body's chunks, beyond as many bytes as the chunks hold."""
 UNREAD_TIMEOUT_S = 5.0
 """Longest time from an answer to the end of its request, which nobody reads."""
-PIECE_BYTES = 16 << 10
-"""Bytes parsed at a time; a read gives up to 256,000."""
+PIECE_BYTES = 8 << 10
+"""Bytes parsed at a time."""
 # Asked every few seconds by machines; a line for each would be most of the log.
 UNLOGGED_PATHS = frozenset({b"/live", b"/ready", b"/health", b"/metrics"})
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection. The scope's state gets two ways past what stands in front of the endpoints, which looks
-    at heads only: `send_body`, the innermost `send`, and `write_chunk`, which does not wait; and `has_left`.
-    """
+    """One connection. What it reads, parses and begins has its turn among those of all others."""
 
     flow: Flow
 
-    def __init__(self, count: ConnectionCount, turns: ParseTurns, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, count: ConnectionCount, turns: ConnectionTurns, *args: Any, **kwargs: Any) -> None:
         """count, turns: those of all connections of this process."""
         super().__init__(*args, **kwargs)
         self._count = count
@@ -52,8 +50,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._turns = turns
         self._unparsed = b""
         """Bytes received that wait for a turn."""
-        self._num_events = 0
-        """Calls of the parser for the piece being parsed."""
+        self._cost = 0
+        """Number of calls of the parser for the piece being parsed."""
         self._awaits_head = True
         self._is_all_head = False
         """The piece being parsed neither begins nor completes a head."""
@@ -94,8 +92,12 @@ class HttpProtocol(HttpToolsProtocol):
         self._count.remove(self._address)
         self._stop_head_timer()
         self._stop_unread_timer()
+        self._unset_keepalive_if_required()
         self._tell_of_the_end()
         super().connection_lost(exc)
+        # They refer to this object, too, and would wait for the collector together.
+        self.pipeline.clear()
+        self.cycle = self._in_work = None  # type: ignore[assignment]
 
     def eof_received(self) -> None:
         """The client has left, which ends the connection. Who works for it hears of it now: until the
@@ -105,16 +107,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     # From a read to the parser, piece by piece
 
-    def data_received(self, data: bytes) -> None:
+    def data_received(self, data: bytes | memoryview) -> None:
+        """data: a view of what is not there any more after this call will do."""
         self._unset_keepalive_if_required()
-        if self._last_words is not None:
-            return
-        if self._awaits_head and self._head_timer is None:
+        if self._awaits_head and self._head_timer is None and self._last_words is None:
             self._start_head_timer()
-        self._unparsed += data
-        if self._turns.has_room():
-            self._parse()
+        if self._turns.has_room() and not self._unparsed:
+            self._parse(memoryview(data))
         else:
+            self._unparsed += data
             self._wait_for_turn()
 
     def _wait_for_turn(self) -> None:
@@ -125,24 +126,26 @@ class HttpProtocol(HttpToolsProtocol):
     def _begin_turn(self) -> None:
         if self.parser is not None:  # the connection is not lost
             self.flow.is_held = False
-            self._parse()
+            data, self._unparsed = self._unparsed, b""
+            self._parse(memoryview(data))
 
-    def _parse(self) -> None:
-        """Parse what has come: a piece, and more while this turn of the loop has room."""
-        data = memoryview(self._unparsed)
+    def _parse(self, data: memoryview) -> None:
+        """Parse a piece, and more while this turn of the loop has room. The rest waits for another turn."""
         at = 0
-        while at < len(data) and not self.transport.is_closing() and self._last_words is None:
+        while at < len(data) and not self.transport.is_closing():
             if at and not self._turns.has_room():
                 self._unparsed = bytes(data[at:])
                 self._wait_for_turn()
                 return
-            at += self._feed(data[at : at + PIECE_BYTES])
-            self._turns.count(1 + self._num_events)
-        self._unparsed = b""
+            piece = data[at : at + PIECE_BYTES]
+            self._cost = 1 + len(piece) // BYTES_PER_COST
+            # What comes behind a refusal is thrown away, no faster than it would be parsed.
+            at += self._feed(piece) if self._last_words is None else len(piece)
+            self._turns.spend(self._cost)
 
     def _feed(self, piece: memoryview) -> int:
         """Return how much of the piece has been parsed."""
-        self._num_events = self._chunk_bytes = 0
+        self._chunk_bytes = 0
         self._is_all_head, self._is_all_body = self._awaits_head, not self._awaits_head
         try:
             self.parser.feed_data(piece)
@@ -180,29 +183,33 @@ class HttpProtocol(HttpToolsProtocol):
 
     # Calls of the parser. Whatever they raise ends the parsing.
 
+    def _stop(self, error: RequestError) -> NoReturn:
+        """End the parsing with a refusal, which is not raised: what is raised refers to this object."""
+        self._refusal = error
+        raise ValueError("refused")
+
     def on_message_begin(self) -> None:
         if len(self.pipeline) >= MAX_PIPELINED:
-            self._refusal = Overloaded(
-                f"more than {MAX_PIPELINED} requests wait on this connection; send the next on another one",
-                code="too_many_pipelined",
+            self._stop(
+                Overloaded(
+                    f"more than {MAX_PIPELINED} requests wait on this connection; send others on another one",
+                    code="too_many_pipelined",
+                )
             )
-            raise self._refusal
         super().on_message_begin()
         self._unset_keepalive_if_required()
         if self._head_timer is None:
             self._start_head_timer()
-        self._num_events += HEAD_EVENTS
+        self._cost += HEAD_COST
         self._is_all_head = False
         self._head_bytes = 0
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._num_events += 1
+        self._cost += 1
         if not self._awaits_head:
-            self._refusal = _invalid("trailers are not supported: send no fields behind the last chunk")
-            raise self._refusal
+            self._stop(_invalid("trailers are not supported: send no fields behind the last chunk"))
         if len(self.headers) >= MAX_HEADERS:
-            self._refusal = _head_too_large()
-            raise self._refusal
+            self._stop(_head_too_large())
         super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
@@ -217,37 +224,30 @@ class HttpProtocol(HttpToolsProtocol):
         self.access_log = self._logs_access and self.url.partition(b"?")[0] not in UNLOGGED_PATHS
         super().on_headers_complete()
         self._read_on_behind_pipeline()
-        self.scope["state"]["send_body"] = self.cycle.send
-        self.scope["state"]["write_chunk"] = partial(write_chunk, self.cycle)
-        self.scope["state"]["has_left"] = partial(has_left, self.cycle)
 
     def _check_head(self) -> None:
         size = len(self.url) + sum(len(name) + len(value) for name, value in self.headers)
         if size > MAX_HEAD_BYTES:
-            self._refusal = _head_too_large()
-            raise self._refusal
+            self._stop(_head_too_large())
         is_old = self.parser.get_http_version() == "1.0"
         num_hosts = sum(name == b"host" for name, _ in self.headers)
         if num_hosts > 1 or not (num_hosts or is_old):
-            self._refusal = _invalid("a request of HTTP/1.1 has one Host header")
-            raise self._refusal
+            self._stop(_invalid("a request of HTTP/1.1 has one Host header"))
         # The parser finds out when the request has been begun.
         codings = [value.lower() for name, value in self.headers if name == b"transfer-encoding"]
         if codings and (is_old or codings != [b"chunked"]):
-            self._refusal = _invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out")
-            raise self._refusal
+            self._stop(_invalid("Transfer-Encoding is chunked, in HTTP/1.1, or left out"))
 
     def _head_without_upgrade(self) -> bytes:
         method = self.parser.get_method()
         if method == b"CONNECT":
-            self._refusal = _invalid("CONNECT is for proxies")
-            raise self._refusal
+            self._stop(_invalid("CONNECT is for proxies"))
         lines = [b"%b %b HTTP/%b" % (method, self.url, self.parser.get_http_version().encode())]
         lines += [b"%b: %b" % field for field in self.headers if field[0] != b"upgrade"]
         return b"\r\n".join([*lines, b"", b""])
 
     def on_body(self, body: bytes) -> None:
-        self._num_events += 1
+        self._cost += 1
         self._chunk_bytes += len(body)
         super().on_body(body)
         if self.pipeline:
@@ -276,7 +276,15 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._in_work = cycle
-        super()._start_asgi_task(cycle, app)
+        if self._turns.has_room():
+            self._begin_request(cycle, app)
+        else:
+            self._turns.wait(partial(self._begin_request, cycle, app))
+
+    def _begin_request(self, cycle: RequestResponseCycle, app: Any) -> None:
+        if not cycle.disconnected:
+            self._turns.spend(REQUEST_COST)
+            super()._start_asgi_task(cycle, with_short_cuts(app, cycle))
 
     def on_response_complete(self) -> None:
         super().on_response_complete()

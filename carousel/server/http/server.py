@@ -13,7 +13,8 @@ from typing import Any, cast
 import uvicorn
 
 from carousel.server.http.connection_count import ConnectionCount, openable
-from carousel.server.http.parse_turns import ParseTurns
+from carousel.server.http.connection_turns import ConnectionTurns
+from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
 
 RETRY_S = 1.0
@@ -37,8 +38,10 @@ class HttpServer(uvicorn.Server):
                 max_connections,
             )
         self._count = ConnectionCount(most, max_per_address, self._stop_accepting, self._accept_again)
-        # Called as the class would be, with two arguments less.
-        protocol = cast(type[HttpProtocol], partial(HttpProtocol, self._count, ParseTurns()))
+        self._turns = ConnectionTurns()
+        self._buffer = memoryview(bytearray(READ_BYTES))
+        # Called as a protocol's class would be.
+        protocol = cast(type[HttpProtocol], self._read_connection)
         super().__init__(uvicorn.Config(app, http=protocol, **settings))
         self._listener: socket.socket | None = None
         self._accepting: asyncio.Task[None] | None = None
@@ -78,6 +81,10 @@ class HttpServer(uvicorn.Server):
                 await asyncio.sleep(RETRY_S)
             else:
                 return
+
+    def _read_connection(self, **about: Any) -> PacedReader:
+        make_protocol = partial(HttpProtocol, self._count, self._turns, **about)
+        return PacedReader(make_protocol, self._turns, self._buffer)
 
     def _make_protocol(self) -> asyncio.Protocol:
         # As uvicorn does when it starts.

@@ -15,15 +15,21 @@ BYTES_PER_S = 64 << 20
 
 
 class WritePace:
-    """The pace of one event loop. Who comes first goes first."""
+    """The pace of one event loop. Of one tenant's writes who comes first goes first; tenants go side by side,
+    each at an equal part of the pace.
+    """
 
     def __init__(self, bytes_per_s: float = BYTES_PER_S) -> None:
         self._bytes_per_s = bytes_per_s
-        self._free_s = 0.0
-        """Time at which what has been written is paid for, by the clock of the event loop."""
+        self._free_s: dict[str, float] = {}
+        """Time at which what a tenant has written is paid for, by the clock of the event loop."""
 
-    async def spend(self, num_bytes: int) -> None:
-        """Wait for as long as the bytes that have been written take at this pace, after those of others."""
+    async def spend(self, tenant: str, num_bytes: int) -> None:
+        """Wait for as long as the bytes that have been written take at this pace, after those of others of
+        the tenant.
+        """
         now_s = asyncio.get_running_loop().time()
-        self._free_s = max(self._free_s, now_s) + num_bytes / self._bytes_per_s
-        await asyncio.sleep(self._free_s - now_s)
+        self._free_s = {each: free_s for each, free_s in self._free_s.items() if free_s > now_s}
+        began_s = self._free_s.setdefault(tenant, now_s)
+        free_s = self._free_s[tenant] = began_s + num_bytes * len(self._free_s) / self._bytes_per_s
+        await asyncio.sleep(free_s - now_s)

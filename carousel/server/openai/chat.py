@@ -22,6 +22,7 @@ from carousel.server.request.sampling import (
 )
 from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 
 
@@ -66,7 +67,8 @@ async def create_chat_completion(request: Request) -> Response:
         vocabulary = await server.tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     if view.shows_ids or view.counts_continuously or view.num_prompt_logprobs is not None:
-        ids = await encode_prompts(server.tokenizer, job.prompts, options, "messages")
+        tenant = tenant_of(request.scope).name
+        ids = await encode_prompts(server.tokenizer, job.prompts, options, tenant, "messages")
         (view.prompt_ids,) = ids
         job.check_prompt_logprobs(len(view.prompt_ids))
         job = job.with_ids(ids)

@@ -26,6 +26,7 @@ from carousel.server.request.sampling import (
 )
 from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 
@@ -63,11 +64,13 @@ async def create_completion(request: Request) -> Response:
         streams_usage=includes_usage(body),
         counts_continuously=counts_continuously(body),
     )
-    job = await _look_at_tokens(server, body, job, view)
+    job = await _look_at_tokens(server, body, job, view, tenant_of(request.scope).name)
     return Generation(server, job, CompletionFormat(view, len(job.prompts)))
 
 
-async def _look_at_tokens(server: ServerState, body: CompletionBody, job: Job, view: CompletionView) -> Job:
+async def _look_at_tokens(
+    server: ServerState, body: CompletionBody, job: Job, view: CompletionView, tenant: str
+) -> Job:
     """Fill in what the answer shows of the prompt's tokens, and of others by themselves."""
     tokenizer = server.tokenizer
     shows_logprobs = view.num_logprobs is not None or body.prompt_logprobs is not None
@@ -76,7 +79,7 @@ async def _look_at_tokens(server: ServerState, body: CompletionBody, job: Job, v
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     shows_prompt_tokens = view.shows_ids or view.counts_continuously or body.prompt_logprobs is not None
     if shows_prompt_tokens or (body.echo and view.num_logprobs is not None):
-        view.prompt_ids = await encode_prompts(tokenizer, job.prompts, job.options)
+        view.prompt_ids = await encode_prompts(tokenizer, job.prompts, job.options, tenant)
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         job.check_prompt_logprobs(sum(map(len, view.prompt_ids)) * view.num_choices, name)
     if body.echo:
@@ -84,7 +87,9 @@ async def _look_at_tokens(server: ServerState, body: CompletionBody, job: Job, v
         prompts: Sequence[Any] = job.prompts
         skips = job.sampling.skip_special_tokens
         view.prompt_texts = [
-            prompt if isinstance(prompt, str) else await tokenizer.decode(prompt, skip_special_tokens=skips)
+            prompt
+            if isinstance(prompt, str)
+            else await tokenizer.decode(prompt, skip_special_tokens=skips, tenant=tenant)
             for prompt in prompts
         ]
     return job.with_ids(view.prompt_ids) if view.prompt_ids else job

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from functools import partial
 from typing import TypeVar
 
 from starlette.requests import ClientDisconnect, Request
@@ -11,6 +12,7 @@ from starlette.requests import ClientDisconnect, Request
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
 from carousel.server.request.decode import decode_body
 from carousel.server.server_state import ServerState
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import RequestAborted, RequestError
 
 BODY_TIMEOUT_S = 30.0
@@ -25,7 +27,7 @@ async def read_body(request: Request, kind: type[T]) -> T:
     room for a large body; RequestAborted where nobody waits for an answer any more.
     """
     server: ServerState = request.app.state.server
-    share = server.bodies.share()
+    share = server.bodies.share(tenant_of(request.scope).name)
     try:
         return await _decoded(request, await _read_bytes(request, share), kind)
     finally:
@@ -35,10 +37,13 @@ async def read_body(request: Request, kind: type[T]) -> T:
 async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
     request.state.received_s = time.perf_counter()
     server: ServerState = request.app.state.server
-    await server.entrance.enter(len(data))
-    if request.state.has_left():
-        raise RequestAborted("the client has left")
-    return await decode_body(data, kind, server.max_ids)
+    tenant = tenant_of(request.scope).name
+    entrance = server.entrance
+    await entrance.enter(len(data), tenant)
+    async with entrance.alone(len(data), tenant):
+        if request.state.has_left():
+            raise RequestAborted("the client has left")
+        return await decode_body(data, kind, server.max_ids, partial(entrance.go_on, tenant=tenant))
 
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:

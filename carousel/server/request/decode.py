@@ -3,21 +3,25 @@
 JSON of a few bytes can stand for much memory: a list of empty lists takes sixty times as long to decode as a
 text of its size, and the maximum of a list is compared when all of it has been made. So a large body is first
 cut into its fields, which makes nothing of them. Only fields that may be large are then looked at further, in
-pieces, after counting what they hold; the others may have no more together than a small body.
+pieces, each after counting what it holds; the others may have no more together than a small body.
 """
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Hashable
-from functools import cache
-from typing import Any, TypeVar, cast, get_type_hints
+from typing import TypeVar, get_type_hints
 
 import msgspec
-from msgspec import Raw
 
-from carousel.server.request.large_fields import LARGE_FIELDS, decode_large
+from carousel.server.request.large_fields import (
+    LARGE_FIELDS,
+    OBJECT,
+    cut_fields,
+    decode_large,
+    joined,
+    unknown_field,
+)
+from carousel.server.request.large_json import LargeJson, Span, Wait
 from runtime.base.errors import InvalidRequest
 from runtime.wire.transport import DECODE_ERRORS
 
@@ -30,35 +34,37 @@ T = TypeVar("T")
 
 _AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
-_ABSENT = Raw(b"")
 
 
-async def decode_body(data: bytes | bytearray, kind: type[T], max_ids: int) -> T:
-    """`max_ids`: the most token ids that any list of them may have. Raises InvalidRequest that names the
-    field.
+async def decode_body(data: bytes | bytearray, kind: type[T], max_ids: int, wait: Wait) -> T:
+    """`max_ids`: the most token ids that any list of them may have. `wait` is called before each piece of a
+    large body. Raises InvalidRequest that names the field.
     """
     if len(data) <= SMALL_BODY_BYTES:
         return _decode(data, kind)
-    await asyncio.sleep(0)
-    fields: Any = _decode(data, _cut(cast(Hashable, kind)))
-    given = {name: value for name in _names(kind) if len(value := getattr(fields, name))}
-    large = {name: given[name] for name in LARGE_FIELDS.get(kind, {}) if name in given}
-    _check_small({name: value for name, value in given.items() if name not in large})
-    for name, field in LARGE_FIELDS.get(kind, {}).items():
-        if name in large:
-            given[name] = field.stand_in
-    body = _decode(b"{" + b",".join(b'"%b":%b' % (name.encode(), given[name]) for name in given) + b"}", kind)
+    try:
+        return await _decode_large(LargeJson(data, wait), kind, max_ids)
+    except DECODE_ERRORS as error:
+        raise _no_json(error) from None
+
+
+async def _decode_large(large: LargeJson, kind: type[T], max_ids: int) -> T:
+    whole = await large.whole()
+    if large.first(whole) != OBJECT:
+        return _decode(await large.read(Span(whole.start, min(whole.end, whole.start + 64))), kind)
+    large_fields = LARGE_FIELDS.get(kind, {})
+    spans = await cut_fields(large, whole, kind, large_fields, SMALL_BODY_BYTES)
+    small = {name: await large.read(span) for name, span in spans.items() if name not in large_fields}
+    _check_small(small)
+    stand_ins = {name: field.stand_in for name, field in large_fields.items() if name in spans}
+    body = _decode(joined(small | stand_ins), kind)
     hints = get_type_hints(kind, include_extras=True)
-    for name, value in large.items():
-        await asyncio.sleep(0)
+    for name in stand_ins:
         try:
-            decoded = await decode_large(name, value, hints[name], LARGE_FIELDS[kind][name], max_ids)
+            value = await decode_large(name, large, spans[name], hints[name], large_fields[name], max_ids)
         except msgspec.ValidationError as error:
             raise _field_error(str(error), within=name) from None
-        except DECODE_ERRORS as error:
-            raise _no_json(error) from None
-        setattr(body, name, decoded)
-    await asyncio.sleep(0)
+        setattr(body, name, value)
     return body
 
 
@@ -71,19 +77,7 @@ def _decode(data: bytes | bytearray, kind: type[T]) -> T:
         raise _no_json(error) from None
 
 
-@cache
-def _cut(kind: Hashable) -> Any:
-    """Return a type with the same fields, none of which is looked into."""
-    fields = [(name, Raw, _ABSENT) for name in _names(kind)]
-    return msgspec.defstruct("Cut", fields, forbid_unknown_fields=True)
-
-
-def _names(kind: Any) -> tuple[str, ...]:
-    names: tuple[str, ...] = kind.__struct_fields__
-    return names
-
-
-def _check_small(given: dict[str, Raw]) -> None:
+def _check_small(given: dict[str, bytes]) -> None:
     """Raises InvalidRequest."""
     num_bytes = sum(map(len, given.values()))
     if num_bytes > SMALL_BODY_BYTES:
@@ -112,4 +106,4 @@ def _field_error(message: str, within: str = "") -> InvalidRequest:
     name = f"{path}.{field['name']}" if path else field["name"]
     if field["what"].startswith("missing"):
         return InvalidRequest(f"{name} is missing", param=name, code="missing_required_parameter")
-    return InvalidRequest(f"{name} is not a parameter of this endpoint", param=name, code="unknown_parameter")
+    return unknown_field(name)

@@ -7,8 +7,8 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping, Sequence
-from contextlib import ExitStack, aclosing
+from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
@@ -23,8 +23,11 @@ from carousel.server.http.errors import as_request_error, error_body, respelled
 from carousel.server.request.merged_stream import merged
 from carousel.server.request.sse import DONE, EventWriter
 from carousel.server.server_state import ServerState
-from carousel.server.tenancy.auth import salt_of_tenant
+from carousel.server.tenancy.auth import tenant_of
+from carousel.server.tenancy.entrance import TURN_BYTES
+from carousel.server.tenancy.places import HeldPlaces
 from runtime.base.errors import InvalidRequest, RequestError
+from runtime.ring.tenants import THE_OWNER
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 128
@@ -134,18 +137,19 @@ class Generation(Response):
         super().__init__()
         self._server = server
         self._client = server.client
+        self._tenant = THE_OWNER
+        self._num_unbegun = 0
+        """Prompts that wait for the end of others of the request."""
         self._job = job
         self._answer = answer
         self._received_s = 0.0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
-        self._server.check_room(self._prompts_at_once * self._job.num_sequences)
         state = scope["state"]
+        self._tenant = tenant_of(scope)
+        self._client = self._server.client.of_tenant(self._tenant.name)
         self._received_s = state["received_s"]
-        if "tenant" in state:
-            options = self._job.options
-            options["cache_salt"] = salt_of_tenant(state["tenant"], options.get("cache_salt", ""))
         if self._job.stream:
             assert isinstance(self._answer, StreamFormat)
             writer = EventWriter(send, state["send_body"], state["write_chunk"])
@@ -157,23 +161,29 @@ class Generation(Response):
         except RequestError as error:
             raise respelled(error, self._job.param_names) from None
 
-    @property
-    def _prompts_at_once(self) -> int:
-        """All, if they are streamed; else as many as the queue takes of one caller."""
-        num_prompts = len(self._job.prompts)
-        if self._job.stream:
-            return num_prompts
-        return min(num_prompts, max(1, self._client.max_in_flight // self._job.num_sequences))
+    @contextmanager
+    def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[str], HeldPlaces]]:
+        """Keep the request's labels and places while it runs. Both are free again when the end of the answer
+        goes out: its reader may use them at once. Raises InvalidRequest, Overloaded.
+        """
+        server, job, tenant = self._server, self._job, self._tenant
+        with (
+            server.places.hold(tenant, prompts_at_once * job.num_sequences) as places,
+            server.labels.hold(tenant.name, job.labels, are_chosen=job.labels_are_chosen) as labels,
+        ):
+            yield labels, places
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         job = self._job
-        # The names are free again when the answer goes out: its reader may use them at once.
-        with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
-            room = asyncio.Semaphore(self._prompts_at_once)
+        num_prompts, num_sequences = len(job.prompts), job.num_sequences
+        most_at_once = self._server.places.most_at_once(self._tenant, self._client.max_in_flight)
+        at_once = min(num_prompts, max(1, most_at_once // num_sequences))
+        with self._hold(at_once) as (labels, places):
+            room, self._num_unbegun = asyncio.Semaphore(at_once), num_prompts - at_once
             try:
                 async with asyncio.TaskGroup() as group:
                     calls = [
-                        group.create_task(self._generate(prompt, label, room))
+                        group.create_task(self._generate(prompt, label, room, places))
                         for prompt, label in zip(job.prompts, labels, strict=True)
                     ]
             except ExceptionGroup as errors:
@@ -187,7 +197,9 @@ class Generation(Response):
     def _body(self, completions: Sequence[Completion]) -> bytes:
         return msgspec.json.encode(self._answer.response(completions))
 
-    async def _generate(self, prompt: Prompt, label: str, room: asyncio.Semaphore) -> Completion:
+    async def _generate(
+        self, prompt: Prompt, label: str, room: asyncio.Semaphore, places: HeldPlaces
+    ) -> Completion:
         job = self._job
         async with room:
             with RequestTimer(self._server.metrics, self._received_s, job.num_sequences) as timer:
@@ -196,13 +208,16 @@ class Generation(Response):
                 if any(output.finish_reason == "abort" for output in completion.outputs):
                     raise _aborted()
                 timer.note_finished(completion.usage)
+                if self._num_unbegun:
+                    self._num_unbegun -= 1  # the next prompt takes its places
+                else:
+                    places.give_back(job.num_sequences)
                 return completion
 
     async def _stream(self, writer: EventWriter, answer: StreamFormat) -> None:
-        job = self._job
         try:
-            with self._server.labels.hold(job.labels, are_chosen=job.labels_are_chosen) as labels:
-                await self._write_events(writer, answer, labels)
+            with self._hold(len(self._job.prompts)) as (labels, places):
+                await self._write_events(writer, answer, labels, places)
             last = answer.last_events() + DONE
         except Exception as error:
             if not writer.has_begun:
@@ -210,7 +225,9 @@ class Generation(Response):
             last = b"data: %b\n\n" % error_body(as_request_error(error))
         await writer.end(last)
 
-    async def _write_events(self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str]) -> None:
+    async def _write_events(
+        self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str], places: HeldPlaces
+    ) -> None:
         """Write what one step has brought in one piece, unless it is much: then in several, between which
         other tasks of the event loop run.
         """
@@ -231,10 +248,12 @@ class Generation(Response):
                         timers[prompt].note_delta(delta)
                         if delta.finish_reason == "abort":
                             raise _aborted()
+                        if delta.finish_reason is not None:
+                            places.give_back(1)
                         for number, events in enumerate(answer.events(prompt, delta)):
                             data = data + events if data else events
                             if number:
-                                await asyncio.sleep(0)
+                                await self._server.entrance.enter(TURN_BYTES, self._tenant.name)
                             if len(data) >= LARGE_WRITE_BYTES:
                                 await self._write_much(writer, data)
                                 data = b""
@@ -242,12 +261,12 @@ class Generation(Response):
                         await writer.write(data)
 
     async def _write_much(self, writer: EventWriter, data: bytes) -> None:
-        """Write a large piece, and wait for as long as all such writes of this server together have to.
+        """Write a large piece, and wait for as long as all such writes of the tenant have to.
         Events that repeat what came before hold the more tokens the longer they get.
         """
         if not writer.try_write(data):
             await writer.write(data)
-        await self._server.pace.spend(len(data))
+        await self._server.pace.spend(self._tenant.name, len(data))
 
 
 def _aborted() -> RequestError:

@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
+import re
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from carousel.server.openai.embedding_types import MAX_INPUTS, EmbeddingBody
-from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody
+from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody, MessageBody, TextPart
+from carousel.server.request.large_json import PIECE_BYTES, QUOTE, LargeJson, Span, TooManyParts
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_TURNS
 from runtime.wire.sampling_params import TokenId
 
-PIECE_BYTES = 256 << 10
-"""Bytes of token ids, decoded in one turn of the event loop: 3 ms."""
-LIST = ord("[")
+GROUP_BYTES = PIECE_BYTES // 2
+"""Size up to which a value is decoded at once, and several that follow each other are."""
+LIST, OBJECT = b"[{"
+MAX_FIELDS = 256
+"""Fields of one object, those counted that come twice."""
 MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
 """Names and values in all messages. A message has four, of its role and its text, and each text part four."""
 
-_IDS = msgspec.json.Decoder(list[TokenId])
-_TEXTS = msgspec.json.Decoder(list[str])
+_PLACE = re.compile(r" - at `\$(?:\[(?P<number>\d+)\])?(?P<rest>[^`]*)`$")
+"""Where msgspec has found something wrong."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +41,9 @@ class LargeField:
     is_conversation: bool = False
 
     @property
-    def stand_in(self) -> msgspec.Raw:
+    def stand_in(self) -> bytes:
         """A value that the field may hold while the others are decoded."""
-        return msgspec.Raw(b"[]" if self.is_conversation or not self.has_texts else b'""')
+        return b"[]" if self.is_conversation or not self.has_texts else b'""'
 
 
 PROMPT = LargeField()
@@ -56,83 +60,221 @@ LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
 }
 
 
-async def decode_large(name: str, value: msgspec.Raw, kind: Any, field: LargeField, max_ids: int) -> Any:
-    """The value of a field of the type `kind`. `max_ids`: in each list of token ids, at most; what has more
-    is refused before it is decoded.
+async def cut_fields(
+    body: LargeJson, span: Span, kind: Any, large: Collection[str], most_bytes: int, where: str = ""
+) -> dict[str, Span]:
+    """Return where the fields of an object of the type `kind` are. most_bytes: of each that is not `large`.
+    where: what is before their names in errors.
+
+    Raises: msgspec.DecodeError, InvalidRequest.
+    """
+
+    def max_bytes(name: str) -> int:
+        if name not in kind.__struct_fields__:
+            raise unknown_field(f"{where}{name:.100}")
+        return span.size if name in large else most_bytes
+
+    given: dict[str, Span] = {}
+    try:
+        async for name, value in body.fields(span, MAX_FIELDS, max_bytes):
+            if value.size > max_bytes(name):
+                raise InvalidRequest(
+                    f"{where}{name} has more than {most_bytes} bytes, as much as all fields but prompts and "
+                    "messages may have",
+                    param=f"{where}{name}",
+                )
+            given[name] = value
+    except TooManyParts:
+        raise InvalidRequest(f"{where or 'the body '}has more than {MAX_FIELDS} fields") from None
+    return given
+
+
+def joined(fields: Mapping[str, bytes]) -> bytes:
+    """An object with these fields, whose values are JSON."""
+    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
+
+
+def unknown_field(name: str) -> InvalidRequest:
+    return InvalidRequest(f"{name} is not a parameter of this endpoint", param=name, code="unknown_parameter")
+
+
+async def decode_large(
+    name: str, body: LargeJson, span: Span, kind: Any, field: LargeField, max_ids: int
+) -> Any:
+    """Return the value of a field of the type `kind`. max_ids: in each list of token ids, at most; one that
+    has more is refused before all of it is decoded.
 
     Raises: msgspec's errors, InvalidRequest.
     """
-    if len(value) <= PIECE_BYTES // 4 or memoryview(value)[0] != LIST:
-        return msgspec.json.decode(value, type=kind)
-    data = bytes(value).strip()
-    if field.is_conversation:
-        if count_strings(data) > MAX_MESSAGE_STRINGS:
+    first = body.first(span)
+    if span.size > GROUP_BYTES and first == QUOTE and field.has_texts and not field.is_conversation:
+        return await body.text(span)
+    if span.size <= GROUP_BYTES or first != LIST:
+        return msgspec.json.decode(await _beginning(body, span), type=kind)
+    try:
+        if field.is_conversation:
+            return await _Conversation(name, body).messages(span)
+        return await _Prompts(name, body, field, max_ids).decode(span)
+    except TooManyParts:
+        most = MAX_TURNS if field.is_conversation else field.max_items
+        raise InvalidRequest(f"{name}: at most {most} of them are taken", param=name) from None
+
+
+async def _beginning(body: LargeJson, span: Span) -> bytes:
+    """Return a value that is small, or else a small one of the same kind."""
+    if span.size <= GROUP_BYTES:
+        return await body.read(span)
+    kinds = {QUOTE: b'""', LIST: b"[]", OBJECT: b"{}"}
+    return kinds.get(body.first(span)) or await body.read(Span(span.start, span.start + GROUP_BYTES))
+
+
+class _Prompts:
+    """A list of texts, of token ids, or of lists of token ids."""
+
+    def __init__(self, name: str, body: LargeJson, field: LargeField, max_ids: int) -> None:
+        self._name = name
+        self._body = body
+        self._field = field
+        self._max_ids = max_ids
+
+    async def decode(self, span: Span) -> list[str] | list[int] | list[list[int]]:
+        inner = await self._body.inside(span)
+        first = self._body.first(inner)
+        if first == QUOTE and self._field.has_texts:
+            return [await self._text(number, each) async for number, each in self._numbered(span)]
+        if first in (QUOTE, OBJECT) or not self._field.has_ids:
+            expected = " or ".join(["texts"] * self._field.has_texts + ["token ids"] * self._field.has_ids)
+            raise InvalidRequest(f"{self._name} must be {expected}", param=self._name)
+        if first == LIST:
+            return [await self._list(number, each) async for number, each in self._numbered(span)]
+        return await self._ids(inner)
+
+    async def _numbered(self, span: Span) -> AsyncIterator[tuple[int, Span]]:
+        number = 0
+        async for each in self._body.elements(span, self._field.max_items):
+            yield number, each
+            number += 1
+
+    async def _text(self, number: int, span: Span) -> str:
+        if span.size <= GROUP_BYTES or self._body.first(span) != QUOTE:
+            text: str = _decode(await _beginning(self._body, span), str, f"[{number}]")
+            return text
+        return await self._body.text(span)
+
+    async def _list(self, number: int, span: Span) -> list[int]:
+        if self._body.first(span) != LIST:
             raise InvalidRequest(
-                f"{name}: more than {MAX_MESSAGE_STRINGS} texts and names; send fewer messages or parts",
-                param=name,
+                f"{self._name} must be all text, all token ids or all lists of token ids", param=self._name
             )
+        return await self._ids(await self._body.inside(span), f"[{number}]")
+
+    async def _ids(self, span: Span, where: str = "") -> list[int]:
+        """The numbers between commas. where: their list, in the field."""
+        ids: list[int] = []
+        async for piece in self._body.comma_pieces(span):
+            num_ids = piece.count(b",") + 1
+            if len(ids) + num_ids > self._max_ids:
+                raise InvalidRequest(
+                    f"{self._name}: more than {self._max_ids} token ids; the longest sequence ends there",
+                    param=self._name,
+                    code="context_length_exceeded",
+                )
+            part = _decode(b"[" + piece + b"]", list[TokenId], where, len(ids))
+            if len(part) != num_ids:
+                raise msgspec.DecodeError("a number is missing between two commas")
+            ids += part
+        return ids
+
+
+class _Conversation:
+    """A list of messages, each with a text or a list of texts."""
+
+    def __init__(self, name: str, body: LargeJson) -> None:
+        self._name = name
+        self._body = body
+        self._num_strings = 0
+
+    async def messages(self, span: Span) -> list[MessageBody]:
+        return await self._list("", span, MessageBody, "content", MAX_TURNS)
+
+    async def _list(self, where: str, span: Span, kind: Any, large: str, most: int) -> list[Any]:
+        """Return the objects of a list. large: the field of each that may be large; where: the list, from the
+        name of the conversation on.
+        """
+        items: list[Any] = []
+        group = Span(0, 0)
+        """Small ones that follow each other."""
+        async for each in self._body.elements(span, most):
+            is_large = each.size > GROUP_BYTES
+            if group.size and (is_large or each.end - group.start > GROUP_BYTES):
+                items += await self._small(where, len(items), group, kind)
+                group = Span(0, 0)
+            if is_large:
+                items.append(await self._large(f"{where}[{len(items)}]", each, kind, large))
+            else:
+                group = Span(group.start if group.size else each.start, each.end)
+        if group.size:
+            items += await self._small(where, len(items), group, kind)
+        return items
+
+    async def _small(self, where: str, number: int, span: Span, kind: Any) -> list[Any]:
+        """Decode objects that follow each other, the first of which is number `number`."""
+        data = await self._body.read(span)
+        self._count(count_strings(data))
+        items: list[Any] = _decode(b"[" + data + b"]", list[kind], where, number)
+        return items
+
+    async def _large(self, where: str, span: Span, kind: Any, large: str) -> Any:
+        if self._body.first(span) != OBJECT:
+            return _decode(await _beginning(self._body, span), kind, where)
+        spans = await cut_fields(self._body, span, kind, {large}, GROUP_BYTES, f"{self._name}{where}.")
+        value = spans.get(large, Span(0, 0))
+        fields = {name: await self._body.read(each) for name, each in spans.items() if name != large}
+        text: Any = None
+        first = self._body.first(value)
+        if first == LIST and kind is MessageBody:
+            text = await self._list(f"{where}.{large}", value, TextPart, "text", MAX_MESSAGE_STRINGS)
+        elif first == QUOTE:
+            text = await self._body.text(value)
+        elif value.size:
+            fields[large] = await _beginning(self._body, value)
+        if text is not None:
+            fields[large] = b'""'
+        data = joined(fields)
+        self._count(count_strings(data))
+        item = _decode(data, kind, where)
+        if text is not None:
+            setattr(item, large, text)
+        return item
+
+    def _count(self, num_strings: int) -> None:
+        self._num_strings += num_strings
+        if self._num_strings > MAX_MESSAGE_STRINGS:
+            raise InvalidRequest(
+                f"{self._name}: more than {MAX_MESSAGE_STRINGS} texts and names; send fewer messages",
+                param=self._name,
+            )
+
+
+def _decode(data: bytes, kind: Any, where: str, number: int = 0) -> Any:
+    """Decode a part of a large value. where, number: its place there, and the number of its first element.
+
+    Raises: msgspec's errors, which name the place in the large value.
+    """
+    try:
         return msgspec.json.decode(data, type=kind)
-    if b'"' in data and field.has_texts:
-        if (num_texts := count_strings(data)) > field.max_items:
-            raise _too_many(name, field, num_texts)
-        # Not `kind`: where that takes lists of ids as well, texts between them cost as much as those.
-        return _TEXTS.decode(data)
-    if b'"' in data or b"{" in data or not field.has_ids:
-        expected = " or ".join(["texts"] * field.has_texts + ["token ids"] * field.has_ids)
-        raise InvalidRequest(f"{name} must be {expected}", param=name)
-    return await _id_lists(name, data, field, max_ids)
+    except msgspec.ValidationError as error:
+        message = str(error)
+        place = _PLACE.search(message)
+        if place is None:
+            raise msgspec.ValidationError(f"{message} - at `${where}`") from None
+        index = f"[{number + int(place['number'])}]" if place["number"] else ""
+        raise msgspec.ValidationError(
+            f"{message[: place.start()]} - at `${where}{index}{place['rest']}`"
+        ) from None
 
 
 def count_strings(data: bytes) -> int:
     """Strings in a piece of JSON, the names of an object's fields included."""
     plain = data.replace(b"\\\\", b"") if b"\\" in data else data
     return (plain.count(b'"') - plain.count(b'\\"')) // 2
-
-
-async def _id_lists(name: str, data: bytes, field: LargeField, max_ids: int) -> list[int] | list[list[int]]:
-    """Decode token ids, or lists of them, from JSON without strings and objects, in which every bracket and
-    comma is a list's. Raises msgspec's errors, InvalidRequest.
-    """
-    if not data.endswith(b"]"):
-        raise msgspec.DecodeError("the list does not end")
-    num_lists = data.count(b"[") - 1
-    if not num_lists:
-        return await _ids(name, data[1:-1], max_ids)
-    if num_lists > field.max_items:
-        raise _too_many(name, field, num_lists)
-    lists: list[list[int]] = []
-    for part in data[1:-1].strip().removesuffix(b"]").split(b"]"):
-        between, _, ids = part.partition(b"[")
-        if between.strip() != (b"," if lists else b""):
-            raise InvalidRequest(
-                f"{name} must be all text, all token ids or all lists of token ids", param=name
-            )
-        lists.append(await _ids(name, ids, max_ids))
-    return lists
-
-
-async def _ids(name: str, data: bytes, max_ids: int) -> list[int]:
-    """The numbers between commas. Raises msgspec's errors, InvalidRequest."""
-    if (num_ids := data.count(b",") + 1) > max_ids:
-        raise InvalidRequest(
-            f"{name}: {num_ids} token ids, at most {max_ids} are taken; the longest sequence ends there",
-            param=name,
-            code="context_length_exceeded",
-        )
-    data = data.strip()
-    ids: list[int] = []
-    start = 0
-    while start < len(data):
-        end = data.find(b",", start + PIECE_BYTES)
-        piece = data[start : len(data) if end < 0 else end]
-        part = _IDS.decode(b"[" + piece + b"]")
-        if len(part) != piece.count(b",") + 1:
-            raise msgspec.DecodeError("a number is missing between two commas")
-        ids += part
-        start += len(piece) + 1
-        await asyncio.sleep(0)
-    return ids
-
-
-def _too_many(name: str, field: LargeField, number: int) -> InvalidRequest:
-    return InvalidRequest(f"{name}: at most {field.max_items} of them, got {number}", param=name)

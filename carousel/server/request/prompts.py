@@ -77,16 +77,20 @@ def template_options(
 
 
 async def encode_prompts(
-    tokenizer: ServerTokenizer, prompts: Sequence[Prompt], options: RequestOptions, field: str = "prompt"
+    tokenizer: ServerTokenizer,
+    prompts: Sequence[Prompt],
+    options: RequestOptions,
+    tenant: str,
+    field: str = "prompt",
 ) -> list[list[int]]:
-    """Return the ids of each prompt. `field`: where the body has them.
+    """Return the ids of each prompt of a tenant. `field`: where the body has them.
 
     Raises: RequestError that names the field, also for a prompt without tokens; Overloaded.
     """
     encoded = []
     for prompt in prompts:
         try:
-            ids = await tokenizer.encode(prompt, options)
+            ids = await tokenizer.encode(prompt, options, tenant)
         except InvalidRequest as error:
             raise respelled(error, {"prompt": field}) from None
         if not ids:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from carousel.client.core.request_builder import Prompt, RequestOptions
-from runtime.base.errors import InvalidRequest, Overloaded
+from carousel.server.tenancy.fair_threads import FairThreads
+from runtime.base.errors import InvalidRequest
+from runtime.ring.tenants import OWNER
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
 
@@ -24,12 +25,6 @@ T = TypeVar("T")
 TokenText: TypeAlias = Callable[[int], str]
 
 NUM_THREADS = 2
-MAX_WAITING_CHARS = 1 << 24
-"""Characters, or ids, that wait for the threads together; who comes beyond them is told to come again. It is
-no limit to the number of prompts: a thousand short ones at once are a usual load and take no time.
-"""
-CHARS_PER_CALL = 1 << 10
-"""What each call counts besides: it waits, too."""
 
 
 class Vocabulary:
@@ -102,27 +97,6 @@ class Vocabulary:
         )
 
 
-class _Line:
-    """Threads, and what waits for them."""
-
-    def __init__(self, num_threads: int, name: str) -> None:
-        self._threads = ThreadPoolExecutor(num_threads, name)
-        self._num_waiting_chars = 0
-
-    async def run(self, work: Callable[[], T], num_chars: int) -> T:
-        """Do the work in one of the threads. Who finds nobody waiting is let in, however much it has. Raises
-        Overloaded.
-        """
-        cost = num_chars + CHARS_PER_CALL
-        if self._num_waiting_chars and self._num_waiting_chars + cost > MAX_WAITING_CHARS:
-            raise Overloaded("too many prompts wait for the tokenizer of the HTTP server")
-        self._num_waiting_chars += cost
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-        finally:
-            self._num_waiting_chars -= cost
-
-
 class ServerTokenizer:
     """Belongs to the event loop; what takes time is done in threads of its own."""
 
@@ -133,14 +107,17 @@ class ServerTokenizer:
         context_length: int,
         *,
         allow_special_tokens: bool = False,
+        is_divided: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take settings as a resolved configuration has them; the first two may be empty."""
+        """Take settings as a resolved configuration has them; the first two may be empty. `is_divided`:
+        whether there are several tenants.
+        """
         self._tokenizer_dir = tokenizer_dir
         self._chat_template = chat_template
         self._allow_special_tokens = allow_special_tokens
         self._context_length = context_length
-        self._line = _Line(NUM_THREADS, "tokenizer")
-        self._tool_line = _Line(1, "tokenize")
+        self._threads = FairThreads(NUM_THREADS, "tokenizer", is_divided)
+        self._tool_thread = FairThreads(1, "tokenize", is_divided)
         self._lock = asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
 
@@ -159,11 +136,12 @@ class ServerTokenizer:
         if self._vocabulary is None:
             async with self._lock:
                 if self._vocabulary is None:
-                    self._vocabulary = await self._line.run(self._load, 0)
+                    self._vocabulary = await self._threads.run(OWNER, self._load, 0)
         return self._vocabulary
 
-    async def encode(self, prompt: Prompt, options: RequestOptions) -> list[int]:
-        """A prompt for the runtime: a text that cannot fit is refused before the work of encoding it.
+    async def encode(self, prompt: Prompt, options: RequestOptions, tenant: str = OWNER) -> list[int]:
+        """A prompt of a tenant for the runtime: a text that cannot fit is refused before the work of encoding
+        it.
 
         Raises: InvalidRequest by the names of the client library, Overloaded.
         """
@@ -172,20 +150,20 @@ class ServerTokenizer:
         def encode() -> list[int]:
             return vocabulary.encode(prompt, options, vocabulary.max_chars_of(self._context_length))
 
-        return await self._line.run(encode, num_chars(prompt))
+        return await self._threads.run(tenant, encode, num_chars(prompt))
 
-    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
-        """Raises Overloaded."""
+    async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, tenant: str = OWNER) -> str:
+        """The text of a tenant's ids. Raises Overloaded."""
         vocabulary = await self.vocabulary()
         decode = partial(vocabulary.decode, ids, skip_special_tokens=skip_special_tokens)
-        return await self._line.run(decode, len(ids))
+        return await self._threads.run(tenant, decode, len(ids))
 
-    async def run_tool(self, work: Callable[[Vocabulary], T], num_chars: int) -> T:
-        """Do work for /tokenize or /detokenize, in a thread for which no answer of the model waits. Raises
-        Overloaded.
+    async def run_tool(self, work: Callable[[Vocabulary], T], num_chars: int, tenant: str = OWNER) -> T:
+        """Do a tenant's work for /tokenize or /detokenize, in a thread for which no answer of the model
+        waits. Raises Overloaded.
         """
         vocabulary = await self.vocabulary()
-        return await self._tool_line.run(partial(work, vocabulary), num_chars)
+        return await self._tool_thread.run(tenant, partial(work, vocabulary), num_chars)
 
     def _load(self) -> Vocabulary:
         return Vocabulary(

@@ -18,6 +18,7 @@ from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import NEUTRAL, GenerateBody, GenerateSampling
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.wire.sampling_params import SamplingParams
@@ -77,7 +78,8 @@ async def generate(request: Request) -> Response:
             view.token_text = (await server.tokenizer.vocabulary()).token_text
         if sampling.prompt_logprobs is not None:
             view.input_start = body.logprob_start_len or 0
-            view.input_ids = await encode_prompts(server.tokenizer, job.prompts, options)
+            tenant = tenant_of(request.scope).name
+            view.input_ids = await encode_prompts(server.tokenizer, job.prompts, options, tenant)
             job.check_prompt_logprobs(sum(map(len, view.input_ids)) * sampling.n)
             job = job.with_ids(view.input_ids)
     except RequestError as error:

@@ -25,6 +25,7 @@ from carousel.server.sglang.tokenize_types import (
     TokenizeBody,
     TokenizeResponse,
 )
+from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 
 BYTES_PER_TOKEN = 4
@@ -48,6 +49,7 @@ async def tokenize(request: Request) -> Response:
         await server.tokenizer.run_tool(
             partial(_tokenize_one, prompt, options, limits, with_strings=bool(body.return_token_strs)),
             num_chars(prompt),
+            tenant_of(request.scope).name,
         )
         for prompt in prompts
     ]
@@ -73,7 +75,9 @@ async def detokenize(request: Request) -> Response:
     TokenLimits(server.max_ids, "tokens").check_ids(lists)
     texts = [
         await server.tokenizer.run_tool(
-            partial(_detokenize_one, ids, skip_special_tokens=bool(body.skip_special_tokens)), len(ids)
+            partial(_detokenize_one, ids, skip_special_tokens=bool(body.skip_special_tokens)),
+            len(ids),
+            tenant_of(request.scope).name,
         )
         for ids in lists
     ]

@@ -1,1 +1,1 @@
-"""API keys, and the entrance of an HTTP process."""
+"""API keys, and how their holders divide what an HTTP process has."""

@@ -1,48 +1,60 @@
-"""ApiKeyMiddleware: with keys set, everything but the probes asks for one; /metrics unless it is open."""
+"""API keys and roles: ApiKeyMiddleware finds out who asks, `guarded` whether it may."""
 
 from __future__ import annotations
 
-import hashlib
-import hmac
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
+from typing import Any, TypeAlias
 
+from starlette.requests import Request
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from carousel.server.http.errors import error_response
-from runtime.base.errors import Unauthorized
+from carousel.server.tenancy.tenant_table import TenantTable
+from runtime.base.errors import Forbidden, Unauthorized
+from runtime.ring.tenants import THE_OWNER, Role, Tenant
 
-OPEN_PATHS = frozenset({"/live", "/ready", "/health"})
-SALT_BYTES = 32
+Handler: TypeAlias = Callable[[Request], Awaitable[Response]]
 
 
 class ApiKeyMiddleware:
-    """With `has_tenants`, the scope's state gets `tenant`: who holds another key has another one."""
+    """Refuses a request without a key that somebody holds; the scope's state gets `tenant`, the holder."""
 
-    def __init__(
-        self, app: ASGIApp, api_keys: Sequence[str], *, metrics_open: bool, has_tenants: bool
-    ) -> None:
+    def __init__(self, app: ASGIApp, *, tenants: TenantTable, open_paths: Collection[str]) -> None:
+        """`open_paths`: those that need no key."""
         self._app = app
-        self._open_paths = OPEN_PATHS | {"/metrics"} if metrics_open else OPEN_PATHS
-        self._digests = [_digest(key.encode()) for key in api_keys]
-        self._has_tenants = has_tenants
+        self._tenants = tenants
+        self._open_paths = frozenset(open_paths)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] not in self._open_paths:
-            digest = _digest(_given_key(scope))
-            # The time this takes must not tell how much of a guess was right, nor which key it is.
-            if not sum(hmac.compare_digest(digest, each) for each in self._digests):
+            tenant = self._tenants.of_key(_given_key(scope))
+            if tenant is None:
                 error = Unauthorized("a valid API key is required: Authorization: Bearer KEY")
                 await error_response(error)(scope, receive, send)
                 return
-            if self._has_tenants:
-                scope.setdefault("state", {})["tenant"] = digest
+            scope.setdefault("state", {})["tenant"] = tenant
         await self._app(scope, receive, send)
 
 
-def salt_of_tenant(tenant: bytes, cache_salt: str) -> str:
-    """Of a request with this salt: one that requests with other keys cannot have."""
-    data = cache_salt.encode(errors="surrogatepass")
-    return hashlib.blake2b(data, digest_size=SALT_BYTES, key=tenant).hexdigest()
+def guarded(role: Role, handler: Handler) -> Handler:
+    """Return the handler for callers with this role; others get a 403 before their body is read."""
+
+    async def handle(request: Request) -> Response:
+        tenant: Tenant = request.state.tenant
+        if not tenant.may(role):
+            raise Forbidden(
+                f"this path needs an API key with the role {role}; the role of this one is {tenant.role}"
+            )
+        return await handler(request)
+
+    return handle
+
+
+def tenant_of(scope: MutableMapping[str, Any]) -> Tenant:
+    """Return who asks: where no key is asked for, the owner."""
+    tenant: Tenant = scope["state"].get("tenant", THE_OWNER)
+    return tenant
 
 
 def _given_key(scope: Scope) -> bytes:
@@ -52,7 +64,3 @@ def _given_key(scope: Scope) -> bytes:
         return b""
     scheme, _, key = given[0].partition(b" ")
     return key.strip() if scheme.lower() == b"bearer" else b""
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.blake2b(key, digest_size=SALT_BYTES).digest()

@@ -18,8 +18,8 @@ import triton.language as tl
 from torch import Tensor
 
 from model_worker.kernels.triton.call_site import CallSite
+from model_worker.sampling.columns import IN_PROMPT as IN_PROMPT_COUNT
 from model_worker.sampling.columns import SamplingColumns
-from model_worker.sampling.penalties import IN_PROMPT as IN_PROMPT_COUNT
 
 BLOCK = 2048
 LIST_BLOCK = 128

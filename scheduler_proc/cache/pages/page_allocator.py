@@ -10,6 +10,8 @@ import numpy as np
 
 from runtime.wire.format import IntArray
 
+NO_PAGES: IntArray = np.empty(0, np.int32)
+
 
 class PageAllocator:
     """Pages 1 to num_pages, last freed first out (its KV is the most likely to be in a device cache)."""

@@ -1,4 +1,4 @@
-"""LazyHeap: a priority queue of nodes whose keys change. An entry that is no longer true stays in the heap
+"""LazyHeap: a priority queue of things whose keys change. An entry that is no longer true stays in the heap
 until it comes up, or until there are so many that throwing them all out is cheaper.
 """
 
@@ -6,45 +6,54 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import Hashable
 from typing import Generic, TypeVar
 
-from scheduler_proc.cache.radix_node import Node
-
-MAX_STALE = 256
+MAX_STALE = 64
 """Untrue entries beyond half of the true ones at which all are thrown out."""
 
 Key = TypeVar("Key", bound=tuple[float, ...])
+Item = TypeVar("Item", bound=Hashable)
 
 
-class LazyHeap(Generic[Key]):
-    """Every node at most once, the lowest key first; among equals the one that was put in first."""
+class LazyHeap(Generic[Key, Item]):
+    """Every item at most once, the lowest key first; among equals the one that was put in first."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[Key, int, Node]] = []
-        self._entries: dict[Node, tuple[Key, int, Node]] = {}
+        self._heap: list[tuple[Key, int, Item]] = []
+        self._entries: dict[Item, tuple[Key, int, Item]] = {}
         self._numbers = itertools.count()
 
     def __len__(self) -> int:
         return len(self._entries)
 
-    def __contains__(self, node: Node) -> bool:
-        return node in self._entries
+    def __contains__(self, item: Item) -> bool:
+        return item in self._entries
 
-    def key_of(self, node: Node) -> Key:
-        return self._entries[node][0]
+    def key_of(self, item: Item) -> Key:
+        return self._entries[item][0]
 
-    def push(self, node: Node, key: Key) -> None:
+    def push(self, item: Item, key: Key) -> None:
         """Put it in, or move it to another key."""
-        entry = self._entries[node] = (key, next(self._numbers), node)
+        entry = self._entries[item] = (key, next(self._numbers), item)
         heapq.heappush(self._heap, entry)
         if len(self._heap) > len(self._entries) * 3 // 2 + MAX_STALE:
             self._heap = list(self._entries.values())
             heapq.heapify(self._heap)
 
-    def discard(self, node: Node) -> None:
-        self._entries.pop(node, None)
+    def put(self, item: Item, key: Key | None) -> None:
+        """Put it in, move it to another key, leave it where it is, or (None) take it out."""
+        entry = self._entries.get(item)
+        if key is None:
+            if entry is not None:
+                del self._entries[item]
+        elif entry is None or entry[0] != key:
+            self.push(item, key)
 
-    def first(self) -> Node | None:
+    def discard(self, item: Item) -> None:
+        self._entries.pop(item, None)
+
+    def first(self) -> Item | None:
         """The one with the lowest key, left where it is."""
         heap, entries = self._heap, self._entries
         while heap:
@@ -54,10 +63,13 @@ class LazyHeap(Generic[Key]):
             heapq.heappop(heap)
         return None
 
-    def pop(self) -> Node | None:
+    def first_key(self) -> Key | None:
+        return None if self.first() is None else self._heap[0][0]
+
+    def pop(self) -> Item | None:
         """The one with the lowest key, taken out."""
-        node = self.first()
-        if node is not None:
+        item = self.first()
+        if item is not None:
             heapq.heappop(self._heap)
-            del self._entries[node]
-        return node
+            del self._entries[item]
+        return item

@@ -4,7 +4,8 @@
 
 Runs are bytes, so that comparing a run is one memcmp and a page of it is a dictionary key. Locks count the
 leases in the subtree; what is unlocked may be evicted, from the leaves up: what is retained least first, then
-as the eviction policy ranks it. A root lives as long as somebody leases it or anything is cached below it.
+as the eviction policy ranks it. With several tenants those go first that have more than their share. A root
+lives as long as somebody leases it or anything is cached below it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,15 @@ import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray
 from runtime.wire.retention import DEFAULT_PRIORITY
-from scheduler_proc.cache.base import NO_PAGES, Insertion, Match
+from scheduler_proc.cache.base import Insertion, Match
+from scheduler_proc.cache.ledger import IDLE_S, Ledger
+from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.pages.retained_pages import RetainedPages
 from scheduler_proc.cache.radix.eviction import LRU, EvictionPolicy
+from scheduler_proc.cache.radix.fair_eviction import FairEviction
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
-from scheduler_proc.cache.radix_node import Node
+from scheduler_proc.cache.radix.radix_checks import check_accounts, check_lines
+from scheduler_proc.cache.radix.radix_node import NOBODYS, Account, Node, make_root
 
 
 class RadixCache:
@@ -33,8 +38,11 @@ class RadixCache:
         page_size: int,
         eviction: EvictionPolicy | None = None,
         clock: Callable[[], float] = time.monotonic,
+        idle_s: float = IDLE_S,
     ) -> None:
-        """`eviction`: by default the least recently used goes first. `clock`: seconds, for retention."""
+        """`eviction`: by default the least recently used goes first. `clock`: seconds, for retention and for
+        tenants that have been away for longer than idle_s.
+        """
         self.page_size = page_size
         self._eviction = eviction or LRU()
         self._seconds = clock
@@ -43,16 +51,17 @@ class RadixCache:
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[bytes, Node] = {}
         self._clock = 0
-        # What may be evicted, and what will be retained no longer, at its time.
-        self._leaves: LazyHeap[tuple[float, float, float]] = LazyHeap()
-        self._expiring: LazyHeap[tuple[float]] = LazyHeap()
+        # What will be retained no longer, at its time.
+        self._expiring: LazyHeap[tuple[float], Node] = LazyHeap()
+        self.ledger = Ledger(clock, idle_s)
+        self._fair = FairEviction(self.ledger, self._take)
 
     # -- lookup ---------------------------------------------------------------------------------------------
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
         root = self._roots.get(namespace)
         if root is None:
-            root = Node(None, b"", NO_PAGES, 0, namespace)  # becomes the namespace's with its first lock
+            root = make_root(namespace)  # becomes the namespace's with its first lock
         node, found = self._walk(root, tokens, num_tokens * TOKEN_BYTES)
         return Match(node, found)
 
@@ -86,18 +95,19 @@ class RadixCache:
         """Follow whole pages of tokens[:end] down from node, splitting the run where they part."""
         page, pos = self._page_bytes, 0
         runs: list[IntArray] = []
-        self._clock += 1
+        clock = self._clock = self._clock + 1
         while pos + page <= end and (child := node.children.get(tokens[pos : pos + page])) is not None:
             if not tokens.startswith(child.tokens, pos, end):
                 child = self._split(child, self._num_equal_pages(child.tokens, tokens[pos:end]))
-            child.last_used = self._clock
+            child.last_used = clock
             runs.append(child.pages)
             pos += len(child.tokens)
             node = child
         if not runs:
             return node, NO_PAGES
-        if node in self._leaves:
+        if node in node.account.leaves:
             self._queue(node)
+            self.ledger.note(node.account)
         return node, runs[0] if len(runs) == 1 else np.concatenate(runs)
 
     def _num_equal_pages(self, a: bytes, b: bytes) -> int:
@@ -115,7 +125,7 @@ class RadixCache:
         cut = num_pages * self._page_bytes
         parent = node.parent
         assert parent is not None
-        top = Node(parent, node.tokens[:cut], node.pages[:num_pages].copy(), self._clock, node.namespace)
+        top = Node(parent, node.tokens[:cut], node.pages[:num_pages].copy(), self._clock, node.account)
         top.take_history_of(node)
         top.lock = node.lock
         if node in self._expiring:
@@ -136,14 +146,17 @@ class RadixCache:
             node, found = self._walk(node, tokens, len(tokens))
             num_found = len(found)
             self._note_hit(node, above, priority)
-        if num_found < num_pages:
+        num_new = num_pages - num_found
+        if num_new:
             run = tokens[num_found * self._page_bytes :]
             self._clock += 1
-            leaf = Node(node, run, pages[num_found:].copy(), self._clock, node.namespace)
+            account = node.account
+            leaf = Node(node, run, pages[num_found:].copy(), self._clock, account)
             leaf.request_priority = priority
             node.children[run[: self._page_bytes]] = leaf
             node = leaf
-            self.num_evictable += num_pages - num_found
+            account.num_pages += num_new
+            self.num_evictable += num_new
             self.version += 1
         return Insertion(node, found, num_pages)
 
@@ -185,30 +198,56 @@ class RadixCache:
 
     def _lock_until(self, node: Node, end: Node | None) -> None:
         """Lock node and what is above it, up to but without `end`."""
+        account = node.account
+        num_locked = 0
         at: Node | None = node
         while at is not end:
             assert at is not None, "a lock can only move down"
-            if at.lock == 0:
-                self.num_evictable -= len(at.pages)
-                self._leaves.discard(at)
+            num_leases, parent = at.lock, at.parent
+            if not num_leases:
+                num_locked += len(at.pages)
+                account.leaves.discard(at)
                 if at.duration_s:
                     self._expiring.discard(at)
-                if at.parent is None:
-                    assert self._roots.setdefault(at.namespace, at) is at
-            at.lock += 1
-            at = at.parent
+                if parent is None:
+                    self._open(at)
+            at.lock = num_leases + 1
+            at = parent
+        if num_locked:
+            self.num_evictable -= num_locked
+            account.num_locked += num_locked
+            if not account.is_noted:
+                self.ledger.note(account)
+
+    def _open(self, root: Node) -> None:
+        """A root without leases gets one."""
+        if root.account is NOBODYS:
+            assert root.namespace not in self._roots
+            self._roots[root.namespace] = root
+            root.account = self.ledger.add_root(root.namespace)
+        self.ledger.note_used(root.account)
 
     def unlock(self, node: Node) -> None:
+        account = node.account
+        num_unlocked = 0
         at: Node | None = node
         while at is not None:
-            assert at.lock > 0, "a lease was given back twice"
-            at.lock -= 1
-            if at.lock == 0:
-                self.num_evictable += len(at.pages)
+            num_leases, parent = at.lock - 1, at.parent
+            assert num_leases >= 0, "a lease was given back twice"
+            at.lock = num_leases
+            if not num_leases:
+                num_unlocked += len(at.pages)
                 if at.duration_s:
                     self._expiring.push(at, (self._seconds() + at.duration_s,))
+                if parent is None:
+                    self.ledger.note_unused(account)
                 self._nothing_needs(at)
-            at = at.parent
+            at = parent
+        if num_unlocked:
+            self.num_evictable += num_unlocked
+            account.num_locked -= num_unlocked
+            if not account.is_noted:
+                self.ledger.note(account)
 
     def num_pages_held(self, nodes: Sequence[Node]) -> list[int]:
         seen: set[Node] = set()
@@ -227,29 +266,54 @@ class RadixCache:
         """An unlocked leaf may be evicted; an unlocked root without children is dropped."""
         if node.lock or node.children:
             return
-        if node.parent is None:
-            self._roots.pop(node.namespace, None)
-        else:
+        if node.parent is not None:
             self._queue(node)
+        elif self._roots.pop(node.namespace, None) is not None:
+            self.ledger.drop_root(node.account)
+            node.account = NOBODYS
 
     def _queue(self, leaf: Node) -> None:
-        self._leaves.push(leaf, (leaf.retention, self._eviction.rank(leaf), leaf.last_used))
+        leaf.account.leaves.push(leaf, (leaf.retention, self._eviction.rank(leaf), leaf.last_used))
 
     # -- shrinking ------------------------------------------------------------------------------------------
 
-    def evict(self, num_pages: int) -> IntArray:
-        runs: list[IntArray] = []
-        missing = num_pages
+    def evict(self, num_pages: int, upto: int = 0, lease: Node | None = None) -> IntArray:
         if self._expiring:
             self._expire()
-        while missing > 0 and (leaf := self._leaves.pop()) is not None:
-            runs.append(self._take_from(leaf, missing))
-            missing -= len(runs[-1])
+        upto = min(max(num_pages, upto), self.num_evictable)
+        if len(self.ledger) > 1 and upto < self.num_evictable:
+            runs = self._fair.evict(min(num_pages, upto), upto, None if lease is None else lease.account)
+        else:
+            runs = self._evict_in_order(upto)
         if not runs:
             return NO_PAGES
-        self.num_evictable -= num_pages - missing
         self.version += 1
         return np.concatenate(runs)
+
+    def _evict_in_order(self, num_pages: int) -> list[IntArray]:
+        """So many, of one tenant, or of all of them everything."""
+        runs: list[IntArray] = []
+        for account in list(self.ledger):
+            missing, leaves = num_pages, account.leaves
+            while missing > 0 and (leaf := leaves.pop()) is not None:
+                runs.append(self._take_from(leaf, missing))
+                missing -= len(runs[-1])
+            self._count_taken(account, num_pages - missing)
+            num_pages = missing
+        return runs
+
+    def _take(self, account: Account, num_pages: int) -> IntArray:
+        """Up to num_pages of the leaf that is first in the account's line; there is one."""
+        leaf = account.leaves.pop()
+        assert leaf is not None
+        taken = self._take_from(leaf, num_pages)
+        self._count_taken(account, len(taken))
+        return taken
+
+    def _count_taken(self, account: Account, num_pages: int) -> None:
+        self.num_evictable -= num_pages
+        account.num_pages -= num_pages
+        self.ledger.note(account)
 
     def _take_from(self, leaf: Node, num_pages: int) -> IntArray:
         """Up to num_pages from the end of an unlocked leaf; without pages it is no more."""
@@ -276,8 +340,9 @@ class RadixCache:
             self._expiring.discard(node)
             node.retention = DEFAULT_PRIORITY
             node.duration_s = 0.0
-            if node in self._leaves:
+            if node in node.account.leaves:
                 self._queue(node)
+                self.ledger.note(node.account)
 
     # -- checks ---------------------------------------------------------------------------------------------
 
@@ -304,17 +369,10 @@ class RadixCache:
         nodes = list(self.nodes())
         assert sum(len(node.pages) for node in nodes if not node.lock) == self.num_evictable
         assert all(len(node.tokens) == len(node.pages) * self._page_bytes for node in nodes)
-        leaves = [node for node in nodes if not node.lock and not node.children]
-        assert all(node in self._leaves for node in leaves), "never to be evicted"
-        assert len(self._leaves) == len(leaves), "what is used, or gone, is up for eviction"
-        for node in leaves:
-            retention, _, last_used = self._leaves.key_of(node)
-            assert (retention, last_used) == (node.retention, node.last_used), "its place in line is old"
-        expiring = [node for node in nodes if node.duration_s and not node.lock]
-        assert all(node in self._expiring for node in expiring), "retained for ever"
-        assert len(self._expiring) == len(expiring), "what is used, or gone, expires"
         assert all(root.lock or root.children for root in self._roots.values()), "an empty namespace was kept"
         for node in nodes:
             assert node.parent is not None
             assert node.parent.children[node.tokens[: self._page_bytes]] is node
             assert node.lock >= sum(child.lock for child in node.children.values())
+        check_lines(nodes, self.ledger, self._expiring)
+        check_accounts(nodes, self._roots.values(), self.ledger)

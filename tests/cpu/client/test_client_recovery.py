@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import carousel.client.offline
 from carousel import LLM, AsyncClient, Client, RingClosed, SamplingParams
+from carousel.client import offline
 from carousel.trtllm.executor import GenerationExecutor
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import attempt_of, sequence_key
@@ -122,7 +122,7 @@ def test_a_request_of_an_executor_goes_on(ring: FakeRing) -> None:
 
 
 def test_a_prompt_of_an_llm_goes_on(ring: FakeRing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(carousel.client.offline, "OwnRuntime", lambda *_: StandInRuntime(ring))
+    monkeypatch.setattr(offline, "OwnRuntime", lambda *_: StandInRuntime(ring))
     with LLM() as llm, ThreadPoolExecutor(1) as pool:
         call = pool.submit(llm.generate, "x", SamplingParams(max_tokens=5), timeout=WAIT_S)
         ring.wait_request()

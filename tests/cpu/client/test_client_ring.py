@@ -51,8 +51,11 @@ class Ring:
 def ring(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
     keys = tmp_path_factory.mktemp("keys")
     make_keys(keys)
+    table = keys / "api_keys.toml"
+    table.write_text('[client]\nrole = "admin"\n')  # it asks for the server's figures
+    table.chmod(0o600)
     port = free_ports(4)
-    tcp = ("--zmq-bind", f"tcp://127.0.0.1:{port}", "--curve-dir", str(keys))
+    tcp = ("--zmq-bind", f"tcp://127.0.0.1:{port}", "--curve-dir", str(keys), "--api-keys", str(table))
     with launched(*SETTINGS, *tcp) as launch:
         yield Ring(launch, port, keys)
 
@@ -171,7 +174,7 @@ def test_leaving_a_request_frees_all_its_rows(client: Client) -> None:
 
     stream = client.stream(PROMPT, SamplingParams(max_tokens=1500, ignore_eos=True, n=4), timeout=60)
     next(stream)
-    assert num_running() == 4
+    wait_until(lambda: num_running() == 4, 5.0, "all four rows run: they may begin in steps of their own")
     stream.close()
     wait_until(lambda: num_running() == 0, 5.0, "the rows are free after leaving")
 

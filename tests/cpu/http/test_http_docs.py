@@ -13,8 +13,10 @@ from starlette.routing import Route
 
 from carousel.server.admin.metrics import Metrics
 from carousel.server.app import make_app
+from carousel.server.endpoints import ENDPOINTS
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody, MessageBody, StreamOptions
+from carousel.server.openapi import OWN
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.settings.config import RuntimeConfig
@@ -57,6 +59,15 @@ def test_every_path_is_in_the_table() -> None:
     assert "/generate" in paths
     for path in paths:
         assert path.replace(":path", "") in TEXT
+
+
+def test_every_path_has_its_role_in_the_table() -> None:
+    told = {}
+    for row in re.findall(r"^\| (`(?:GET|POST) .*) \|$", OPENAI, re.MULTILINE):
+        paths, *_, role = row.split(" | ")
+        told.update(dict.fromkeys(re.findall(r"/[\w/{}.]+", paths), role.partition(",")[0]))
+    endpoints = (*ENDPOINTS, OWN)
+    assert told == {each.path.replace(":path", ""): each.role or "no" for each in endpoints}
 
 
 def test_every_metric_is_in_the_table(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ import asyncio
 import json
 import threading
 import time
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -24,7 +26,7 @@ from carousel.server.sglang.generate_types import Logprob
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.http.http_front import events, http_front
-from tests.harness.ring.fake_ring import finish
+from tests.harness.ring.fake_ring import finish, output
 
 NUM_TOKENS, NUM_PROMPT, NUM_TOP = 60, 40, 5
 MAX_PIECE = 2500
@@ -184,14 +186,71 @@ def test_pieces_are_whole() -> None:
         assert all(0 < len(piece) * 21 <= MAX_PIECE for piece in pieces)
 
 
+def test_of_many_long_answers_a_turn_of_the_loop_writes_one_piece(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A piece of each of them in every turn was a turn of a tenth of a second, for all callers."""
+    num_streams, pieces_in_turn = 10, [0]
+
+    def work(*_: Any) -> Iterator[bytes]:
+        yield b""
+        yield b""
+        for _number in range(6):
+            if not pieces_in_turn[-1]:
+                asyncio.get_running_loop().call_soon(pieces_in_turn.append, 0)
+            pieces_in_turn[-1] += 1
+            yield b""
+        yield b"data: 1\n\n"
+
+    def answer(request: GenerateRequest) -> list[SequenceOutput]:
+        """All at once, when the last has come."""
+        asked.append(request)
+        if len(asked) < num_streams:
+            return []
+        for each in asked:
+            front.ring.send(output(each, "a", finish=finish()))
+        return []
+
+    asked: list[GenerateRequest] = []
+    monkeypatch.setattr(GenerateFormat, "events", work)
+    with http_front(tmp_path, answer) as front:
+        streams = [front.open_raw("/generate", text="x", stream=True) for _ in range(num_streams)]
+        for stream in streams:
+            received = b""
+            while b"[DONE]" not in received:
+                received += stream.recv(65536)
+            stream.close()
+    assert sum(pieces_in_turn) == 6 * num_streams
+    assert max(pieces_in_turn) <= 2, "where one turn ends and the next begins is not seen exactly"
+
+
 def test_large_writes_share_one_pace() -> None:
     async def spend() -> float:
         pace = WritePace(1e6)
         began_s = time.perf_counter()
-        await asyncio.gather(*(pace.spend(10_000) for _ in range(4)))
+        await asyncio.gather(*(pace.spend("", 10_000) for _ in range(4)))
         return time.perf_counter() - began_s
 
     assert asyncio.run(spend()) >= 0.039
+
+
+def test_tenants_have_equal_parts_of_the_pace() -> None:
+    """Half a second of one tenant's writes is not before the first of another."""
+
+    async def spend() -> tuple[float, float]:
+        pace, loop = WritePace(1e6), asyncio.get_running_loop()
+        alices = [asyncio.create_task(pace.spend("alice", 50_000)) for _ in range(10)]
+        await asyncio.sleep(0)
+        began_s = loop.time()
+        await asyncio.gather(*(pace.spend("bob", 10_000) for _ in range(2)))
+        bob_s = loop.time() - began_s
+        num_done = sum(task.done() for task in alices)
+        await asyncio.gather(*alices)
+        return bob_s, num_done
+
+    bob_s, num_done = asyncio.run(spend())
+    assert bob_s >= 0.039, "half of the pace"
+    assert num_done < 10, "it did not wait for all of the other's"
 
 
 def test_many_logprobs_are_unpacked_beside_the_event_loop(

@@ -209,7 +209,7 @@ def test_large_bodies_share_their_room_and_wait_for_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pool of four of the largest bodies: three half ones, and the oldest, which comes to its end."""
-    pool = BodyPool(MIB, 4 * MIB)
+    pool = BodyPool(lambda: False, largest=MIB, size=4 * MIB)
 
     def with_pool(*about: Any) -> ServerState:
         state = ServerState(*about)

@@ -18,11 +18,15 @@ import zmq
 from zmq.auth import load_certificate
 
 from carousel import Client, RingClosed, SamplingParams
+from runtime.base.errors import Forbidden
+from runtime.ring.endpoints import Endpoints
 from runtime.ring.keys import make_keys
+from runtime.ring.tenants import Tenants, TenantsFile
 from runtime.wire.format import PROTOCOL_VERSION
-from runtime.wire.messages import UNIONS, Hello
+from runtime.wire.handle import make_handle, with_attempt
+from runtime.wire.messages import UNIONS, AbortRequest, GenerateRequest, Hello
 from runtime.wire.transport import SCHEMA, Codec
-from tests.harness.ring.launched import SLACK, Launched, free_ports, launched, leftovers
+from tests.harness.ring.launched import SLACK, Launched, free_ports, launched, leftovers, wait_until
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True, temperature=0.0)
 LONG = SamplingParams(max_tokens=1500, ignore_eos=True)
@@ -49,13 +53,17 @@ class Served:
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
     keys = tmp_path_factory.mktemp("keys")
-    make_keys(keys, ["client", "other"])
+    make_keys(keys, ["client", "other", "operator"])
+    table = keys / "api_keys.toml"
+    table.write_text('[operator]\nrole = "admin"\n')
+    table.chmod(0o600)
     return keys
 
 
 def start(keys: Path) -> tuple[int, tuple[str, ...]]:
     port = free_ports(NUM_PORTS)
-    return port, (*WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}", "--curve-dir", str(keys))
+    table = ("--api-keys", str(keys / "api_keys.toml"))
+    return port, (*WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}", "--curve-dir", str(keys), *table)
 
 
 @pytest.fixture(scope="module")
@@ -123,14 +131,14 @@ def test_a_thousand_strangers_on_each_port_hold_up_no_client(served: Served) -> 
 
 
 @contextmanager
-def raw_peer(served: Served, kind: int, offset: int) -> Iterator[zmq.Socket[bytes]]:
-    """A bare socket that has a key, connected to one of the ports."""
+def raw_peer(served: Served, kind: int, offset: int, name: str = "other") -> Iterator[zmq.Socket[bytes]]:
+    """A bare socket that has the key of `name`, connected to one of the ports."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with context.socket(kind) as peer:
         peer.setsockopt(zmq.SNDTIMEO, 5000)
         peer.setsockopt(zmq.RCVTIMEO, 5000)
         peer.curve_publickey, peer.curve_secretkey = load_certificate(
-            served.keys / "other" / "client.key_secret"
+            served.keys / name / "client.key_secret"
         )
         peer.curve_serverkey, _ = load_certificate(served.keys / "server.key")
         peer.connect(f"tcp://127.0.0.1:{served.port + offset}")
@@ -148,23 +156,87 @@ def test_frames_that_mean_nothing_hold_up_no_other_client(served: Served, offset
             assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
 
 
-def test_who_asks_for_it_is_told_how_the_ring_is(served: Served) -> None:
+@pytest.mark.parametrize("name", ["other", "operator"])
+def test_who_asks_for_it_is_told_how_the_ring_is_and_only_an_operator_of_its_load(
+    served: Served, name: str
+) -> None:
     codec = Codec(UNIONS["client_out"], 0)
-    with raw_peer(served, zmq.DEALER, offset=1) as peer:
+    with raw_peer(served, zmq.DEALER, 1, name) as peer:
         peer.send(codec.encode(Hello(PROTOCOL_VERSION, SCHEMA.hex(), wants_status=True)))
         ack, status = (codec.decode(peer.recv(), any_epoch=True) for _ in range(2))
     assert (ack.num_tokenizers, ack.num_detokenizers, ack.client % 2) == (2, 2, 1)
     assert status.state == "ready"
-    assert status.num_free_pages > 0
+    assert (status.num_free_pages > 0) == (name == "operator")
+
+
+def test_only_an_admin_asks_the_ring_itself(served: Served) -> None:
+    for client in (served.client(), served.client(served.keys / "other")):
+        with client:
+            for ask in (client.server_info, client.flush_cache, client.pause_generation):
+                with pytest.raises(Forbidden):
+                    ask(timeout=TIMEOUT_S)
+            assert len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
+    with served.client(served.keys / "operator") as operator:
+        assert operator.server_info(timeout=TIMEOUT_S)["num_pages"] > 0
+        operator.flush_cache(timeout=TIMEOUT_S)
+    with Client(served.launch.run_dir) as client:
+        assert client.server_info(timeout=TIMEOUT_S)["num_pages"] > 0
+
+
+def test_who_knows_another_tenants_client_can_neither_end_nor_claim_nor_ask_for_it(served: Served) -> None:
+    to_tokenizer, to_detokenizer = (Codec(UNIONS[name], 0) for name in ("tokenizer_in", "client_in"))
+    with ExitStack() as attackers, served.client() as victim:
+        stream = iter(victim.stream("x", LONG, timeout=TIMEOUT_S))
+        next(stream)
+        for number, client in enumerate(victim._session.connection.client_ids):
+            handles = tuple(make_handle(client, seq) for seq in range(8))
+            sampling = SamplingParams(seed=1, max_tokens=4)
+            for offset in (2, 3):
+                attacker = attackers.enter_context(raw_peer(served, zmq.PUSH, offset))
+                for tenant in ("", "client", "other"):
+                    attacker.send(to_tokenizer.encode(AbortRequest(client=client, tenant=tenant)))
+                    attacker.send(to_tokenizer.encode(AbortRequest(handles, tenant=tenant)))
+                for handle in handles:
+                    again = GenerateRequest(with_attempt(handle, 9), sampling, text="mine")
+                    attacker.send(to_tokenizer.encode(again))
+            attacker = attackers.enter_context(raw_peer(served, zmq.DEALER, number))
+            attacker.send(to_detokenizer.encode(Hello(PROTOCOL_VERSION, SCHEMA.hex(), client=client)))
+            assert not attacker.poll(500), "it was let in under an id that is not its own"
+        peer = attackers.enter_context(raw_peer(served, zmq.PUSH, 3))
+
+        def is_noticed() -> bool:  # what is dropped is said once a second
+            peer.send(to_tokenizer.encode(AbortRequest(client=client)))
+            return "names the client of another tenant" in served.launch.log()
+
+        wait_until(is_noticed, 5.0 * SLACK, "its messages are read")
+        assert list(stream)[-1].finish_reason == "length"
+
+
+def test_a_key_that_is_new_is_let_in_once_the_tenants_are_read_again(served: Served) -> None:
+    make_keys(served.keys, ["late"])
+    with pytest.raises(RingClosed):
+        Client(served.address, curve_dir=served.keys / "late", connect_timeout=0.5)
+    tenants = TenantsFile(Endpoints(served.launch.run_dir).tenants_file)
+    tenants.write(tenants.read_if_changed() or Tenants())
+
+    def answer() -> bool:
+        try:
+            client = Client(served.address, curve_dir=served.keys / "late", connect_timeout=0.5)
+        except RingClosed:
+            return False
+        with client:
+            return len(client.generate("x", SHORT, timeout=TIMEOUT_S).token_ids) == 4
+
+    wait_until(answer, 10.0 * SLACK, "it is let in")
 
 
 @pytest.mark.parametrize("how", ["stopped", "failed"])
 def test_a_client_learns_at_once_that_the_ring_has_ended(keys: Path, how: str) -> None:
     port, arguments = start(keys)
-    arguments = (*arguments, "--restart=never", "--drain-timeout=0")
+    arguments = (*arguments, "--restart=never", "--drain-timeout=0", "--skip-tokenizer-init")
     light = launched(*arguments, module="tests.harness.ring.sleeping_worker")
     with light as launch, Served(launch, port, keys).client() as client:
-        stream = client.stream("x", LONG)
+        stream = client.stream([5], LONG)
         next(iter(stream))
         began = time.monotonic()
         if how == "stopped":
@@ -176,7 +248,7 @@ def test_a_client_learns_at_once_that_the_ring_has_ended(keys: Path, how: str) -
             for _ in stream:
                 pass
         with pytest.raises(RingClosed, match=r"has been stopped|has failed"):
-            client.generate("x", SHORT, timeout=TIMEOUT_S)
+            client.generate([5], SHORT, timeout=TIMEOUT_S)
         assert time.monotonic() - began <= 4.0 * SLACK
         assert not leftovers(launch.run_dir)
 
@@ -186,9 +258,9 @@ def test_a_taken_port_ends_the_launch_with_its_name() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port + 3))
         taken.listen()
-        launch = Launched(
-            *WORKERS, "--zmq-bind", f"tcp://127.0.0.1:{port}", module="tests.harness.ring.sleeping_worker"
-        )
+        address = f"tcp://127.0.0.1:{port}"
+        light = (*WORKERS, "--skip-tokenizer-init")
+        launch = Launched(*light, "--zmq-bind", address, module="tests.harness.ring.sleeping_worker")
         try:
             assert launch.wait_exit(30.0) == 69
             last = launch.log().strip().splitlines()[-1]

@@ -144,7 +144,8 @@ def test_http_is_served_by_every_api_process(launch: Launched) -> None:
 
 
 def test_ctrl_c_ends_all_of_them_at_once() -> None:
-    with launched(*WORKERS, "--api-workers", "4", module="tests.harness.ring.sleeping_worker") as launch:
+    light = (*WORKERS, "--api-workers", "4", "--skip-tokenizer-init")
+    with launched(*light, module="tests.harness.ring.sleeping_worker") as launch:
         pids = launch.pids()
         assert len(pids) == 1 + 1 + 1 + 2 + 3 + 4
         began = time.monotonic()

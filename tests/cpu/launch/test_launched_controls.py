@@ -14,6 +14,8 @@ import pytest
 from carousel.client.async_ import AsyncClient
 from carousel.client.sync import Client
 from runtime.base.errors import InvalidRequest, RequestError
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.tenants import Tenant, TenantLimits, Tenants, TenantsFile
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.ring.launched import Launched, launched, wait_until
 
@@ -51,6 +53,18 @@ def test_a_paused_launch_is_not_ready_and_goes_on_where_it_was(launch: Launched)
             assert each.state.completion().text == expected
         wait_until(lambda: http.get("/ready").status_code == 200, 10.0, "the end of the pause is seen")
         assert "Generation is paused (in_place), #running-req: 1" in launch.log()
+
+
+def test_a_new_table_of_tenants_is_in_force_without_a_restart(launch: Launched) -> None:
+    with Client(launch.run_dir) as client:
+        client.generate("def f(x):", SamplingParams(max_tokens=4, temperature=0.0), timeout=60)
+        assert client.server_info()["tenants"][""]["num_tokens"] > 4
+        limits = TenantLimits(max_running=1)
+        file = TenantsFile(Endpoints(launch.run_dir).tenants_file)
+        file.write(Tenants((Tenant("alice", "user", limits), Tenant("bob"))))
+        wait_until(lambda: "alice" in client.server_info()["tenants"], 10.0, "the new table")
+        assert "The limits of 2 tenants are in force" in launch.log()
+        file.write(Tenants())
 
 
 def test_a_profile_shows_what_scheduler_and_worker_did(launch: Launched, profiles: Path) -> None:

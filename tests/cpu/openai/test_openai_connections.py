@@ -178,29 +178,6 @@ def test_with_a_key_only_the_probes_are_open(tmp_path: Path) -> None:
         assert status_of(front.http.get("/v1/models", headers=two)) == 401
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/generate"])
-def test_each_of_several_keys_has_cached_prefixes_of_its_own_when_asked(tmp_path: Path, path: str) -> None:
-    prompt = {"text": "x"} if path == "/generate" else {"prompt": "x"}
-
-    def salts_of(front: Front) -> list[str]:
-        """Of each key without a salt, then with one, then of the first once more."""
-        for key, salt in (("a", None), ("b", None), ("a", "s"), ("b", "s"), ("a", "s")):
-            body = prompt if salt is None else {**prompt, "cache_salt": salt}
-            headers = {"authorization": f"Bearer {key}"}
-            assert front.http.post(path, json=body, headers=headers).status_code == 200
-        assert status_of(front.http.post(path, json=prompt, headers={"authorization": "Bearer a,b"})) == 401
-        return [request.cache_salt for request in front.ring.requests]
-
-    for name in ("shared", "own"):
-        (tmp_path / name).mkdir()
-    with http_front(tmp_path / "shared", spell("a"), api_key="a, b") as front:
-        assert salts_of(front) == ["", "", "s", "s", "s"]
-    with http_front(tmp_path / "own", spell("a"), api_key="a, b", cache_salt_per_api_key=True) as front:
-        *salts, last = salts_of(front)
-        assert len(set(salts)) == 4
-        assert last == salts[2]
-
-
 @pytest.mark.parametrize("role", ["scheduler", "worker", "tokenizer", "detokenizer"])
 def test_ready_names_the_role_that_is_not(front: Front, role: str) -> None:
     front.ring.set_all("ready")

@@ -33,7 +33,7 @@ def test_a_thousand_short_prompts_at_once_are_all_read() -> None:
 def test_what_is_too_much_to_wait_for_is_refused_and_a_large_one_alone_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("carousel.server.request.tokenizer.MAX_WAITING_CHARS", 1 << 16)
+    monkeypatch.setattr("carousel.server.tenancy.fair_threads.MAX_WAITING_CHARS", 1 << 16)
     large = [1] * ((1 << 16) - 4096)
     first, second, third, short = encode_at_once([large, large, "x" * 4096, "x"])
     assert len(first) == len(large)

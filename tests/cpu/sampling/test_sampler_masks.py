@@ -1,4 +1,4 @@
-"""Masks by torch and by C++, bit by bit; what they mean for a draw is test_sampler.py's."""
+"""Masks by torch and by C++, bit by bit; test_sampler.py says what they mean for a draw."""
 
 from __future__ import annotations
 

@@ -6,10 +6,13 @@ from __future__ import annotations
 
 import pytest
 
+from scheduler_proc.cache.ledger import Ledger
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES, LFU, MRU, SLRU, Priority
+from scheduler_proc.cache.radix.fair_eviction import FairEviction
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
 from scheduler_proc.cache.radix.radix_cache import RadixCache
-from scheduler_proc.cache.radix_node import Node
+from scheduler_proc.cache.radix.radix_node import Node
+from scheduler_proc.cache.tenants import CacheShares
 from tests.harness.mutants.mutant_table import Mutant
 from tests.harness.mutants.mutants import in_force
 from tests.harness.simulation.radix_model import compare
@@ -22,7 +25,7 @@ MUTANTS = [
         "a lease does not take it out of line",
         RadixCache,
         "_lock_until",
-        "self._leaves.discard(at)",
+        "account.leaves.discard(at)",
         "pass",
         0,
     ),
@@ -65,6 +68,37 @@ MUTANTS = [
     Mutant("lfu goes by age", LFU, "rank", "run.num_hits", "run.created", 0),
     Mutant("slru counts", SLRU, "rank", "min(run.num_hits, 1)", "run.num_hits", 0),
     Mutant("priority upside down", Priority, "rank", "run.request_priority", "-run.request_priority", 0),
+    Mutant("the least over gives", Ledger, "place", "(-ratio, *key)", "(ratio, *key)", 0),
+    Mutant("who is over gives by size", Ledger, "place", "num_held / account.entitled", "num_held / 1", 0),
+    Mutant(
+        "what is beyond a share protected",
+        Ledger,
+        "place",
+        "max(0, num_protected - num_over)",
+        "num_protected",
+        0,
+    ),
+    Mutant("shares beyond everything", Ledger, "_divide", "max(1.0, total)", "1.0", 0),
+    Mutant("equal parts of everything", Ledger, "_divide", "max(0.0, 1.0 - total)", "1.0", 0),
+    Mutant("nobody is alone", Ledger, "_divide", "len(present) == 1", "False", 0),
+    Mutant("nobody is idle", Ledger, "_find_idle", "until_s <= now", "False", 0),
+    Mutant("idle for ever", Ledger, "note_used", "account.is_idle = False", "pass", 0),
+    Mutant("away since it came", Ledger, "note_unused", "account.left_s = self._seconds()", "pass", 0),
+    Mutant("a new share is not noted", CacheShares, "set", "self.version += 1", "pass", 0),
+    Mutant(
+        "rows of others counted", Ledger, "set_rows", "account.num_rows = account.num_private = 0", "pass", 0
+    ),
+    Mutant("the idle keep theirs", FairEviction, "_give", "idle_key < key", "False", 0),
+    Mutant(
+        "a turn without end", FairEviction, "num_in_turn", "max(PAGES_IN_A_ROW, lead)", "giver.num_over", 0
+    ),
+    Mutant("a page a turn", FairEviction, "num_in_turn", "max(PAGES_IN_A_ROW, lead)", "max(1, lead)", 0),
+    Mutant("a turn beyond the share", FairEviction, "num_in_turn", "min(giver.num_over, ", "max(0, ", 0),
+    Mutant("who takes keeps its own", FairEviction, "evict", "last_giver = taker", "pass", 0),
+    Mutant("more than is needed", FairEviction, "evict", "missing -= upto - num_pages", "pass", 0),
+    Mutant(
+        "everybody in any order", FairEviction, "_give_together", "heapq.heapify(line)", "line.reverse()", 0
+    ),
 ]
 
 

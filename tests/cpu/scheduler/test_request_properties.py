@@ -1,4 +1,4 @@
-"""What holds of every request, whatever it asks and whatever happens to it: see
+"""Properties of every request, whatever it asks and whatever happens to it: see
 tests.harness.mutants.request_properties.
 """
 

@@ -13,13 +13,7 @@ import pytest
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
-from runtime.wire.messages import (
-    AbortRequest,
-    ChatMessage,
-    RequestFailed,
-    Resume,
-    StreamOpen,
-)
+from runtime.wire.messages import AbortRequest, ChatMessage, RequestFailed, Resume, StreamOpen
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import Status
 from tests.harness.ring.launched import SLACK, wait_until
@@ -171,7 +165,7 @@ def test_an_abort_finds_each_sequence_of_a_text_that_is_still_being_encoded(
     assert ring.loop.num_sent == 3
     assert ring.scheduler.drain() == [abort]
     gated.gate.set()
-    ring.loop._long[0].ids.exception(timeout=10)
+    ring.wait_for_long()
     ring.loop.turn()
     sent = ring.scheduler.drain()
     assert [message.handle for message in sent[:3]] == indexes(3)

@@ -27,6 +27,7 @@ from model_worker.device import make_device
 from runtime.checkpoint.model_config import ModelConfig
 from tests.harness.pretended_gpu import MULTIPROCESSORS, pretended_gpu
 
+INTERPRETED = "tests.harness.pretended_gpu.interpreted"
 TINY = ("--device", "cpu", "--tiny")
 OF_ONE_PROCESS = (*stages.STAGES, "decode")
 
@@ -38,7 +39,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
     libraries = "torch,triton,numpy,msgspec"
     run_stages = ("benchmarks.gpu.stages", "--out", str(out), *TINY, *OF_ONE_PROCESS)
     run = subprocess.run(
-        [sys.executable, "-m", "tests.harness.ring.closed_imports", libraries, *run_stages],
+        [sys.executable, "-m", "tests.harness.ring.closed_imports", libraries, INTERPRETED, *run_stages],
         capture_output=True,
         text=True,
         check=False,

@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import carousel.trtllm.executor
 from carousel import (
     GenerationExecutor,
     GenerationRequest,
@@ -23,6 +22,7 @@ from carousel import (
     SamplingParams,
     TokenLogprob,
 )
+from carousel.trtllm import executor as executor_module
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
 from tests.harness.ring.executor_back_ends import BACK_ENDS, Make, StandInRuntime, echo, executors, spell_each
@@ -251,7 +251,7 @@ def test_a_result_does_not_keep_its_executor_and_ends_with_it(
 ) -> None:
     ring = FakeRing(tmp_path, say_nothing)
     runtime = StandInRuntime(ring)
-    monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", lambda *_: runtime)
+    monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: runtime)
     executor = GenerationExecutor.create()
     result = executor.generate_async([1], streaming=True)
     request_id = executor.enqueue_request(GenerationRequest([2]))

@@ -27,14 +27,7 @@ from runtime.wire.format import pack_ids, unpack_floats
 from runtime.wire.plan import SampleMasks
 from runtime.wire.status_page import StatusPage
 from scheduler_proc.main import ServingExecutor
-from tests.harness.models.plans import (
-    FEEDBACK,
-    GREEDY,
-    PlanWriter,
-    Wanted,
-    greedy_reference,
-    tokens_of,
-)
+from tests.harness.models.plans import FEEDBACK, GREEDY, PlanWriter, Wanted, greedy_reference, tokens_of
 from tests.harness.ring.launched import SLACK
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from model_worker.device import Device, cpu, make_device
+from model_worker.device import cpu, make_device
+from model_worker.device.base import Device
 from runtime.base.errors import ConfigError
 
 

@@ -92,6 +92,9 @@ def field_shapes() -> Iterator[Shape]:
     )
     yield Shape("whitespace", COMPLETIONS, b'{"prompt":' + b" " * BODY_BYTES + b'"x"}')
     yield Shape("not JSON", COMPLETIONS, b"[" * BODY_BYTES)
+    yield Shape("many fields", COMPLETIONS, b'{"prompt":"x",%b}' % full_of(b'"n":1'))
+    yield Shape("a name of 8 MiB", COMPLETIONS, b'{"%b":1}' % (b"n" * BODY_BYTES))
+    yield Shape("user: a text", COMPLETIONS, b'{"prompt":"x","user":"%b"}' % (b"n" * BODY_BYTES))
 
 
 def prompt_shapes() -> Iterator[Shape]:
@@ -102,6 +105,12 @@ def prompt_shapes() -> Iterator[Shape]:
             ("a text of escapes", b'"' + b"\\n" * (BODY_BYTES // 2) + b'"'),
             ("64 texts", b"[" + b",".join([b'"%b"' % (b"x" * (BODY_BYTES // 70))] * 64) + b"]"),
             ("texts of one character", items(b'"a"')),
+            ("a text of é", '"{}"'.format("é" * (BODY_BYTES // 2)).encode()),
+            ("a text of one emoji after a's", '"{}😀"'.format("a" * BODY_BYTES).encode()),
+            ("a text of emojis", '"{}"'.format("😀" * (BODY_BYTES // 4)).encode()),
+            ("a text of escaped emojis", b'"' + b"\\ud83d\\ude00" * (BODY_BYTES // 12) + b'"'),
+            ("a text of backslashes", b'"' + b"\\\\" * (BODY_BYTES // 2) + b'"'),
+            ("whitespace behind it", b'"x"' + b"\n" * BODY_BYTES),
         ):
             yield Shape(f"{name}: {label}", path, b'{"%b":%b}' % (name.encode(), value))
     for path, name in ((COMPLETIONS, "prompt"), (GENERATE, "input_ids"), ("/detokenize", "tokens")):

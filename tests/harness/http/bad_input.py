@@ -211,12 +211,20 @@ HTTP_CASES = (
     HttpCase(
         "deep JSON",
         CHAT,
-        b'{"messages": [], "chat_template_kwargs": ' + b'{"x": ' * 100_000,
+        b'{"messages": [], "chat_template_kwargs": ' + b'{"x": ' * 20_000,
         400,
         "invalid_json",
     ),
+    HttpCase(
+        "deep JSON of megabytes",
+        CHAT,
+        b'{"messages": [], "chat_template_kwargs": ' + b'{"x": ' * 100_000,
+        400,
+        "invalid_value",
+        "chat_template_kwargs",
+    ),
     completion("a deep prompt", "prompt[0][0]", prompt=[[[[]]]]),
-    raw("deep JSON in a free field", b'{"metadata": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
+    raw("deep JSON in a free field", b'{"metadata": ' + b"[" * 50_000 + b"]" * 50_000 + b"}"),
     raw("10 MB", b'{"prompt": "' + b"x" * 10_000_000 + b'"}', 413, "request_too_large"),
     raw("no type", b"{}", 415, "unsupported_media_type", headers={}),
     raw(

@@ -10,28 +10,28 @@ import uvicorn
 from uvicorn.server import ServerState
 
 from carousel.server.http.connection_count import ConnectionCount
-from carousel.server.http.parse_turns import TURN_EVENTS, ParseTurns
+from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
 from carousel.server.http.protocol import MAX_HEADERS, MAX_PIPELINED, HttpProtocol
 from tests.harness.http.http_grammar import Stream
 
 MAX_READ = 256_000
-PIECE_EVENTS = 4096
-"""More than any 16 KiB give."""
+PIECE_COST = 2048
+"""More than any 8 KiB cost."""
 MAX_TURNS = 3000
 """Turns of the event loop until a connection has done all it can do with what has come."""
 HELD_BYTES = 2 * MAX_READ
 """Bytes that one connection may hold: what is not parsed, and bodies that nobody has read."""
 
 
-class Turns(ParseTurns):
-    """Remembers the most that was parsed in a piece and in a turn."""
+class Turns(ConnectionTurns):
+    """Remembers the most that was done in a piece and in a turn."""
 
     most_in_piece = most_in_turn = 0
 
-    def count(self, num_events: int) -> None:
-        super().count(num_events)
-        self.most_in_piece = max(self.most_in_piece, num_events)
-        self.most_in_turn = max(self.most_in_turn, self._num_events)
+    def spend(self, cost: int) -> None:
+        super().spend(cost)
+        self.most_in_piece = max(self.most_in_piece, cost)
+        self.most_in_turn = max(self.most_in_turn, self._spent)
 
 
 class Transport(asyncio.Transport):
@@ -61,7 +61,9 @@ class Transport(asyncio.Transport):
         if not self._is_closing:
             self._is_closing = True
             assert self.protocol is not None
+            # As the event loop's own transports do, it lets go of the protocol.
             asyncio.get_running_loop().call_soon(self.protocol.connection_lost, None)
+            self.protocol = None
 
 
 class BareServer:
@@ -168,8 +170,8 @@ class BareServer:
         if protocol._in_work is not None:
             cycles.append(protocol._in_work)
         assert len(protocol._unparsed) + sum(len(cycle.body) for cycle in cycles) <= HELD_BYTES
-        assert self._turns.most_in_piece <= PIECE_EVENTS
-        assert self._turns.most_in_turn <= TURN_EVENTS + PIECE_EVENTS
+        assert self._turns.most_in_piece <= PIECE_COST
+        assert self._turns.most_in_turn <= TURN_COST + PIECE_COST
 
     def _check_answers(self, stream: Stream, written: bytes, *, is_closed: bool) -> None:
         numbers, statuses = _answers(written)

@@ -19,6 +19,7 @@ import uvloop
 
 from carousel.server.main import serve
 from runtime.ring.endpoints import Endpoints
+from runtime.ring.tenants import TenantsFile, read_tenants
 from runtime.settings.config import DEMO_MODEL, RuntimeConfig
 from runtime.wire.status_page import StatusPage
 from tests.harness.ring.fake_ring import WAIT_S, Answer, FakeRing, fake_ring, say_nothing
@@ -149,6 +150,7 @@ class HurriedAsyncio:
 @contextmanager
 def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> Iterator[Front]:
     config = msgspec.structs.replace(CONFIG, **settings)
+    TenantsFile(Endpoints(run_dir).tenants_file).write(read_tenants(config))
     with fake_ring(run_dir, answer, config) as ring, pytest.MonkeyPatch.context() as patch:
         patch.setattr("carousel.server.main.TICK_S", 0.005)
         patch.setattr("carousel.client.connection.connection.TICK_S", 0.005)

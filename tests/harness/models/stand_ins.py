@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from runtime.base.errors import RequestError
-from scheduler_proc.core.batch import ScheduledRow
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.results import Sampled
+from scheduler_proc.core.samples import Sampled
+from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.llm_request import KvCacheView, LlmRequestState, RequestList
 from scheduler_proc.request_scheduler import RequestScheduler, SchedulerOutput
@@ -78,7 +79,7 @@ class ParityGrammar(HookOrder):
             raise RequestError("the grammar does not compile", code="invalid_grammar", status=400)
         return self._num_polls <= 0
 
-    def plan_row(self, row: ScheduledRow) -> None:
+    def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
         row.make_mask = lambda: parity_mask(req.tokens.item(-1))
 
@@ -102,7 +103,7 @@ class Speculation(HookOrder):
         self._propose = propose
         self._rng = rng
 
-    def plan_row(self, row: ScheduledRow) -> None:
+    def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
         room = min(self._rng.randrange(0, 5), req.max_len - req.num_tokens - 1)
         if room > 0 and not req.num_in_flight and row.make_mask is None:

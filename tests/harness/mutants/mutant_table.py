@@ -17,14 +17,14 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import OutputLane, OutputRouter
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
-from scheduler_proc.core.row_columns import Rows
-from scheduler_proc.deadlines import Deadlines
+from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.generation_logits import GenerationLogits
 from scheduler_proc.features.logprobs import Logprobs
 from scheduler_proc.features.prompt_outputs import PromptOutputs
 from scheduler_proc.intake.intake import Intake, Tombstones
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.waiting.deadlines import Deadlines
 from tests.harness.simulation.fakes import FakeExecutor
 
 
@@ -185,7 +185,7 @@ STEP_MUTANTS = [
         RadixCache,
         "_nothing_needs",
         "self._roots.pop(node.namespace, None)",
-        "pass",
+        "None",
         0,
     ),
     Mutant(
@@ -223,9 +223,7 @@ STEP_MUTANTS = [
         "len(sampled.logprobs.chosen)",
         7,
     ),
-    Mutant(
-        "a retracted request never queued again", Lifecycle, "retract", "self.waiting.add(req)", "pass", 2
-    ),
+    Mutant("a retracted request never queued again", Lifecycle, "retract", "self.room.enter(req)", "pass", 2),
     Mutant(
         "a replaced attempt gets a terminal",
         Lifecycle,
@@ -257,7 +255,7 @@ STEP_MUTANTS = [
     Mutant(
         "a deadline ends only who waits",
         Lifecycle,
-        "finish_expired",
+        "act_on_time",
         'self.finish(req, "timeout")',
         'self.finish(req, "timeout") if req.row < 0 else None',
         3,
@@ -266,7 +264,7 @@ STEP_MUTANTS = [
         "the deadline of an attempt ends its successor",
         Deadlines,
         "_find",
-        " and req.handle == handle",
+        " and req.handle == handle and self._time_of(req) == at",
         "",
         3,
     ),

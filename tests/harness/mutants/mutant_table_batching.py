@@ -42,8 +42,8 @@ BATCHING_MUTANTS = [
         "newcomers overcommit the pool",
         MaxUtilization,
         "try_promise",
-        "num_missing > self._kv.num_available - self._promised_pages",
-        "False",
+        "num_missing > room -",
+        "False and",
         4,
     ),
     Mutant(

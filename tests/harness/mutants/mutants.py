@@ -16,13 +16,29 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
+from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
 from tests.harness.mutants.mutant_table_stats import STATS_MUTANTS
+from tests.harness.mutants.mutant_table_tenants import TENANT_MUTANTS
+from tests.harness.mutants.mutant_table_waiting import WAITING_MUTANTS
 from tests.harness.mutants.mutant_table_window import WINDOW_MUTANTS
 from tests.harness.simulation import simulation
 
-MUTANTS = [*STEP_MUTANTS, *BATCHING_MUTANTS, *STATS_MUTANTS, *WINDOW_MUTANTS]
+PLAIN: dict[str, Any] = {"window": 0, "patience": FOR_EVER, "tenants": (), "num_tenants": 1}
+"""Most shows in a model that sees all of its context, and where nobody is in a hurry; the rest is for those
+mistakes that need it.
+"""
+MUTANTS = [
+    *STEP_MUTANTS,
+    *BATCHING_MUTANTS,
+    *SHARES_MUTANTS,
+    *STATS_MUTANTS,
+    *TENANT_MUTANTS,
+    *WAITING_MUTANTS,
+    *WINDOW_MUTANTS,
+]
 
 
 def edited(function: Callable[..., Any], old: str, new: str) -> Callable[..., Any]:
@@ -47,11 +63,10 @@ def in_force(mutant: Mutant) -> Iterator[None]:
 
 def try_catch(mutant: Mutant, seed: int) -> BaseException | None:
     """What the run of this seed says of the mutant; None when it notices nothing."""
-    # A model that sees all of its context shows most, so a window is for the mistakes that need one.
-    setting = simulation.setting_of(seed, **{"window": 0} | dict(mutant.changes)) if mutant.changes else None
+    setting = simulation.setting_of(seed, **PLAIN | dict(mutant.changes)) if mutant.changes else None
     with in_force(mutant):
         try:
-            simulation.run(seed, setting, window=0)
+            simulation.run(seed, setting, **PLAIN)
         except Exception as error:
             return error
     return None

@@ -18,8 +18,11 @@ from unittest.mock import patch
 import numpy as np
 import torch
 import triton.language as tl
+from torch.utils._python_dispatch import _disable_current_modes
 from triton.runtime import interpreter
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+from tests.harness.pretended_gpu.remembered import remembered
 
 # Triton's type by name → torch's, and the integer that numpy has in its place.
 TYPES = {
@@ -33,10 +36,22 @@ TYPES = {
 
 def _convert_float(values: Any, source: Any, target: Any, rounding: Any) -> Any:
     """As Triton's function of that name: integers of the target's width, of the same shape."""
+    if source.name == "bf16" and target.name == "fp32":
+        return np.left_shift(values, 16, dtype=np.uint32)
+    if source.name == "fp32" and target.name == "bf16":
+        return _rounded(np.ascontiguousarray(values).view(np.uint32)).reshape(np.shape(values))
     source_type, source_bits, _ = TYPES[source.name]
     target_type, _, target_bits = TYPES[target.name]
-    of = torch.from_numpy(np.ascontiguousarray(values).view(source_bits)).view(source_type)
-    return of.to(target_type).view(target_bits).numpy().reshape(np.shape(values))
+    with _disable_current_modes():  # no dispatch mode is to see it
+        of = torch.from_numpy(np.ascontiguousarray(values).view(source_bits)).view(source_type)
+        return of.to(target_type).view(target_bits).numpy().reshape(np.shape(values))
+
+
+def _rounded(bits: Any) -> Any:
+    """Floats as bfloat16, to the nearest or, of two, the even one: as torch does it, without torch."""
+    result = ((bits + (0x7FFF + ((bits >> 16) & 1))) >> 16).astype(np.uint16)
+    is_nan = (bits & 0x7FFFFFFF) > 0x7F800000
+    return np.where(is_nan, np.uint16(0x7FFF), result) if is_nan.any() else result
 
 
 def _wide(handle: Any) -> Any:
@@ -58,12 +73,20 @@ def patched_once() -> Iterator[None]:
         __globals__={"tl": tl, "core": tl.core}
     )  # kernels see one, Triton's own the other
     in_launch = False
+    replaced: list[tuple[Any, str, Any]] = []
 
     def patch_lang(fn: Any) -> Any:
         nonlocal in_launch
         if in_launch:
             return None  # a device function's caller does not look at it
-        scope = plain(everything)
+        if replaced:  # by the first launch, which had to look for it
+            scope = interpreter._LangPatchScope()
+            for change in replaced:
+                scope.set_attr(*change)
+        else:
+            scope = plain(everything)
+            names = {(id(owner), name): (owner, name) for owner, name, _ in scope._changes}
+            replaced.extend((owner, name, getattr(owner, name)) for owner, name in names.values())
         in_launch, restore = True, scope.restore
 
         def end() -> None:
@@ -74,7 +97,7 @@ def patched_once() -> Iterator[None]:
         scope.restore = end
         return scope
 
-    with patch.object(interpreter, "_patch_lang", patch_lang), _indexes_of_one_element():
+    with patch.object(interpreter, "_patch_lang", patch_lang), _indexes_of_one_element(), remembered():
         yield
 
 
@@ -134,17 +157,7 @@ def gpu_arithmetic() -> Iterator[None]:
     with ExitStack() as stack, np.errstate(all="ignore"):
         stack.enter_context(patched_once())
         stack.enter_context(shuffled_programs())
-        stack.enter_context(patch.object(interpreter, "_convert_float", _unseen(_convert_float)))
+        stack.enter_context(patch.object(interpreter, "_convert_float", _convert_float))
         stack.enter_context(patch.object(InterpreterBuilder, "create_dot", dot))
         stack.enter_context(patch.object(InterpreterBuilder, "binary_op", binary))
         yield
-
-
-def _unseen(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function, whose work no dispatch mode is to see."""
-
-    def unseen(*args: Any) -> Any:
-        with torch.utils._python_dispatch._disable_current_modes():
-            return function(*args)
-
-    return unseen

@@ -13,9 +13,9 @@ import os
 import sys
 from importlib import import_module
 
-import launch
 from runtime.base.environment import visible_gpus
 from runtime.launcher import children
+from runtime.launcher import main as launcher
 from runtime.ring.process import ProcessContext, run_process
 
 NUM_BYTES = "PRETENDED_GPU_BYTES"
@@ -53,5 +53,5 @@ if __name__ == "__main__":
         os.environ.setdefault("CUDA_VISIBLE_DEVICES", "0,1")
         children.MODULES["scheduler"] = "tests.harness.pretended_gpu.launch"
         children.MODULES["worker"] = "tests.harness.pretended_gpu.launch_rank"
-        sys.exit(launch.main([*sys.argv[1:], "--device", "cuda"]))
+        sys.exit(launcher.main([*sys.argv[1:], "--device", "cuda"]))
     run("scheduler")

@@ -11,7 +11,8 @@ import numpy as np
 
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
-from detokenizer_proc.router import Delivery, PeerChannel
+from detokenizer_proc.router import Arrival, Delivery, PeerChannel
+from runtime.ring.tenants import OWNER
 from runtime.text.incremental import DecoderFactory
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import PROTOCOL_VERSION, pack_ids, unpack_ids
@@ -35,12 +36,13 @@ from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel
 EOS = 0
 SLOW_S = 120.0
 EPOCH = 3
+SECRET = b"k" * 32
 RAW = msgspec.msgpack.Encoder().encode
 
 
 class FakePeers:
-    """The clients' side of the socket. A peer in `full` does not read, one in `gone` is no longer there, and
-    one in `remote` came over TCP.
+    """The clients' side of the socket. A peer in `full` does not read, one in `gone` is no longer there, one
+    in `remote` came over TCP, and `tenants` says with whose key; by default with the owner's.
     """
 
     def __init__(self) -> None:
@@ -51,13 +53,14 @@ class FakePeers:
         self.full: set[bytes] = set()
         self.gone: set[bytes] = set()
         self.remote: set[bytes] = set()
+        self.tenants: dict[bytes, str] = {}
 
     def is_local(self, peer: bytes) -> bool:
         return peer not in self.remote
 
-    def drain(self, limit: int) -> list[tuple[bytes, bytes]]:
+    def drain(self, limit: int) -> list[Arrival]:
         frames, self.incoming = self.incoming, []
-        return frames
+        return [Arrival(peer, frame, self.tenants.get(peer, OWNER)) for peer, frame in frames]
 
     def send(self, peer: bytes, frame: bytes, more: Sequence[Frame] = ()) -> Delivery:
         if peer in self.gone:
@@ -89,7 +92,7 @@ class Ring:
         self.loop = DetokenizerLoop(
             inbox=self.inbox,
             scheduler=self.scheduler,
-            clients=Clients(channel or self.peers, epoch=EPOCH),
+            clients=Clients(channel or self.peers, EPOCH, SECRET),
             decoders=decoders_of(loaded),
             eos_token_ids=(EOS,),
             slow_reader_timeout_s=SLOW_S,

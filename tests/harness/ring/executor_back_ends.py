@@ -9,8 +9,8 @@ from typing import TypeAlias
 
 import pytest
 
-import carousel.trtllm.executor
 from carousel import GenerationExecutor
+from carousel.trtllm import executor as executor_module
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -45,7 +45,7 @@ def executors(back_end: str, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
             ring = FakeRing(run_dir, answer, config)
             stack.callback(ring.close)
             if back_end == "own":
-                monkeypatch.setattr(carousel.trtllm.executor, "OwnRuntime", lambda *_: StandInRuntime(ring))
+                monkeypatch.setattr(executor_module, "OwnRuntime", lambda *_: StandInRuntime(ring))
                 executor = GenerationExecutor.create()
             else:
                 executor = GenerationExecutor.create(run_dir=run_dir)

@@ -27,7 +27,7 @@ from runtime.wire.status_page import Status
 from runtime.wire.transport import SCHEMA, Codec, MemoryChannel
 from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.scheduler import Scheduler
-from tests.harness.ring.detokenizer_ring import FakePeers
+from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import Setting, System
 from tokenizer_proc.loop import TokenizerLoop
@@ -93,14 +93,14 @@ class MemoryRing:
                 max_waiting=MAX_WAITING, max_waiting_of_client=MAX_WAITING, max_running=MAX_ROWS
             ),
             scheduler_status=lambda: self.status,
-            secret=b"k" * 32,
+            secret=SECRET,
             clock=lambda: Receipt(self.now, self.now),
         )
         self.peers = FakePeers()
         self.detokenizer = DetokenizerLoop(
             inbox=detokenizer_in,
             scheduler=scheduler_in,
-            clients=Clients(self.peers, EPOCH),
+            clients=Clients(self.peers, EPOCH, SECRET),
             decoders=DecoderFactory(loaded),
             eos_token_ids=(0,),
             slow_reader_timeout_s=SLOW_S,

@@ -14,26 +14,19 @@ from concurrent.futures import Future
 from typing import Any
 
 from carousel.client.connection.restarts import Restart, RestartedRole
-from carousel.client.core.session import Item, Session
+from carousel.client.core.open_request import Item
+from carousel.client.core.session import Session
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
 from runtime.ring.roster import NO_SUSPECTS, DeathCounts
 from runtime.text.incremental import DecoderFactory
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import PROTOCOL_VERSION
-from runtime.wire.messages import (
-    UNIONS,
-    AbortRequest,
-    Hello,
-    HelloAck,
-    OutputBatch,
-    TensorBatch,
-    ToTokenizer,
-)
+from runtime.wire.messages import UNIONS, AbortRequest, Hello, HelloAck, OutputBatch, TensorBatch, ToTokenizer
 from runtime.wire.status_page import Status
 from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel, with_frames
 from scheduler_proc.loop import SchedulerLoop
-from tests.harness.ring.detokenizer_ring import FakePeers
+from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 from tests.harness.ring.memory_ring import MAX_LEN, SETTING
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
@@ -270,7 +263,7 @@ class MortalRing:
         return self.now - max(self._recovery_at, self._clients.returned_at) < RECOVERY_S
 
     def _start_detokenizer(self) -> None:
-        self._clients = Clients(self.peers, self.epoch)
+        self._clients = Clients(self.peers, self.epoch, SECRET)
         self.detokenizer = DetokenizerLoop(
             inbox=self._detokenizer_in,
             scheduler=self._scheduler_in,

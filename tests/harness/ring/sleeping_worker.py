@@ -12,9 +12,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import launch
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.launcher import children
+from runtime.launcher import main as launcher
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, StepResult, WorkerReady
@@ -49,5 +49,5 @@ def main(context: ProcessContext) -> None:
 if __name__ == "__main__":
     if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
         children.MODULES["worker"] = "tests.harness.ring.sleeping_worker"
-        sys.exit(launch.main(sys.argv[1:]))
+        sys.exit(launcher.main(sys.argv[1:]))
     run_process("worker", main)

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from runtime.ring.tenants import Tenants
 from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import IntArray
 from runtime.wire.handle import make_handle
@@ -39,6 +40,8 @@ class Ring:
         self.status = Status()
         self.num_sent_elsewhere = 0
         self.is_recovering = False
+        self.has_tenants = False
+        self.tenants = Tenants()
         self.now = Receipt(1000.0, 2_000_000_000.0)
         self.loop = TokenizerLoop(
             inbox=self.inbox,
@@ -51,12 +54,19 @@ class Ring:
             secret=b"k" * 32,
             num_sent_elsewhere=lambda: self.num_sent_elsewhere,
             is_recovering=lambda: self.is_recovering,
+            has_tenants=lambda: self.has_tenants,
+            tenant_named=lambda name: self.tenants.named(name),
             clock=lambda: self.now,
         )
 
     def send(self, *messages: Any) -> None:
         for message in messages:
             assert self.inbox.send(message)
+
+    def wait_for_long(self) -> None:
+        """Let the threads encode what they have."""
+        for long in self.loop._long:
+            long.ids.exception(timeout=10)
 
     def refusals(self) -> list[RequestFailed]:
         return [refused for channel in self.detokenizers for refused in channel.drain()]

@@ -14,7 +14,7 @@ from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix.radix_cache import RadixCache
 from scheduler_proc.core.request import Request, StopIds
-from scheduler_proc.core.row_columns import Rows
+from scheduler_proc.core.rows import Rows
 from tests.harness.simulation.sim_system import Setting, System
 from tests.harness.simulation.sim_traffic import stream_open
 

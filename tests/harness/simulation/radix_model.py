@@ -1,126 +1,28 @@
-"""A page-by-page model of the radix tree, and random operations that compare the two.
+"""Random operations that compare the radix tree with a page-by-page model of it
+(tests.harness.simulation.radix_pages).
 
-    python -m tests.harness.simulation.radix_model --ops 1000000 [--seed 0]
-
-The model knows no runs and no heap: every page is an entry of a dictionary, keyed by namespace and all tokens
-up to its end, and what is evicted next is the minimum over all that may be.
+python -m tests.harness.simulation.radix_model --ops 1000000 [--seed 0]
 """
 
 from __future__ import annotations
 
 import argparse
 import random
-from collections.abc import Callable
+from collections import Counter
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
 from runtime.wire.format import pack_ids
-from runtime.wire.retention import DEFAULT_PRIORITY
 from scheduler_proc.cache.pages.retained_pages import NO_END, RetainedPages
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES, make_eviction_policy
 from scheduler_proc.cache.radix.radix_cache import RadixCache
-from scheduler_proc.cache.radix_node import Node
+from scheduler_proc.cache.radix.radix_node import Node
+from scheduler_proc.cache.tenants import OWNER, tenant_of
+from tests.harness.simulation.radix_pages import NUM_PAGES, Model
 
-PathKey: TypeAlias = tuple[bytes, tuple[int, ...]]
-
-
-@dataclass(slots=True)
-class Page:
-    number: int
-    created: int
-    last_used: int
-    request_priority: int
-    num_hits: int = 0
-    locks: int = 0
-    retention: int = DEFAULT_PRIORITY
-    duration_s: float = 0.0
-    expires_at: float = 0.0
-
-
-RANKS: dict[str, Callable[[Page], int]] = {
-    "lru": lambda page: 0,
-    "mru": lambda page: -page.last_used,
-    "lfu": lambda page: page.num_hits,
-    "fifo": lambda page: page.created,
-    "filo": lambda page: -page.created,
-    "priority": lambda page: page.request_priority,
-    "slru": lambda page: 1 if page.num_hits else 0,
-}
-
-
-class Model:
-    def __init__(self, page_size: int, policy: str) -> None:
-        self.page_size = page_size
-        self.rank = RANKS[policy]
-        self.pages: dict[PathKey, Page] = {}
-        self.clock = 0
-
-    def path(self, namespace: bytes, tokens: list[int]) -> list[PathKey]:
-        size = self.page_size
-        return [(namespace, tuple(tokens[: end * size])) for end in range(1, len(tokens) // size + 1)]
-
-    def match(self, namespace: bytes, tokens: list[int]) -> list[int]:
-        self.clock += 1
-        found = []
-        for key in self.path(namespace, tokens):
-            if key not in self.pages:
-                break
-            self.pages[key].last_used = self.clock
-            found.append(self.pages[key].number)
-        return found
-
-    def insert(
-        self, namespace: bytes, tokens: list[int], first: int, numbers: list[int], priority: int
-    ) -> list[int]:
-        """Pages of what follows the first pages of tokens. Returns the numbers that were there already."""
-        self.clock += 1
-        found = []
-        for key, number in zip(self.path(namespace, tokens)[first:], numbers, strict=True):
-            page = self.pages.get(key)
-            if page is None:
-                self.pages[key] = Page(number, self.clock, self.clock, priority)
-            else:
-                page.last_used = self.clock
-                page.num_hits += 1
-                page.request_priority = max(page.request_priority, priority)
-                found.append(page.number)
-        return found
-
-    def lock(self, keys: list[PathKey], by: int, now: float) -> None:
-        for key in keys:
-            page = self.pages[key]
-            page.locks += by
-            if not page.locks and page.duration_s:
-                page.expires_at = now + page.duration_s
-
-    def retain(self, keys: list[PathKey], spans: list[RetainedPages], first: int) -> None:
-        for number, key in enumerate(keys):
-            for span in spans:
-                if number >= first and span.start <= number < span.end:
-                    self.pages[key].retention = span.priority
-                    self.pages[key].duration_s = span.duration_s
-
-    @property
-    def num_evictable(self) -> int:
-        return sum(not page.locks for page in self.pages.values())
-
-    def evict(self, num_pages: int, now: float) -> set[int]:
-        for page in self.pages.values():
-            if not page.locks and page.duration_s and page.expires_at <= now:
-                page.retention, page.duration_s = DEFAULT_PRIORITY, 0.0
-        taken = set()
-        for _ in range(min(num_pages, self.num_evictable)):
-            inner = {(space, path[: -self.page_size]) for space, path in self.pages}
-            leaves = [key for key, page in self.pages.items() if not page.locks and key not in inner]
-            victim = min(leaves, key=self._place)
-            taken.add(self.pages.pop(victim).number)
-        return taken
-
-    def _place(self, key: PathKey) -> tuple[int, int, int]:
-        page = self.pages[key]
-        return page.retention, self.rank(page), page.last_used
+OF_ONE = (b"", OWNER + b"other")
+OF_SEVERAL = (*OF_ONE, b"tenant-A", b"tenant-B", b"tenant-Bother")
 
 
 @dataclass(slots=True)
@@ -133,6 +35,8 @@ class Lease:
     num_pages: int
     priority: int
     spans: list[RetainedPages]
+    num_private: int
+    """Pages of its row beside the tree's."""
 
 
 class Comparison:
@@ -143,10 +47,13 @@ class Comparison:
         self.page_size = self.rng.choice([1, 2, 4])
         self.retains = self.rng.random() < 0.6
         self.now = 100.0
-        self.cache = RadixCache(self.page_size, make_eviction_policy(policy), lambda: self.now)
-        self.model = Model(self.page_size, policy)
+        self.namespaces = self.rng.choice([OF_ONE, OF_SEVERAL, OF_SEVERAL])
+        idle_s = self.rng.choice([0.2, 600.0, 600.0])
+        self.cache = RadixCache(self.page_size, make_eviction_policy(policy), lambda: self.now, idle_s)
+        self.cache.ledger.pool_pages = NUM_PAGES
+        self.model = Model(self.page_size, policy, idle_s)
         self.leases: list[Lease] = []
-        self.free = list(range(1, 61))
+        self.free = list(range(1, NUM_PAGES + 1))
 
     def run(self, num_ops: int) -> None:
         for number in range(num_ops):
@@ -154,14 +61,18 @@ class Comparison:
             draw = self.rng.random()
             if draw < 0.15:
                 self.look()
-            elif draw < 0.5 and len(self.leases) < 4:
+            elif draw < 0.17:
+                self.share()
+            elif draw < 0.22 and self.leases:
+                self.ask(self.rng.choice(self.leases))
+            elif draw < 0.5 and len(self.leases) < 6:
                 self.begin()
             elif draw < 0.7 and self.leases:
                 self.grow(self.rng.choice(self.leases))
             elif draw < 0.9 and self.leases:
                 self.end(self.leases.pop(self.rng.randrange(len(self.leases))))
             else:
-                self.evict(self.rng.choice([1, 1, 3, 8, 100]))
+                self.evict(self.rng.choice([1, 1, 3, 8, 20, 100]), self.rng.choice([0, 5, 12]))
             assert self.cache.num_evictable == self.model.num_evictable
             if number % 16 == 0:
                 self.cache.check()
@@ -172,16 +83,26 @@ class Comparison:
         return [token for token in pages for _ in range(self.page_size)]
 
     def look(self) -> None:
-        tokens, namespace = self.draw_tokens(), self.rng.choice([b"", b"other"])
+        tokens, namespace = self.draw_tokens(), self.rng.choice(self.namespaces)
         found = self.cache.match(pack_ids(tokens), len(tokens), namespace).pages.tolist()
         assert found == self.model.match(namespace, tokens)
 
     def begin(self) -> None:
-        tokens, namespace = self.draw_tokens(), self.rng.choice([b"", b"other"])
+        tokens, namespace = self.draw_tokens(), self.rng.choice(self.namespaces)
         match = self.cache.match(pack_ids(tokens), len(tokens), namespace)
         assert match.pages.tolist() == self.model.match(namespace, tokens)
         num_found = len(match.pages)
-        lease = Lease(namespace, tokens, match.node, num_found, self.rng.randrange(-2, 3), self.draw_spans())
+        num_private = self.rng.choice([0, 0, 1, 9])
+        lease = Lease(
+            namespace,
+            tokens,
+            match.node,
+            num_found,
+            self.rng.randrange(-2, 3),
+            self.draw_spans(),
+            num_private,
+        )
+        self.model.begin(namespace)
         keys = self.model.path(namespace, tokens)[:num_found]
         self.cache.lock(match.node)
         self.model.lock(keys, 1, self.now)
@@ -224,14 +145,44 @@ class Comparison:
         self.cache.retain(done.node, first, upto, lease.spans)
         self.model.retain(keys, lease.spans, first)
 
+    def share(self) -> None:
+        tenant = tenant_of(self.rng.choice(self.namespaces))
+        share = self.rng.choice([None, 0.0, 0.125, 0.5, 1.0])
+        self.cache.ledger.shares.set(tenant, share)
+        self.model.shares.set(tenant, share)
+
+    def ask(self, lease: Lease) -> None:
+        """Return how many pages are withheld from another row of this tenant."""
+        self.count_rows()
+        self.cache.ledger.settle()
+        account = lease.node.account
+        tenant = account.tenant
+        assert account.is_full == self.model.is_full(tenant, self.now)
+        assert self.cache.ledger.num_withheld(account) == self.model.withheld(tenant, self.now)
+
+    def count_rows(self) -> None:
+        accounts = [lease.node.account for lease in self.leases]
+        self.cache.ledger.set_rows(accounts, [lease.num_private for lease in self.leases])
+        self.model.private = Counter()
+        for lease in self.leases:
+            self.model.private[tenant_of(lease.namespace)] += lease.num_private
+
     def end(self, lease: Lease) -> None:
         self.cache.unlock(lease.node)
+        self.model.end(lease.namespace, self.now)
         keys = self.model.path(lease.namespace, lease.tokens)[: lease.num_pages]
         self.model.lock(keys, -1, self.now)
 
-    def evict(self, num_pages: int) -> None:
-        taken = self.cache.evict(num_pages).tolist()
-        assert set(taken) == self.model.evict(num_pages, self.now), "another page was to go"
+    def evict(self, num_pages: int, upto: int) -> None:
+        self.count_rows()
+        node, taker = None, None
+        if self.leases and self.rng.random() < 0.5:  # for one of them
+            lease, num_wanted = self.rng.choice(self.leases), self.rng.randrange(12)
+            self.cache.ledger.add_private(lease.node.account, num_wanted)
+            node, taker = lease.node, tenant_of(lease.namespace)
+            self.model.private[taker] += num_wanted
+        taken = self.cache.evict(num_pages, upto, node).tolist()
+        assert set(taken) == self.model.evict(num_pages, upto, taker, self.now), "another page was to go"
         self.free += taken
 
 

@@ -42,8 +42,12 @@ def check_early_end(spec: Spec, closed: Closed, detokenizer: FakeDetokenizer) ->
         )
     elif closed.reason == "error":
         assert closed.error is not None
-        if closed.error.code == "overloaded":
+        if closed.error.code in ("overloaded", "queue_timeout", "rate_limit_exceeded"):
             assert closed.error.retry_after_s > 0.0
+            assert not detokenizer.tokens[spec.handle]
+        elif closed.error.param == "priority":
+            assert (spec.message.tenant, closed.error.status) != ("", 400)
+            assert spec.message.priority > 0
             assert not detokenizer.tokens[spec.handle]
         else:
             assert "grammar" in spec.traits

@@ -11,6 +11,7 @@ import numpy as np
 from runtime.base.registry import resolve
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
+from runtime.ring.tenants import Tenant
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import KEY_BYTES
 from runtime.wire.plan import BatchPlan
@@ -19,14 +20,15 @@ from scheduler_proc.batching.composition import BatchingSettings, make_batch_bui
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
+from scheduler_proc.cache.tenants import OWNER
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import Status
-from scheduler_proc.core.row_columns import Rows
+from scheduler_proc.core.rows import Rows
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
-from scheduler_proc.intake.limits import Limits
+from scheduler_proc.intake.limits import Limits, QueueShare
 from scheduler_proc.main import feature_factories
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -34,13 +36,19 @@ from scheduler_proc.observe.step_stats import StatsSettings, StepStats
 from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.fakes import FakeExecutor, FakeHandle, RecordingOutbox
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer
 from tests.harness.simulation.sim_reference import EOS_IDS
+from tests.harness.simulation.sim_shares import SharesWatch
 from tests.harness.simulation.sim_stats import StatsWatch
+from tests.harness.simulation.sim_tenants import TenantWatch, draw_tenants
+from tests.harness.simulation.sim_waiting import WaitingWatch
 
 STEP_S = 0.01
+TENANTS = (OWNER, b"tenant-A", b"tenant-B")
+SHARES = [(), ((TENANTS[1], 0.5),), ((OWNER, 0.25), (TENANTS[1], 0.0), (TENANTS[2], 1.0))]
 EVICTION_NAMES = [*EVICTION_POLICIES, "tests.harness.models.stand_ins:RandomEviction"]
 WALL_S = 1_700_000_000.0
 """Seconds since 1970, at any time."""
@@ -95,6 +103,29 @@ class Setting:
     max_iterations: int = 1000
     max_request_iterations: int = 0
     """Of which statistics are kept."""
+    num_tenants: int = 1
+    shares: tuple[tuple[bytes, float], ...] = ()
+    """Shares of the cache that tenants have of their own."""
+    patience: Patience = FOR_EVER
+    tenants: tuple[Tenant, ...] = ()
+    """Besides the owner."""
+
+    @property
+    def tenant_share(self) -> QueueShare | None:
+        """Three quarters of the places."""
+        return QueueShare(-(-3 * self.max_live // 4), self.max_live, self.max_live) if self.tenants else None
+
+    def limits(self) -> Limits:
+        return Limits(
+            VOCAB_SIZE,
+            self.max_len,
+            EOS_IDS,
+            self.max_live,
+            True,
+            True,
+            MAX_LOGITS_BYTES,
+            tenant_share=self.tenant_share,
+        )
 
     def stats(self, limits: StepLimits) -> StatsSettings:
         return StatsSettings(
@@ -145,12 +176,23 @@ class Setting:
             request_scheduler="tests.harness.models.stand_ins:RandomScheduler" if has_own_scheduler else "",
             eviction=aside(rng).choice(EVICTION_NAMES),
             window=aside(rng).choices([0, 1, 7, 20, 45], [12, 1, 1, 1, 1])[0],
+            patience=draw_patience(random.Random(aside(rng).getrandbits(64))),
+            tenants=draw_tenants(random.Random(aside(rng).getrandbits(32))),
+            num_tenants=aside(rng).choice([1, 3, 3]),
+            shares=aside(rng).choice(SHARES),
         )
 
 
 def aside(rng: random.Random) -> random.Random:
     """The same randomness, from which may be drawn without changing what a seed draws otherwise."""
     return random.Random(hash(rng.getstate()[1]))
+
+
+def draw_patience(rng: random.Random) -> Patience:
+    """In half of the runs nobody is in a hurry. None of it is a whole number of steps."""
+    if rng.random() < 0.5:
+        return FOR_EVER
+    return Patience(rng.choice([0.0, 0.055, 0.155, 0.555]), rng.choice([0.0, 0.0, 0.255, 0.755]))
 
 
 ROSTER_PLACES = 2000
@@ -160,6 +202,20 @@ class WatchedExecutor(FakeExecutor):
     """Shows every plan to `watch` before it runs."""
 
     watch: Callable[[BatchPlan], None]
+
+    @staticmethod
+    def of(setting: Setting, watch: Callable[[BatchPlan], None]) -> WatchedExecutor:
+        executor = WatchedExecutor(
+            setting.num_pages,
+            setting.page_size,
+            setting.max_rows,
+            setting.max_len,
+            max_in_flight=setting.depth,
+            feeds_back=setting.feeds_back,
+            window=setting.window,
+        )
+        executor.watch = watch
+        return executor
 
     def launch(self, plan: BatchPlan) -> FakeHandle:
         self.watch(plan)
@@ -178,13 +234,16 @@ class System:
         epoch: int = FIRST_EPOCH,
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
-        self.now = 1.0
+        self.now = self._stepped_at = 1.0
         clock = clock or (lambda: self.now)
         self.rows = Rows(setting.max_rows, setting.max_len)
         cache = make_prefix_cache(
             setting.page_size, setting.eviction, is_disabled=setting.cache == "none", clock=clock
         )
         self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache, setting.window)
+        for tenant, share in setting.shares:
+            self.kv.guard.shares.set(tenant, share)
+        self.shares_watch = SharesWatch(self.kv, retracts=setting.capacity == "max_utilization")
         self.gave_back: set[int] = set()
         """Stays that gave back pages before their end."""
         self.outboxes = [
@@ -194,34 +253,35 @@ class System:
         self.output = make_output(self.outboxes, epoch)
         self.slots = SlotPool(setting.num_slots)
         policy = resolve("schedule policy", setting.policy, POLICIES)()
-        sort_key = sort_key_of(policy, self.kv)
         roster = Roster(bytearray(KEY_BYTES * ROSTER_PLACES))
-        self.lifecycle = Lifecycle(self.kv, self.slots, self.output, clock, sort_key=sort_key, roster=roster)
-        self.executor = WatchedExecutor(
-            setting.num_pages,
-            setting.page_size,
-            setting.max_rows,
-            setting.max_len,
-            max_in_flight=setting.depth,
-            feeds_back=setting.feeds_back,
-            window=setting.window,
+        self.lifecycle = Lifecycle(
+            self.kv,
+            self.slots,
+            self.output,
+            clock,
+            sort_key=sort_key_of(policy, self.kv),
+            roster=roster,
+            patience=setting.patience,
         )
-        self.executor.watch = self._check_plan
+        self.executor = WatchedExecutor.of(setting, self._check_plan)
         limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
         self.stats = StepStats(self.lifecycle, setting.stats(limits), clock, lambda: WALL_S)
         self.watch = StatsWatch(self.stats, self.lifecycle, clock)
         controls = Controls(self.lifecycle, StatsQuestions(self.stats, self.output), setting.max_len)
         intake = Intake(
             self.lifecycle,
-            Limits(VOCAB_SIZE, setting.max_len, EOS_IDS, setting.max_live, True, True, MAX_LOGITS_BYTES),
+            setting.limits(),
             (*factories, *feature_factories(self.output, self.kv, clock)),
             controls=controls,
             clock=clock,
             suspects=suspects,
         )
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy)
-        step_log = StepLog(self.kv, self.lifecycle.waiting, 40)
+        step_log = StepLog(self.kv, self.lifecycle.room, 40)
         self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log, controls)
+        self.waiting_watch = WaitingWatch(self.scheduler, setting.patience)
+        self.tenant_watch = TenantWatch(self.scheduler, setting.tenant_share)
+        self.tenant_watch.change(setting.tenants)
         self.setting = setting
         self.detokenizer = FakeDetokenizer()
         self.inbox = MemoryChannel("scheduler_in")
@@ -229,12 +289,17 @@ class System:
     def step(self) -> None:
         """One turn of the loop, with every check that no output would show."""
         self.now += STEP_S
+        elapsed_s, self._stepped_at = self.now - self._stepped_at, self.now
+        self.waiting_watch.time_passes(elapsed_s)
+        self.tenant_watch.begin(elapsed_s)
         running = set(self.rows.tenancy[self.rows.running].tolist())
         self.scheduler.step(self.inbox.drain())
         self.deliver()
         self.kv.check()
         self.lifecycle.check()
         check_rows(self.kv)
+        self.waiting_watch.check()
+        self.tenant_watch.check()
         if self.setting.max_iterations >= 100:
             self.watch.check()
         self._check_batching(running)
@@ -284,7 +349,7 @@ class System:
         assert self.rows.num_free == self.rows.max_rows
         assert self.kv.num_available == self.kv.pages.num_pages
         assert not self.slots.num_used
-        assert not len(self.lifecycle.waiting)
+        assert not len(self.lifecycle.room)
         assert self.lifecycle.num_accepted == len(self.detokenizer.opened)
         assert self.lifecycle.num_terminated == len(self.detokenizer.closed)
 

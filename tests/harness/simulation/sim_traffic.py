@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from runtime.ring.tenants import OWNER
 from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest
@@ -14,9 +15,14 @@ from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.simulation.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
 from tests.harness.simulation.sim_reference import Spec
-from tests.harness.simulation.sim_system import STEP_S, Setting, aside
+from tests.harness.simulation.sim_system import STEP_S, TENANTS, Setting, aside
+from tests.harness.simulation.sim_tenants import NAMES
 
-NAMESPACES = (b"", b"", b"tenant", b"adapter")
+NAMESPACES = {
+    1: (b"", b"", TENANTS[0] + b"salt", TENANTS[0] + b"adapter"),
+    3: (b"", b"", TENANTS[1], TENANTS[2] + b"salt"),
+}
+"""By the number of tenants."""
 TRAITS = (("grammar", 0.2), ("speculation", 0.2), ("adapter", 0.2), ("wide", 0.1))
 
 
@@ -34,7 +40,8 @@ class Traffic:
         """The sequences of one request; they share the prompt and differ in their seeds."""
         rng = self._rng
         ids = self._draw_prompt()
-        num_namespace = rng.randrange(len(NAMESPACES))
+        namespaces = NAMESPACES[self._setting.num_tenants]
+        num_namespace = rng.randrange(len(namespaces))
         traits = frozenset(trait for trait, share in TRAITS if rng.random() < share)
         first = TokenizedRequest(
             make_handle(1 + number % 3, number),
@@ -42,8 +49,9 @@ class Traffic:
             self._draw_sampling(num_namespace, "grammar" in traits),
             msgspec.Raw(b""),
             rng.choice([0, 0, 0, 5, -2]),
-            NAMESPACES[num_namespace],
+            namespaces[num_namespace],
             retention=self._draw_retention(),
+            tenant=self._aside.choice(NAMES) if self._setting.tenants else OWNER,
         )
         return [self._sequence(first, index, traits) for index in range(rng.choice([1, 1, 1, 2, 4]))]
 
@@ -150,6 +158,7 @@ def next_attempt(
         stream_open=stream_open(handle, len(old.input_ids) // TOKEN_BYTES),
         num_prompt_logprobs=old.num_prompt_logprobs + num_prompt_logprobs,
         deadline_s=deadline_s,
+        is_again=True,
     )
 
 

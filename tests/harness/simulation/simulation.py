@@ -21,9 +21,10 @@ from typing import Any
 import msgspec
 
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.handle import attempt_of, client_of, make_handle, sequence_key
+from runtime.wire.handle import attempt_of, make_handle, sequence_key
 from runtime.wire.messages import (
     AbortRequest,
+    ControlOp,
     ControlRequest,
     PauseMode,
     StopMatched,
@@ -36,9 +37,12 @@ from tests.harness.models.stand_ins import Adapter, ParityGrammar, Speculation, 
 from tests.harness.simulation.sim_judge import judge
 from tests.harness.simulation.sim_reference import Spec, next_token, reference, stop_ids_of
 from tests.harness.simulation.sim_system import STEP_S, Setting, System
+from tests.harness.simulation.sim_tenants import NAMES, tenants_with
 from tests.harness.simulation.sim_traffic import Traffic, keys_of, next_attempt, stream_open, with_attempt
 
 MAX_STEPS = 20_000
+FORBIDDEN = 3
+"""Number of the control calls that a tenant makes."""
 MAX_IDLE_STEPS = 400
 """In a row, while a request lives: longer than any back-pressure or deadline of the traffic lasts."""
 
@@ -56,6 +60,8 @@ class Simulation:
         traffic = self._traffic = Traffic(self.rng, self.setting, self.specs)
         self._todo: list[list[Spec]] = []
         self._num_launched = self._num_idle = 0
+        self._aside = random.Random(seed)
+        self._num_paused_steps = 0
         for number in range(self.setting.num_requests):
             sequences = traffic.draw(number)
             self.specs |= keys_of(sequences)
@@ -141,6 +147,37 @@ class Simulation:
         elif draw < 0.19:
             self._abort_stale()
 
+    def _pause(self) -> None:
+        """For some steps, every now and then, where waiting is measured."""
+        if self._num_paused_steps:
+            self._num_paused_steps -= 1
+            if not self._num_paused_steps:
+                self._send(ControlRequest(1, 2, "continue_generation"))
+        elif any(self.setting.patience) and self._aside.random() < 0.02:
+            self._num_paused_steps = self._aside.randrange(1, 30)
+            self._send(ControlRequest(1, 1, "pause_generation"))
+
+    def _interfere_as_tenant(self) -> None:
+        """Limits change, and tenants ask for what only the owner or another one may."""
+        aside, draw = self._aside, self._aside.random()
+        if draw < 0.01:
+            self.system.tenant_watch.change(tenants_with(aside))
+        elif draw < 0.03:
+            ops: list[ControlOp] = ["pause_generation", "flush_cache", "server_info"]
+            self._send(ControlRequest(1, FORBIDDEN, aside.choice(ops), tenant=aside.choice(NAMES[1:])))
+        elif draw < 0.04:
+            spec, tenant = aside.choice(list(self.specs.values())), aside.choice(NAMES[1:])
+            if spec.message.tenant == tenant:
+                spec.ended_from_outside = True
+                spec.aborted_before_sent |= not spec.is_sent
+            self._send(AbortRequest((spec.handle,), tenant=tenant))
+        elif draw < 0.045:
+            tenant = aside.choice(NAMES[1:])
+            for spec in self.specs.values():
+                mine = spec.message.tenant == tenant and spec.handle[:8] == make_handle(3, 0)[:8]
+                spec.ended_from_outside |= mine
+            self._send(AbortRequest(client=3, tenant=tenant))
+
     def _abort_stale(self) -> None:
         """The abort of an attempt that a higher one has replaced ends nothing."""
         resumed = [spec for spec in self._live() if attempt_of(spec.handle)]
@@ -208,12 +245,14 @@ class Simulation:
         if self.setting.capacity == "max_utilization" and lifecycle.kv.try_fork(parent, child):
             lifecycle.open(handle, message.stream_open)
             lifecycle.requests[child.key] = child
-            lifecycle.num_live_of[client_of(handle)] += 1
+            lifecycle.accounts.add(child)
+            child.account.num_running += 1
             child.status = Status.RUNNING
             system.watch.note_fork(child)
             self.counts["forked"] += 1
         else:
             lifecycle.add(child, message.stream_open)
+            lifecycle.act_on_time()  # as in each turn in which somebody comes
 
     def _send_request(self, sequences: list[Spec]) -> None:
         deadline_s = self._traffic.draw_deadline(self.system.now)
@@ -231,6 +270,9 @@ class Simulation:
                 while self._todo and self.rng.random() < 0.5:
                     self._send_request(self._todo.pop(0))
                 self._interfere()
+                self._pause()
+                if self.setting.tenants:
+                    self._interfere_as_tenant()
                 system.step()
                 self.counts["steps"] += 1
                 assert self.counts["steps"] < MAX_STEPS, "no progress"
@@ -245,6 +287,10 @@ class Simulation:
         self.counts["replaced"] += system.lifecycle.num_replaced
         self.counts["evicted pages"] += system.kv.counts.num_evicted
         self.counts["given back"] += len(system.gave_back)
+        self.counts["steps that somebody starved"] += system.waiting_watch.num_starved
+        self.counts["steps that somebody was held back"] += system.tenant_watch.num_held
+        self.counts["evictions by share"] += system.shares_watch.num_over
+        self.counts["evictions within shares"] += system.shares_watch.num_within
         return self.counts
 
     def _check_liveness(self) -> None:
@@ -263,6 +309,10 @@ class Simulation:
         for spec in self.specs.values():
             assert spec.handle in detokenizer.closed, "no terminal"
             self.counts[judge(spec, detokenizer)] += 1
+        self.system.waiting_watch.judge(detokenizer.closed.values())
+        self.system.tenant_watch.judge(detokenizer.tokens)
+        for reply in detokenizer.replies:
+            assert reply.ok is (reply.number != FORBIDDEN), "an answer for who may not ask"
 
 
 def setting_of(seed: int, **changes: Any) -> Setting:

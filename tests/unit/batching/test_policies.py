@@ -23,7 +23,7 @@ from scheduler_proc.policy.dfs_weight import DfsWeight
 from scheduler_proc.policy.fcfs import Fcfs
 from scheduler_proc.policy.longest_prefix import LongestPrefix
 from scheduler_proc.policy.random_order import RandomOrder
-from scheduler_proc.waiting.sorted_requests import WaitingQueue
+from scheduler_proc.waiting.waiting_queue import WaitingQueue
 from tests.harness.scheduler.scheduler_parts import manager, message, request, run_until_idle, running, seat
 
 
@@ -53,9 +53,9 @@ def test_the_queue_is_kept_by_priority_then_retraction_then_arrival() -> None:
     assert seqs(queue, Fcfs().order(view)) == [2, 4, 3, 1, 5]
     queue.remove(reqs[2])
     assert [req.seq for req in queue] == [2, 4, 1, 5]
-    queue.remove_at([0, 1])
+    assert [req.seq for req in queue.take_at([0, 1])] == [2, 4]
     assert [req.seq for req in queue] == [1, 5]
-    queue.remove_at([1])
+    assert [req.seq for req in queue.take_at([1])] == [5]
     assert [req.seq for req in queue] == [1]
     assert queue.num_tokens() == 4
 

@@ -13,9 +13,9 @@ import pytest
 
 from carousel.client.core import batch as batch_module
 from carousel.client.core.batch import Batch
+from carousel.client.core.open_request import Mailbox
 from carousel.client.core.request_builder import build_request
 from carousel.client.core.request_state import RequestState
-from carousel.client.core.session import Mailbox
 from runtime.base.errors import Overloaded
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import Finish, SequenceOutput, Usage

@@ -12,7 +12,7 @@ from detokenizer_proc.router import Delivery, JoinedChannels
 from runtime.wire.format import PROTOCOL_VERSION, SILENCE_S
 from runtime.wire.messages import UNIONS, Hello, HelloAck, Ping, RingStatus
 from runtime.wire.transport import SCHEMA, Codec
-from tests.harness.ring.detokenizer_ring import FakePeers
+from tests.harness.ring.detokenizer_ring import SECRET, FakePeers
 
 T = TypeVar("T")
 EPOCH = 3
@@ -31,7 +31,7 @@ class Lane:
     def __init__(self, shape: RingShape = ALONE) -> None:
         self.peers = FakePeers()
         self.status = READY
-        self.clients = Clients(self.peers, EPOCH, shape, ring_status=lambda: self.status)
+        self.clients = Clients(self.peers, EPOCH, SECRET, shape, ring_status=lambda: self.status)
         self.now = 100.0
 
     def connect(self, peer: bytes, *, wants_status: bool = False) -> HelloAck:
@@ -130,7 +130,7 @@ def test_peers_with_the_same_id_on_two_sockets_are_two_peers() -> None:
     joined = JoinedChannels((local, remote))
     local.incoming.append((b"same", b"from local"))
     remote.incoming.append((b"same", b"from remote"))
-    (first, one), (second, two) = joined.drain(10)
+    (first, one, _), (second, two, _) = joined.drain(10)
     assert (one, two) == (b"from local", b"from remote")
     assert first != second
     assert joined.send(second, b"to remote") is Delivery.SENT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection
 
-from carousel.client.core.session import Item
+from carousel.client.core.open_request import Item
 from carousel.client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
 from runtime.base.errors import RingClosed
 from runtime.base.paced_line import PacedLine

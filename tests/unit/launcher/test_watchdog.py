@@ -16,7 +16,8 @@ import pytest
 
 from runtime.launcher import watchdog
 from runtime.launcher.children import Child, Place
-from runtime.launcher.watchdog import Watchdog, is_stopped
+from runtime.launcher.watchdog import Watchdog
+from runtime.ring.liveness import is_stopped
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.status_page import Status, StatusPage
 

@@ -14,8 +14,9 @@ from tests.harness.sources import ROOT, source_of
 
 GPU = ROOT / "benchmarks" / "gpu"
 RUN_THERE = (
-    *("launch.py", "runtime", "tokenizer_proc", "scheduler_proc", "detokenizer_proc", "carousel"),
-    *("model_worker", "bench_serving", "benchmarks/gpu", "tests/conftest.py", "tests/gpu"),
+    *("launch.py", "runtime", "tokenizer_proc", "scheduler_proc", "detokenizer_proc"),
+    *("carousel", "model_worker", "bench_serving", "benchmarks/gpu", "tests/conftest.py"),
+    "tests/gpu",
 )
 PLUGINS = {"pytest-timeout", "pytest-xdist"}  # `timeout` in pyproject.toml; `-n` in steps.py
 OPTIONAL = {

@@ -12,6 +12,7 @@ from model_worker.attention import ATTENTION_BACKENDS
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import make_parser, parse_args
 from runtime.launcher.resolve import NAMES, resolve
+from runtime.ring.endpoints import tcp_endpoints
 from runtime.settings.config import RuntimeConfig, from_values
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
 from scheduler_proc.capacity import CAPACITY_POLICIES
@@ -235,22 +236,35 @@ def test_keys_do_not_lie_where_a_launch_removes_all(tmp_path: Path, curve_dir: s
 
 @pytest.mark.parametrize("address", ["tcp://127.0.0.1:5000", "tcp://localhost:5000", "tcp://[::1]:5000"])
 def test_this_machine_needs_no_keys(tmp_path: Path, address: str) -> None:
-    assert resolved(RuntimeConfig(zmq_bind=address), tmp_path).tcp is not None
+    assert tcp_endpoints(resolved(RuntimeConfig(zmq_bind=address), tmp_path)) is not None
 
 
 def test_api_key_can_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAROUSEL_API_KEY", "secret")
     assert resolved(RuntimeConfig(), tmp_path).api_key == "secret"
     assert resolved(RuntimeConfig(api_key="own"), tmp_path).api_key == "own"
+    (tmp_path / "key").write_text("filed")
+    (tmp_path / "key").chmod(0o600)
+    assert not resolved(RuntimeConfig(api_key_file=str(tmp_path / "key")), tmp_path).api_key
 
 
 def test_keys_are_told_apart_only_where_there_are_some(tmp_path: Path) -> None:
-    assert resolved(RuntimeConfig(api_key="a, b"), tmp_path).api_keys == ["a", "b"]
     for wrong in ("a,", ",", "a, ,b"):
         with pytest.raises(ConfigError, match="api_key: between two commas"):
             resolved(RuntimeConfig(api_key=wrong), tmp_path)
-    with pytest.raises(ConfigError, match="cache_salt_per_api_key: without --api-key"):
-        resolved(RuntimeConfig(cache_salt_per_api_key=True), tmp_path)
+    for name in ("cache_salt_per_api_key", "share_prefixes_across_keys"):
+        with pytest.raises(ConfigError, match=f"{name}: without --api-key"):
+            resolved(from_values({name: True}), tmp_path)
+    both = RuntimeConfig(api_key="a", cache_salt_per_api_key=True, share_prefixes_across_keys=True)
+    with pytest.raises(ConfigError, match="is the opposite"):
+        resolved(both, tmp_path)
+
+
+def test_nobody_has_a_share_of_a_cache_that_all_share(tmp_path: Path) -> None:
+    path = tmp_path / "keys.toml"
+    path.write_text(f'[a]\nsha256 = "{"0" * 64}"\ncache_share = 0.5\n')
+    with pytest.raises(ConfigError, match=r"\[a\] cache_share: with share_prefixes_across_keys"):
+        resolved(RuntimeConfig(api_keys=str(path), share_prefixes_across_keys=True), tmp_path)
 
 
 def test_the_implementation_is_resolved_and_only_a_spec_has_ranks(tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-import launch
 from runtime.base import cpu_isa
 from runtime.base.errors import EXIT_CONFIG, ConfigError
+from runtime.launcher import main as launcher
 
 AVX2 = "fpu sse4_2 avx avx2 fma f16c bmi1 bmi2 abm movbe"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
@@ -81,6 +81,6 @@ def test_what_cannot_be_is_refused_with_what_can(
     with pytest.raises(ConfigError, match=expected):
         cpu_isa.cpu_isa()
     for name in ("hold_standard_streams", "set_title", "configure_logging"):  # of this process, all of them
-        monkeypatch.setattr(launch, name, lambda *_: None)
-    assert launch.main([]) == EXIT_CONFIG
+        monkeypatch.setattr(launcher, name, lambda *_: None)
+    assert launcher.main([]) == EXIT_CONFIG
     assert expected in capfd.readouterr().err

@@ -33,7 +33,9 @@ def test_a_client_gets_a_directory_to_take_along_and_its_public_key_is_let_in(
     keys = ServerKeys.read(tmp_path / "keys")
     assert keys.public.decode() in (tmp_path / "keys" / "alice" / "server.key").read_text()
     assert keys.secret.decode() not in capsys.readouterr().out
-    assert keys.clients == tmp_path / "keys" / "clients"
+    assert sorted(keys.clients.values()) == ["alice", "bob"]
+    for key, name in keys.clients.items():
+        assert key.decode() in (tmp_path / "keys" / "clients" / f"{name}.key").read_text()
 
 
 def test_keys_are_for_their_owner_alone(tmp_path: Path) -> None:
@@ -86,6 +88,23 @@ def test_faults_of_a_key_directory_are_named(tmp_path: Path) -> None:
 
     client.unlink()
     with pytest.raises(ConfigError, match=r"nobody could connect.*runtime\.ring\.keys"):
+        ServerKeys.read(tmp_path)
+
+
+def test_two_names_for_one_key_are_refused(tmp_path: Path) -> None:
+    """Whose is what comes with it?"""
+    make_keys(tmp_path, ["alice", "bob"])
+    clients = tmp_path / "clients"
+    (clients / "carol.key").write_bytes((clients / "alice.key").read_bytes())
+    with pytest.raises(ConfigError, match=r"curve_dir: carol and alice in .* have the same key"):
+        ServerKeys.read(tmp_path)
+
+
+@pytest.mark.parametrize("name", [".key", ".hidden.key", "a b.key", "é.key", f"{'x' * 65}.key"])
+def test_a_key_whose_file_names_nobody_is_refused(tmp_path: Path, name: str) -> None:
+    make_keys(tmp_path, ["alice"])
+    (tmp_path / "clients" / "alice.key").rename(tmp_path / "clients" / name)
+    with pytest.raises(ConfigError, match=r"curve_dir: .*(names no client|holds no client's key)"):
         ServerKeys.read(tmp_path)
 
 

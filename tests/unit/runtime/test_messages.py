@@ -130,7 +130,7 @@ def test_schema_hash_changes_with_any_field_or_bound() -> None:
         ["AbortRequest", [b"x" * 17]],
         ["AbortRequest", [b"x" * 16] * 5000],
         ["AbortRequest", [], -1],
-        ["AbortRequest", [], 0, "one field too many"],
+        ["AbortRequest", [], 0, "tenant", "one field too many"],
         ["ControlRequest", 1, 1, "rm -rf"],
         ["ControlRequest", True, 1, "server_info"],
         ["NoSuchMessage"],

@@ -138,6 +138,8 @@ def test_a_named_directory_of_a_killed_launch_is_taken_over(tmp_path: Path) -> N
         "state.json",
         "state.new",
         "config.new",
+        "tenants.json",
+        "tenants.new",
         "status.new",
         "rank_in0",
         "client_out63",

@@ -8,9 +8,9 @@ import pytest
 
 from runtime.wire.messages import AbortRequest
 from scheduler_proc.core.request import Request
-from scheduler_proc.deadlines import SLACK, Deadlines
 from scheduler_proc.loop import RETRY_S, SchedulerLoop
 from scheduler_proc.observe.queue_times import BOUNDS_S
+from scheduler_proc.waiting.deadlines import SLACK, Deadlines
 from tests.harness.scheduler.scheduler_parts import manager, message, request, run_until_idle, running
 from tests.harness.simulation.sim_system import STEP_S, System
 
@@ -149,7 +149,7 @@ def test_an_ended_request_is_not_kept_for_its_deadline() -> None:
     with running() as system:
         first = message(1, PROMPT, deadline_s=system.now + 1e6)
         run_until_idle(system, first, AbortRequest((first.handle,)))
-        assert all(isinstance(handle, bytes) for _, handle in system.lifecycle.deadlines._heap)
+        assert all(isinstance(handle, bytes) for _, _, handle in system.lifecycle.deadlines._heap)
 
 
 # -- arrival -----------------------------------------------------------------------------------------------

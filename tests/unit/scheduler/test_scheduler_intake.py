@@ -14,7 +14,7 @@ from runtime.wire.handle import make_handle, sequence_key
 from runtime.wire.messages import AbortRequest, Closed, ControlRequest, StopMatched, TokenizedRequest
 from scheduler_proc.features.base import Cost, RequestFeature
 from scheduler_proc.intake.intake import TOMBSTONE_S, Tombstones
-from scheduler_proc.intake.limits import ClientShare
+from scheduler_proc.intake.limits import QueueShare
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle, running
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
@@ -126,19 +126,19 @@ def test_one_sequence_more_than_may_live_is_refused_with_a_time_to_come_back() -
         system.check_empty()
 
 
-def num_taken_in(system: System, client: int, requests: range, attempt: int = 0) -> int:
+def num_taken_in(system: System, client: int, requests: range, **fields: Any) -> int:
     """Of these requests of a client, sent at once."""
-    num_before = system.lifecycle.num_live_of[client]
+    num_before = system.lifecycle.accounts.of("").num_live_of[make_handle(client, 0)[:8]]
     for number in requests:
-        request = message(number, [client, 5], max_tokens=1, client=client, attempt=attempt)
+        request = message(number, [client, 5], max_tokens=1, client=client, **fields)
         system.scheduler.intake.receive(request)
-    return system.lifecycle.num_live_of[client] - num_before
+    return system.lifecycle.accounts.of("").num_live_of[make_handle(client, 0)[:8]] - num_before
 
 
 def test_a_client_that_floods_leaves_room_for_others() -> None:
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(76, 100, 100))
+        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(76, 100, 100))
         assert num_taken_in(system, 1, range(100)) == 76
         assert num_taken_in(system, 2, range(1)) == 1
         assert num_taken_in(system, 1, range(100, 200)) == 0
@@ -148,15 +148,15 @@ def test_a_client_that_floods_leaves_room_for_others() -> None:
         run_until_idle(system)
         errors = {closed.error.code for closed in system.detokenizer.closed.values() if closed.error}
         assert errors == {"client_overloaded", "overloaded"}
-        assert not system.lifecycle.num_live_of
+        assert not system.lifecycle.accounts.of("").num_live_of
 
 
 def test_who_makes_requests_again_gets_no_more_than_a_client_can_have_had() -> None:
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(30, 100, 40))
-        assert num_taken_in(system, 1, range(60), attempt=1) == 40
-        assert num_taken_in(system, 2, range(60), attempt=1) == 40
+        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(30, 100, 40))
+        assert num_taken_in(system, 1, range(60), is_again=True) == 40
+        assert num_taken_in(system, 2, range(60), is_again=True) == 40
         run_until_idle(system)
         errors = [closed.error.code for closed in system.detokenizer.closed.values() if closed.error]
         assert errors == 40 * ["client_overloaded"]
@@ -166,17 +166,32 @@ def test_new_requests_that_come_first_take_no_place_of_what_is_made_again() -> N
     """After a restart they may: they were on their way when the engine died."""
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        intake._limits = dataclasses.replace(intake._limits, client_share=ClientShare(40, 100, 40))
+        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(40, 100, 40))
         assert num_taken_in(system, 1, range(100, 140)) == 40
-        assert num_taken_in(system, 1, range(60), attempt=1) == 40
+        assert num_taken_in(system, 1, range(60), is_again=True) == 40
         system.lifecycle.check()
         run_until_idle(system)
-        assert not system.lifecycle.num_again_of
-        assert num_taken_in(system, 1, range(200, 260), attempt=1) == 40
+        assert not system.lifecycle.accounts.of("").num_again_of
+        assert num_taken_in(system, 1, range(200, 260), is_again=True) == 40
+
+
+def test_an_attempt_above_0_is_a_new_request_unless_it_is_made_again() -> None:
+    """Any client may say that it asks for the second time; the tokenizer knows whether somebody has died."""
+    with running(max_live=100) as system:
+        intake = system.scheduler.intake
+        intake._limits = dataclasses.replace(intake._limits, client_share=QueueShare(40, 100, 100))
+        assert num_taken_in(system, 1, range(60), attempt=1) == 40
+        assert num_taken_in(system, 1, range(60, 70), attempt=1, is_again=True) == 10
+        waiting = [(req.seq, req.is_again) for req in system.lifecycle.waiting]
+        assert waiting[:10] == [(number, True) for number in range(41, 51)]
+        assert waiting[10:] == [(number, False) for number in range(1, 41)]
+        system.lifecycle.check()
+    with running(max_live=3) as system:
+        assert num_taken_in(system, 1, range(9), attempt=1) == 3
 
 
 def test_a_client_may_be_allowed_the_whole_queue() -> None:
-    assert not any(ClientShare(18, 18, 18).is_used_up(number, number) for number in range(18))
+    assert not any(QueueShare(18, 18, 18).is_used_up(number, number) for number in range(18))
 
 
 def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects() -> None:
@@ -189,7 +204,7 @@ def test_a_client_that_is_alone_has_the_whole_queue_until_another_one_connects()
 
     with running(max_live=100) as system:
         intake = system.scheduler.intake
-        share = ClientShare(76, 100, 100, is_lifted=is_alone)
+        share = QueueShare(76, 100, 100, is_lifted=is_alone)
         intake._limits = dataclasses.replace(intake._limits, client_share=share)
         assert num_taken_in(system, 1, range(76)) == 76
         assert not num_looks, "at the status page while the share is not used up"

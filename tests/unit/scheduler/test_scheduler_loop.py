@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from runtime.base.errors import ConfigError
+from runtime.ring.tenants import Tenant, Tenants
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.messages import ControlRequest
+from runtime.wire.messages import ControlOp, ControlRequest
 from runtime.wire.plan import WorkerReady
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
@@ -105,7 +106,7 @@ def test_log_lines_count_and_show_no_content(caplog: pytest.LogCaptureFixture) -
 def test_a_fast_model_writes_one_decode_line_a_second(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
     with running() as system, caplog.at_level(logging.INFO):
-        log = StepLog(system.scheduler.kv, system.scheduler.lifecycle.waiting, 2, clock)
+        log = StepLog(system.scheduler.kv, system.scheduler.lifecycle.room, 2, clock)
         for _ in range(25):
             clock.now += 0.1
             log.note_tokens(4)
@@ -149,7 +150,7 @@ def test_settings_say_how_many_may_live_and_which_logits_may_be_asked_for() -> N
     assert limits.max_live == LIMITS.max_rows + 5
     share = limits.client_share
     assert share is not None
-    assert (share.max_of_client, share.max_live) == (LIMITS.max_rows + 4, limits.max_live)
+    assert (share.max_of_one, share.max_live) == (LIMITS.max_rows + 4, limits.max_live)
     assert not share.is_used_up(limits.max_live - 1, limits.max_live - 1)
     assert (limits.gather_context_logits, limits.gather_generation_logits) == (True, False)
     assert limits.max_logits_bytes == RuntimeConfig().max_logits_bytes
@@ -161,6 +162,23 @@ def test_a_share_that_was_set_is_a_lone_clients_too() -> None:
     assert share is not None
     most = LIMITS.max_rows + 2
     assert [share.is_used_up(number, number) for number in (most - 1, most)] == [False, True]
+
+
+def test_a_tenant_has_three_quarters_of_the_queue_where_there_are_others() -> None:
+    scheduler, _ = build(max_queued_requests=5, max_queued_requests_per_client=2)
+    limits = scheduler.intake._limits
+    share, most = limits.tenant_share, LIMITS.max_rows + 4
+    assert share is not None
+    assert (share.max_of_one, share.max_live, share.most) == (most, limits.max_live, limits.max_live)
+    for num_tenants, is_used_up in ((0, False), (1, False), (2, True)):
+        table = Tenants(tuple(Tenant(f"tenant-{number}") for number in range(num_tenants)))
+        scheduler.lifecycle.room.change_tenants(table)
+        assert share.is_used_up(most, most) is is_used_up
+
+
+def test_the_settings_say_how_long_requests_wait() -> None:
+    scheduler, _ = build(max_starvation=12.0, queue_timeout=34.0)
+    assert scheduler.lifecycle.room._patience == (12.0, 34.0)
 
 
 def test_an_unknown_policy_ends_the_start() -> None:
@@ -180,8 +198,8 @@ def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat
         loop, _ = loop_of(system)
         context = Context()
         heartbeat = Heartbeat(context)  # type: ignore[arg-type]
-        heartbeat.beat_after(loop)
-        heartbeat.beat_after(loop)
+        assert heartbeat.beat_after(loop)
+        assert not heartbeat.beat_after(loop)
         assert len(context.shown) == 1
         for number in range(2):
             system.inbox.send(message(number, [1] * 8))
@@ -197,3 +215,23 @@ def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat
         system.scheduler.controls.receive(ControlRequest(7, 1, "pause_generation"))
         heartbeat.beat_after(loop)
         assert context.shown[-1]["is_paused"]
+
+
+@pytest.mark.parametrize(("op", "is_paused"), [("pause_generation", True), ("continue_generation", False)])
+def test_the_page_shows_a_pause_before_its_answer_leaves(op: ControlOp, is_paused: bool) -> None:
+    """An engine that dies right after the answer has its place taken by one that reads the page."""
+    told: list[bool | str] = []
+
+    class Context:
+        def beat(self, *, force: bool = False, **fields: Any) -> None:
+            assert force
+            told.append(fields["is_paused"])
+
+    with running() as system:
+        heartbeat = Heartbeat(Context())  # type: ignore[arg-type]
+        if not is_paused:
+            system.lifecycle.serving.pause()
+        system.lifecycle.serving.on_change = heartbeat.show_pause
+        system.lifecycle.output.reply = lambda reply: told.append("answer")  # type: ignore[method-assign]
+        system.scheduler.controls.receive(ControlRequest(7, 1, op))
+    assert told == [is_paused, "answer"]

@@ -9,7 +9,7 @@ import pytest
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import TokenizedRequest
-from scheduler_proc.core.results import RawLogits
+from scheduler_proc.core.samples import RawLogits
 from tests.harness.scheduler.scheduler_parts import SETTING, message, request, run_until_idle, running
 from tests.harness.scheduler.scheduler_parts import manager as make_manager
 from tests.harness.simulation.fake_sampling import NUM_TOP, VOCAB_SIZE

@@ -40,6 +40,19 @@ def test_who_has_left_the_line_takes_nobodys_place() -> None:
     assert not leaving & set(turns[1])
 
 
+def test_one_tenants_crowd_is_not_before_another_tenants_request() -> None:
+    async def main() -> list[list[int]]:
+        entrance = Entrance()
+        tenants = ["alice"] * (5 * PER_TURN) + ["bob", "bob", "carol"]
+        return await gone_on_in_turns((entrance.enter(100, tenant) for tenant in tenants), ())
+
+    turns = asyncio.run(main())
+    crowd = 5 * PER_TURN
+    assert turns[0] == list(range(PER_TURN)), "when they came nobody else was there"
+    assert [number for number in turns[1] if number >= crowd] == [crowd, crowd + 2, crowd + 1]
+    assert sorted(number for turn in turns for number in turn) == list(range(crowd + 3))
+
+
 def test_an_entrance_that_was_crowded_lets_the_next_ones_in_at_once() -> None:
     async def main() -> None:
         entrance = Entrance()

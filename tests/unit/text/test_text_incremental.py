@@ -1,6 +1,4 @@
-"""runtime.text.incremental: the same text as decoding everything at once, never a piece of a character
-early.
-"""
+"""runtime.text.incremental: the text of decoding everything at once, no piece of a character early."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from scheduler_proc.core.output import OutputLane
 from tests.harness.ring.detokenizer_ring import SLOW_S, FakePeers, Ring
 from tests.harness.ring.tokenizer_ring import LONG_TEXT, GatedTokenizer, request
 from tests.harness.ring.tokenizer_ring import Ring as TokenizerRing
-from tokenizer_proc import loop as tokenizer_loop
+from tokenizer_proc import arrivals
 
 ONE_ROW = b"\0" * 8
 
@@ -51,7 +51,7 @@ def test_a_long_text_is_refused_when_too_much_waits_and_short_ones_go_on(
     demo: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room = 5
-    monkeypatch.setattr(tokenizer_loop, "MAX_LONG_CHARS", room * len(LONG_TEXT))
+    monkeypatch.setattr(arrivals, "MAX_TENANT_CHARS", room * len(LONG_TEXT))
     gated = GatedTokenizer(demo)
     ring = TokenizerRing(gated)
     try:

@@ -18,7 +18,7 @@ class Ring:
 
 
 def on_way(count: SentCount, num_sent: int, scheduler: Status) -> int:
-    return count.total(num_sent, scheduler) - scheduler.num_received
+    return count.num_on_way(num_sent, scheduler)
 
 
 def test_what_was_sent_and_not_received_is_on_the_way() -> None:
@@ -52,3 +52,9 @@ def test_a_tokenizer_that_takes_anothers_place_counts_from_its_own_start() -> No
     count = Ring().count()
     assert on_way(count, 0, Status(1, num_received=1000)) == 0
     assert on_way(count, 2, Status(1, num_received=1001)) == 1
+
+
+def test_a_scheduler_that_has_received_more_than_was_sent_has_nothing_on_the_way() -> None:
+    count = Ring().count()
+    assert on_way(count, 5, Status(1, num_received=5)) == 0
+    assert on_way(count, 5, Status(1, num_received=100)) == 0

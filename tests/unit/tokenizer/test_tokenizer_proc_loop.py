@@ -218,8 +218,7 @@ def test_the_first_conversation_after_a_restart_holds_up_nobody(demo: Tokenizer)
     assert [m.handle for m in ring.scheduler.drain()] == [handle(2)]
     assert ring.loop.num_encoding == 2
     closed.gate.set()
-    for long in tuple(ring.loop._long):
-        long.ids.exception(timeout=10)
+    ring.wait_for_long()
     ring.send(request(3, messages=hello))
     ring.loop.turn()
     prompts = {m.handle: unpack_ids(m.input_ids).tolist() for m in ring.scheduler.drain()}
@@ -243,7 +242,7 @@ def test_a_long_text_holds_up_nobody_and_cannot_escape_its_abort(
     assert ring.loop.is_busy
     assert ring.loop.num_encoding == 1
     gated.gate.set()
-    ring.loop._long[0].ids.exception(timeout=10)
+    ring.wait_for_long()
     ring.loop.turn()
     assert ring.loop.num_encoding == 0
     late = ring.scheduler.drain()
@@ -278,7 +277,13 @@ def test_what_one_request_breaks_fails_it_alone_and_is_logged_without_its_text(
 
 
 def test_namespaces_depend_on_salt_and_secret_and_no_salt_shares() -> None:
-    assert namespace("", b"a" * 32) == b""
-    assert namespace("x", b"a" * 32) != namespace("y", b"a" * 32)
-    assert namespace("x", b"a" * 32) != namespace("x", b"b" * 32)
-    assert namespace("x", b"a" * 32) == namespace("x", b"a" * 32)
+    secret = b"a" * 32
+    assert namespace("", "", secret) == b""
+    names = [namespace(tenant, salt, secret) for tenant in ("", "t", "u") for salt in ("", "x", "y")]
+    assert len(set(names)) == 9
+    assert namespace("", "x", secret) != namespace("", "x", b"b" * 32)
+    assert namespace("t", "", secret) != namespace("t", "", b"b" * 32)
+    assert namespace("t", "x", secret) == namespace("t", "x", secret)
+    # The cache tells tenants apart by the first part.
+    assert namespace("t", "x", secret)[:8] == namespace("t", "", secret)
+    assert namespace("", "x", secret)[:8] == bytes(8)

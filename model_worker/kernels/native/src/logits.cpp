@@ -6,7 +6,7 @@
 namespace carousel {
 
 constexpr int64_t kMinParallelLogits = 1 << 14;
-constexpr int32_t kInPrompt = 1 << 30;  // IN_PROMPT of penalties.py
+constexpr int32_t kInPrompt = 1 << 30;  // IN_PROMPT of columns.py
 constexpr float kNothingBelow = 88.0f;  // nats below the largest: exp gives 0
 
 // The binding mirrors each field by field.

@@ -1,0 +1,69 @@
+"""PacedReader: reads one connection into a buffer that all share, little while there is much else to do."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+
+from carousel.server.http.connection_turns import ConnectionTurns
+from carousel.server.http.protocol import HttpProtocol
+
+READ_BYTES = 64 << 10
+"""Most bytes that are read at a time."""
+CROWDED_READ_BYTES = 4 << 10
+"""Bytes read when this turn has no room: they wait for another one. Most requests have fewer."""
+
+
+TCP_CLOSE, TCP_CLOSE_WAIT = 7, 8
+"""States of the kernel's: the client has reset the connection, or has closed it."""
+
+
+class PacedReader(asyncio.BufferedProtocol):
+    """The protocol that the event loop knows, in front of the one that parses.
+
+    A loop that allots what it reads, as it does for any other kind of protocol, reads up to 256,000 bytes, up
+    to 32 times in a row, of each connection in each turn.
+    """
+
+    def __init__(
+        self, make_protocol: Callable[[], HttpProtocol], turns: ConnectionTurns, buffer: memoryview
+    ) -> None:
+        """buffer: of READ_BYTES, the same for all connections. Nothing stays in it after a read."""
+        self._make_protocol = make_protocol
+        self._turns = turns
+        self._buffer = buffer
+        self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
+        self._protocol: HttpProtocol | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+        if state in (TCP_CLOSE, TCP_CLOSE_WAIT):
+            # The client has left while the kernel kept the connection: others wait behind it.
+            transport.abort()
+            return
+        self._protocol = self._make_protocol()
+        self._protocol.connection_made(transport)
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        return self._buffer if self._turns.has_room() else self._crowded_buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        if self._protocol is not None:
+            self._protocol.data_received(self._buffer[:nbytes])
+
+    def eof_received(self) -> None:
+        if self._protocol is not None:
+            self._protocol.eof_received()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self._protocol is not None:
+            self._protocol.connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.pause_writing()
+
+    def resume_writing(self) -> None:
+        if self._protocol is not None:
+            self._protocol.resume_writing()

@@ -1,0 +1,249 @@
+"""LargeJson: JSON of megabytes, looked at in pieces between which other tasks of the event loop run.
+
+msgspec goes through a value in one piece, 8 MiB of it in up to 40 ms. So a large value is first cut into its
+parts, which takes no more than knowing where strings and brackets begin and end; what msgspec then decodes is
+small. All that is valid JSON or not is for msgspec to say: whatever is cut out is decoded or refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, NamedTuple, TypeAlias
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+PIECE_BYTES = 128 << 10
+"""Size of what is cut or decoded in one piece: at most 2 ms (2026-11)."""
+MAX_NAME_BYTES = 1 << 10
+QUOTE, COMMA, COLON, SPACE = b'",: '
+FEW_BYTES = 256
+CLOSING = ord("]")
+MARKS_AT_ONCE = 256
+ESCAPE_BYTES = 6
+"""Length of the longest escape, \\u12ab. Two of them may stand for one character."""
+
+Wait: TypeAlias = Callable[[int], Awaitable[None]]
+"""Waits for a turn in which so many bytes may be looked at."""
+
+_SPACE = re.compile(rb"[ \t\n\r]*")
+_HIGH_SURROGATE = re.compile(rb"\\u[dD][89abAB]")
+# One level down for each bracket that opens, one up for each that closes.
+_STEPS = bytes({0x5B: 1, 0x7B: 1, 0x5D: 255, 0x7D: 255}.get(byte, 0) for byte in range(256))
+_NONE = np.zeros(0, np.int64)
+
+_decode_text = msgspec.json.Decoder(str).decode
+
+
+class Span(NamedTuple):
+    """Where a value is: from `start` up to, not including, `end`."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        return self.end - self.start
+
+
+class TooManyParts(Exception):
+    """A list or an object has more parts than are looked at."""
+
+
+class LargeJson:
+    def __init__(self, data: bytes | bytearray, wait: Wait) -> None:
+        self._data = data
+        self._wait = wait
+
+    def first(self, span: Span) -> int:
+        """The first byte of a value without space before it; 0 where there is nothing."""
+        return self._data[span.start] if span.size else 0
+
+    async def read(self, span: Span) -> bytes:
+        """The bytes of a value that is small."""
+        await self._wait(span.size)
+        return self._bytes(span)
+
+    async def whole(self) -> Span:
+        """Where the value is that all of this is."""
+        return await self._trimmed(Span(0, len(self._data)))
+
+    async def inside(self, span: Span) -> Span:
+        """Return what is between the brackets of a list. Raises msgspec.DecodeError."""
+        if span.size < 2 or self._data[span.end - 1] != CLOSING:
+            raise msgspec.DecodeError("a list does not end")
+        return await self._trimmed(Span(span.start + 1, span.end - 1))
+
+    async def comma_pieces(self, span: Span) -> AsyncIterator[bytes]:
+        """Pieces of a list of numbers, cut at commas. Raises msgspec.DecodeError."""
+        start = span.start
+        while start < span.end:
+            piece = await self.read(Span(start, min(start + PIECE_BYTES // 2, span.end)))
+            if start + len(piece) < span.end:
+                if (comma := piece.rfind(b",")) < 0:
+                    raise msgspec.DecodeError(f"there is no comma in {len(piece)} bytes of a list")
+                piece = piece[:comma]
+            yield piece
+            start += len(piece) + 1
+        if span.size and start == span.end:
+            raise msgspec.DecodeError("a list ends with a comma")
+
+    async def elements(self, span: Span, most: int) -> AsyncIterator[Span]:
+        """The elements of a list. Raises TooManyParts, msgspec.DecodeError."""
+        start = span.start + 1
+        async for marks in self._marks(span, b"[]", (COMMA,), most):
+            for number, at in enumerate(marks, 1):
+                if not number % MARKS_AT_ONCE:
+                    await self._wait(PIECE_BYTES)
+                element = await self._trimmed(Span(start, at))
+                if element.size:
+                    yield element
+                elif start > span.start + 1 or at < span.end - 1:
+                    raise msgspec.DecodeError("nothing is between two commas")
+                start = at + 1
+
+    async def fields(
+        self, span: Span, most: int, max_bytes: Callable[[str], int]
+    ) -> AsyncIterator[tuple[str, Span]]:
+        """The fields of an object. Those of a name may have `max_bytes` of it, beyond which the field is
+        given as far as it has been seen, and is the last. Raises TooManyParts, msgspec.DecodeError, and what
+        `max_bytes` raises.
+        """
+        start, name, room = span.start + 1, "", 0
+        is_name = True
+        seen = span.start
+        async for marks in self._marks(span, b"{}", (COMMA, COLON), 2 * most):
+            for at in marks:
+                if (self._data[at] == COLON) != is_name:
+                    if start == span.start + 1 and not (await self._trimmed(Span(start, at))).size:
+                        return  # no field at all
+                    raise msgspec.DecodeError("the fields of an object are names, colons and values")
+                if is_name:
+                    name = self._name(Span(start, at))
+                    room = max_bytes(name)
+                else:
+                    value = await self._trimmed(Span(start, at))
+                    if not value.size:
+                        raise msgspec.DecodeError("a field has no value")
+                    yield name, value
+                is_name = not is_name
+                start = at + 1
+            seen = min(seen + PIECE_BYTES, span.end)
+            if not is_name and seen - start > room:
+                yield name, Span(start, seen)
+                return
+
+    async def text(self, span: Span) -> str:
+        """The value of a string. Raises msgspec's errors, UnicodeDecodeError."""
+        parts: list[str] = []
+        at, end = span.start + 1, span.end - 1
+        if span.size < 2 or self._data[end] != QUOTE:
+            raise msgspec.DecodeError("a string does not end")
+        while at < end:
+            piece = await self.read(Span(at, min(at + PIECE_BYTES, end)))
+            if at + len(piece) < end:
+                piece = piece[: _end_of_character(piece)]
+            parts.append(_decode_text(b'"%b"' % piece))
+            at += len(piece)
+        return "".join(parts)
+
+    async def _trimmed(self, span: Span) -> Span:
+        """The same without space around it."""
+        start, end = span
+        if end > start and self._data[start] > SPACE and self._data[end - 1] > SPACE:
+            return span
+        while (found := _SPACE.match(self._data, start, min(start + PIECE_BYTES, end))) and found.group():
+            start = found.end()
+            await self._wait(found.end() - found.start())
+        size = FEW_BYTES
+        while tail := self._bytes(Span(max(start, end - size), end)):
+            num_spaces = len(tail) - len(tail.rstrip(b" \t\n\r"))
+            end -= num_spaces
+            if num_spaces < len(tail):
+                break
+            await self._wait(size)
+            size = PIECE_BYTES
+        return Span(start, end)
+
+    def _bytes(self, span: Span) -> bytes:
+        return bytes(memoryview(self._data)[span.start : span.end])
+
+    def _name(self, span: Span) -> str:
+        if span.size > MAX_NAME_BYTES:
+            raise msgspec.DecodeError(f"the name of a field has more than {MAX_NAME_BYTES} bytes")
+        return _decode_text(self._bytes(span))
+
+    async def _marks(
+        self, span: Span, brackets: bytes, marks: tuple[int, ...], most: int
+    ) -> AsyncIterator[list[int]]:
+        """Where the marks are between the parts of a value, and its last bracket; a list for each piece."""
+        scanner, num_found = _Scanner(marks), 0
+        if self.first(span) != brackets[0]:
+            raise msgspec.DecodeError("a value does not begin with a bracket")
+        for start in range(span.start, span.end, PIECE_BYTES):
+            piece = await self.read(Span(start, min(start + PIECE_BYTES, span.end)))
+            found = scanner.scan(piece)
+            num_found += len(found)
+            if num_found > most:
+                raise TooManyParts
+            if scanner.depth < 1 and (
+                start + len(piece) < span.end or self._data[span.end - 1] != brackets[1]
+            ):
+                raise msgspec.DecodeError("something follows the end of a value")
+            yield (found + start).tolist()
+        if scanner.depth:
+            raise msgspec.DecodeError("a value does not end")
+
+
+class _Scanner:
+    """Follows strings and brackets from piece to piece."""
+
+    def __init__(self, marks: tuple[int, ...]) -> None:
+        self.depth = 0
+        self._marks = marks
+        self._is_inside = False
+        """In a string."""
+        self._is_escaped = False
+        """The next byte follows a backslash that is not itself escaped."""
+
+    def scan(self, piece: bytes) -> NDArray[Any]:
+        """Find the marks one level deep, and the bracket that leads out of it."""
+        if self._is_escaped:
+            piece = b"_" + piece[1:]
+        self._is_escaped = False
+        if b"\\" in piece:
+            # From left to right: what then is a backslash escapes something else, or the next piece's first.
+            piece = piece.replace(b"\\\\", b"__").replace(b'\\"', b"__")
+            self._is_escaped = piece.endswith(b"\\")
+        if self._is_inside and b'"' not in piece:
+            return _NONE
+        codes = np.frombuffer(piece, np.uint8)
+        is_outside = (np.cumsum(codes == QUOTE, dtype=np.uint8) & 1) == self._is_inside
+        steps = np.frombuffer(piece.translate(_STEPS), np.int8) * is_outside
+        depths = np.cumsum(steps, dtype=np.int32)
+        depths += self.depth
+        is_mark = codes == self._marks[0]
+        for mark in self._marks[1:]:
+            is_mark |= codes == mark
+        is_mark &= is_outside & (depths == 1)
+        is_mark |= (steps < 0) & (depths == 0)
+        self.depth = int(depths[-1])
+        self._is_inside = not is_outside[-1]
+        return np.flatnonzero(is_mark)
+
+
+def _end_of_character(piece: bytes) -> int:
+    """Where a piece of a string that goes on behind it may end: behind a character, however it is spelled."""
+    plain = piece.replace(b"\\\\", b"__")
+    escape = plain.rfind(b"\\")
+    if escape >= len(piece) - ESCAPE_BYTES:
+        pair = escape - ESCAPE_BYTES
+        return pair if pair >= 0 and _HIGH_SURROGATE.match(plain, pair) else escape
+    end = len(piece)
+    # UTF-8: the last character may have up to three more bytes than are here.
+    for back in range(1, 5):
+        if piece[end - back] & 0xC0 != 0x80:
+            return end - back if piece[end - back] >= 0xC0 else end
+    return end

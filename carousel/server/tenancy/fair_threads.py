@@ -1,0 +1,85 @@
+"""FairThreads: threads of an HTTP process that do work for its tenants in turns."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from carousel.client.loop_mailbox import call_in_loop
+from carousel.server.tenancy.shares import Shares
+from runtime.base.errors import Overloaded, RateLimited
+
+T = TypeVar("T")
+
+MAX_WAITING_CHARS = 1 << 24
+"""Characters, or ids, that wait for the threads together; who comes beyond them is told to come again. It is
+no limit to the number of prompts: a thousand short ones at once are a usual load and take no time.
+"""
+CHARS_PER_CALL = 1 << 10
+"""Cost of a call beside that of its text: it waits, too."""
+
+
+class FairThreads:
+    """Threads of one event loop. The calls of one tenant keep their order; tenants go in turns."""
+
+    def __init__(self, num_threads: int, name: str, is_divided: Callable[[], bool]) -> None:
+        """`is_divided`: whether there are several tenants."""
+        self._threads = ThreadPoolExecutor(num_threads, name)
+        self._num_free = num_threads
+        self._lanes: dict[str, deque[asyncio.Future[None]]] = {}
+        """Calls that wait for a thread, by tenant; the tenant whose turn it is comes first."""
+        self._chars = Shares(MAX_WAITING_CHARS, is_divided)
+
+    async def run(self, tenant: str, work: Callable[[], T], num_chars: int) -> T:
+        """Do the work in one of the threads. A tenant of which nothing waits is let in, however much it has.
+
+        Raises: RateLimited for one of which too much waits, Overloaded where too much waits of all.
+        """
+        cost, chars = num_chars + CHARS_PER_CALL, self._chars
+        if chars.of(tenant) and not (chars.has_room(cost) and chars.may_have(tenant, cost)):
+            raise self._refusal(tenant, cost)
+        chars.take(tenant, cost)
+        try:
+            await self._turn_of(tenant)
+            future = self._threads.submit(work)
+            loop = asyncio.get_running_loop()
+            # Also of work whose caller has left meanwhile: until its end it has the thread.
+            future.add_done_callback(lambda _: call_in_loop(loop, self._pass_on, None))
+            return await asyncio.wrap_future(future)
+        finally:
+            chars.give_back(tenant, cost)
+
+    def _refusal(self, tenant: str, cost: int) -> Overloaded:
+        if not self._chars.may_have(tenant, cost):
+            return RateLimited("too many prompts of this API key wait for the tokenizer of the HTTP server")
+        return Overloaded("too many prompts wait for the tokenizer of the HTTP server")
+
+    async def _turn_of(self, tenant: str) -> None:
+        """Wait for a thread."""
+        if self._num_free:
+            self._num_free -= 1
+            return
+        turn = asyncio.get_running_loop().create_future()
+        self._lanes.setdefault(tenant, deque()).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if not turn.cancelled():
+                self._pass_on()  # it had just been given the thread
+            raise
+
+    def _pass_on(self, _: object = None) -> None:
+        """Give a thread that is free to the next."""
+        while self._lanes:
+            tenant, line = next(iter(self._lanes.items()))
+            del self._lanes[tenant]
+            turn = line.popleft()
+            if line:
+                self._lanes[tenant] = line
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self._num_free += 1

@@ -1,0 +1,43 @@
+"""TenantTable: who holds which API key, as the launcher's file in the run directory says now."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import NoReturn
+
+from runtime.ring.tenants import Tenant, Tenants, TenantsFile
+
+
+class TenantTable:
+    """Belongs to one event loop."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        """Read the file. None: there are no keys. Raises OSError, msgspec.MsgspecError."""
+        self._file = None if path is None else TenantsFile(path)
+        self._tenants = (self._file and self._file.read_if_changed()) or Tenants()
+
+    @property
+    def is_shared(self) -> bool:
+        """True if several tenants may have something generated."""
+        return sum(bool(each.digests) and each.may("user") for each in self._tenants.tenants) > 1
+
+    def of_key(self, key: bytes) -> Tenant | None:
+        """Return who holds this API key; None: nobody."""
+        return self._tenants.of_key(key)
+
+    async def watch(self, interval_s: float) -> NoReturn:
+        """Look for a new table again and again."""
+        while True:
+            await asyncio.sleep(interval_s)
+            await self.look()
+
+    async def look(self) -> None:
+        """Take over a new table (TenantsFile.read_new). The disk is waited for in a thread: one that hangs
+        holds up no request.
+        """
+        if self._file is None:
+            return
+        tenants = await asyncio.to_thread(self._file.read_new)
+        if tenants is not None:
+            self._tenants = tenants

@@ -1,0 +1,19 @@
+"""Model: the contract between models of all kinds and the runner."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.memory.kv_pool import MHATokenToKVPool
+
+
+class Model(Protocol):
+    def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
+        """Final hidden states [W, hidden_size] of the batch's output_indices; stores the new tokens' KV."""
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        """hidden [n, hidden_size] -> logits [n, vocab_size] float32; on ranks other than 0 no rows."""

@@ -1,0 +1,73 @@
+"""TenantsReload: reads the launch's API keys again and leaves the new table in the run directory, in a thread
+of its own: a disk that hangs holds up nothing but that.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from pathlib import Path
+
+from runtime.base.errors import ConfigError
+from runtime.ring.tenants import Tenants, TenantsFile, read_tenants
+from runtime.settings.config import RuntimeConfig
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_S = 2.0
+"""How long the launcher waits at its end for a table that is being written."""
+
+
+class TenantsReload:
+    """Belongs to the launcher's loop."""
+
+    def __init__(self, config: RuntimeConfig, path: Path) -> None:
+        """Read the keys and write the table to `path`. Raises ConfigError, OSError."""
+        self._config = config
+        self._file = TenantsFile(path)
+        self._tenants = read_tenants(config)
+        self._file.write(self._tenants)
+        if config.cache_salt_per_api_key:
+            logger.info("--cache-salt-per-api-key: different keys share no cached prefixes by default now")
+        self._is_closed = False
+        self._writing = threading.Lock()
+        """Held while the table is written."""
+        self._thread: threading.Thread | None = None
+
+    def try_read(self) -> bool:
+        """Begin to read the keys again. False: they are being read just now, perhaps from a disk that hangs.
+        Never waits.
+        """
+        if self._thread is not None and self._thread.is_alive():
+            return False
+        self._thread = threading.Thread(target=self._read, name="carousel-keys", daemon=True)
+        self._thread.start()
+        return True
+
+    def close(self) -> None:
+        """Write no more. A write that has begun is waited for, MAX_WAIT_S at most."""
+        self._is_closed = True
+        if self._writing.acquire(timeout=MAX_WAIT_S):
+            self._writing.release()
+
+    def _read(self) -> None:
+        """Replace the table, or say why it stays as it is. Nothing of what the files hold is logged."""
+        try:
+            tenants = read_tenants(self._config)
+            with self._writing:
+                if self._is_closed:
+                    return
+                self._file.write(tenants)
+        except (ConfigError, OSError) as error:
+            logger.error("the API keys stay as they are: %s", error)
+        else:
+            logger.info("API keys read again: %s", _difference(self._tenants, tenants))
+            self._tenants = tenants
+
+
+def _difference(old: Tenants, new: Tenants) -> str:
+    """Describe in numbers what a new table changes."""
+    before, after = ({each.name: each for each in table.tenants} for table in (old, new))
+    num_added, num_gone = len(after.keys() - before.keys()), len(before.keys() - after.keys())
+    num_changed = sum(before[name] != after[name] for name in before.keys() & after.keys())
+    return f"{len(after)} tenants, {num_added} new, {num_changed} changed, {num_gone} gone"

@@ -1,0 +1,38 @@
+"""Client ids: drawn at random for each connection, and recognized as one tenant's wherever they come back.
+
+    random (31 bits) | tag (32 bits)
+
+The tag is a keyed digest of the random part and the tenant. So whoever knows an id of another tenant can
+neither claim it nor name anything of it, and no process has to remember whose it is, not even across
+restarts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+
+RANDOM_BITS = 31
+TAG_BYTES = 4
+TAG_BITS = 8 * TAG_BYTES
+
+
+def draw_client_id(tenant: str, secret: bytes, index: int = 0, count: int = 1) -> int:
+    """Return a new id of a client of `tenant` that is `index` modulo `count`. `secret`: the launch's."""
+    while True:
+        random = secrets.randbits(RANDOM_BITS)
+        client = random << TAG_BITS | _tag(random, tenant, secret)
+        if client and client % count == index:
+            return client
+
+
+def is_client_of(client: int, tenant: str, secret: bytes) -> bool:
+    """Tell whether the id was drawn for a client of `tenant`. `secret`: the launch's."""
+    random, tag = client >> TAG_BITS, client & ((1 << TAG_BITS) - 1)
+    return tag == _tag(random, tenant, secret)
+
+
+def _tag(random: int, tenant: str, secret: bytes) -> int:
+    # The length of the random part is fixed, so no two pairs of it and a name are one text.
+    text = b"client" + random.to_bytes(4, "little") + tenant.encode()
+    return int.from_bytes(hashlib.blake2b(text, digest_size=TAG_BYTES, key=secret).digest(), "little")

@@ -1,0 +1,264 @@
+"""Ledger: what each tenant has of the pool and what it is entitled to, and so whose pages go first.
+
+    entitled     its own share of the pool, or an equal part of what the shares of those present leave
+    present      has leases, or had one within the last IDLE_S seconds; who is not is entitled to nothing
+    protected    what nobody uses of a tenant's, within what it is entitled to
+
+With one tenant none of it is ever counted. With several only those are looked at again of whom something has
+changed, and all of them when the pool is divided anew.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+from scheduler_proc.cache.radix.lazy_heap import LazyHeap
+from scheduler_proc.cache.radix.radix_node import Account, LeafKey
+from scheduler_proc.cache.tenants import CacheShares, tenant_of
+
+IDLE_S = 600.0
+"""How long the cache keeps a tenant's share for it after its last request. Longer than a pause in a
+conversation or between two jobs; arbitrary beyond that.
+"""
+
+COARSENESS = 16
+"""With more tenants the pool is divided anew once the number of those without a share of their own has
+changed by this part of it: it takes 2 us for each tenant, and may be due with each newcomer.
+"""
+
+
+class Ledger:
+    """One Account for each tenant that has a namespace in the tree."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic, idle_s: float = IDLE_S) -> None:
+        self.shares = CacheShares()
+        self.pool_pages = 0
+        """Pages that shares are shares of."""
+        self._seconds = clock
+        self._idle_s = idle_s
+        self._accounts: dict[bytes, Account] = {}
+        self._noted: list[Account] = []  # of whom something has changed
+        self._must_divide = True  # somebody came or went, or has another share
+        self._num_equals = 0  # present, without a share of their own; and how many there were, with what part
+        self._num_divided = 0
+        self._equal_part = 0
+        self._shares_version = 0
+        self._look_at_s = math.inf  # when somebody present may have been away for long enough
+        self._with_rows: list[Account] = []
+        self._num_protected = 0
+        self.alone: Account | None = None
+        """Account of who is present, if only one is. True when it is settled."""
+        # Who is over, the most over first; and who is not present, by the first leaf of each.
+        self._over: LazyHeap[tuple[float, float, float, float], Account] = LazyHeap()
+        self._idle: LazyHeap[LeafKey, Account] = LazyHeap()
+
+    def __len__(self) -> int:
+        return len(self._accounts)
+
+    def __iter__(self) -> Iterator[Account]:
+        return iter(self._accounts.values())
+
+    # -- what happens to accounts ---------------------------------------------------------------------------
+
+    def add_root(self, namespace: bytes) -> Account:
+        """Return the account of a namespace's tenant, for a namespace that comes into the tree."""
+        tenant = tenant_of(namespace)
+        account = self._accounts.get(tenant)
+        if account is None:
+            account = self._accounts[tenant] = Account(tenant)
+            self._count_present(account, 1)
+            if not self._must_divide:
+                self._noted.append(account)
+                if len(self._noted) > 2 * len(self._accounts):  # while nobody asks they come and go
+                    self._noted = [each for each in self._noted if each.num_roots or each is account]
+        account.num_roots += 1
+        return account
+
+    def drop_root(self, account: Account) -> None:
+        """A namespace of it has left the tree."""
+        account.num_roots -= 1
+        if not account.num_roots:
+            del self._accounts[account.tenant]
+            self._over.discard(account)
+            self._idle.discard(account)
+            self._num_protected -= account.num_protected
+            if not account.is_idle:
+                self._count_present(account, -1)
+
+    def note(self, account: Account) -> None:
+        """Something of it has changed: it is looked at again before anything is answered."""
+        if not account.is_noted:
+            account.is_noted = True
+            self._noted.append(account)
+
+    def note_used(self, account: Account) -> None:
+        """A namespace of it without leases has got one."""
+        account.num_used_roots += 1
+        if account.is_idle:
+            account.is_idle = False
+            self._count_present(account, 1)
+            self.note(account)
+
+    def note_unused(self, account: Account) -> None:
+        """The last lease in a namespace of it was given back."""
+        account.num_used_roots -= 1
+        if not account.num_used_roots:
+            account.left_s = self._seconds()
+            self._look_at_s = min(self._look_at_s, account.left_s + self._idle_s)
+
+    def _count_present(self, account: Account, num_more: int) -> None:
+        """It has come, or gone."""
+        if self.shares.get(account.tenant) is not None:
+            self._must_divide = True
+            return
+        account.entitled = self._equal_part if num_more > 0 else 0
+        self._num_equals += num_more
+        change = abs(self._num_equals - self._num_divided)
+        self._must_divide |= change > self._num_divided // COARSENESS
+
+    def set_rows(self, accounts: Iterable[Account], counts: Iterable[int]) -> None:
+        """The account of each row, and the pages that the row holds beside the tree's."""
+        before = {account: account.num_private for account in self._with_rows}
+        for account in self._with_rows:
+            account.num_rows = account.num_private = 0
+        self._with_rows.clear()
+        for account, num_pages in zip(accounts, counts, strict=True):
+            if not account.num_rows:
+                self._with_rows.append(account)
+            account.num_rows += 1
+            account.num_private += num_pages
+        for account in self._with_rows:
+            if before.pop(account, 0) != account.num_private:
+                self.note(account)
+        for account, num_private in before.items():
+            if num_private:
+                self.note(account)
+
+    def add_row(self, account: Account, num_pages: int) -> None:
+        """One more."""
+        if not account.num_rows:
+            self._with_rows.append(account)
+        account.num_rows += 1
+        self.add_private(account, num_pages)
+
+    def add_private(self, account: Account, num_pages: int) -> None:
+        """Its rows have so many more."""
+        account.num_private += num_pages
+        self.note(account)
+
+    # -- what follows from it -------------------------------------------------------------------------------
+
+    def settle(self) -> None:
+        """Bring everything up to date. Call it before asking, and again after any change."""
+        if self._look_at_s <= self._seconds():
+            self._find_idle()
+        if self._must_divide or self._shares_version != self.shares.version:
+            self._divide()
+            changed: Sequence[Account] = list(self._accounts.values())
+        else:
+            changed = self._noted
+        for account in changed:
+            if account.num_roots:
+                self.place(account)
+        self._noted = []
+
+    def _find_idle(self) -> None:
+        now = self._seconds()
+        self._look_at_s = math.inf
+        for account in self._accounts.values():
+            if account.num_used_roots or account.is_idle:
+                continue
+            until_s = account.left_s + self._idle_s
+            if until_s <= now:
+                account.is_idle = True
+                self._count_present(account, -1)
+                account.entitled = 0
+                self.note(account)
+            else:
+                self._look_at_s = min(self._look_at_s, until_s)
+
+    def _divide(self) -> None:
+        """The pool, among those present. Shares that are more than all of it together are scaled down."""
+        own_shares, equals = [], []
+        present = [account for account in self._accounts.values() if not account.is_idle]
+        self.alone = present[0] if len(present) == 1 else None
+        for account in present:
+            share = self.shares.get(account.tenant)
+            if share is None:
+                equals.append(account)
+            else:
+                own_shares.append((account, share))
+        total = sum(share for _, share in own_shares)
+        for account, share in own_shares:
+            account.entitled = int(share / max(1.0, total) * self.pool_pages)
+        self._num_equals = self._num_divided = len(equals)
+        # Enough for those that may yet come before it is divided again: shares are never more than the pool.
+        num_equals = len(equals) + len(equals) // COARSENESS
+        self._equal_part = int(max(0.0, 1.0 - total) * self.pool_pages) // max(1, num_equals)
+        for account in equals:
+            account.entitled = self._equal_part
+        self._must_divide = False
+        self._shares_version = self.shares.version
+
+    def place(self, account: Account) -> None:
+        """Where it stands in line, and what of it is protected."""
+        account.is_noted = False
+        over_key = idle_key = None
+        num_protected = 0
+        key = account.leaves.first_key()
+        if key is not None:
+            if account.is_idle:
+                idle_key = key
+            else:
+                num_protected, num_over = account.num_evictable, account.num_over
+                if num_over > 0:
+                    ratio = account.num_held / account.entitled if account.entitled else math.inf
+                    over_key = (-ratio, *key)
+                    num_protected = max(0, num_protected - num_over)
+        self._over.put(account, over_key)
+        self._idle.put(account, idle_key)
+        self._num_protected += num_protected - account.num_protected
+        account.num_protected = num_protected
+
+    # -- answers, true when it is settled -------------------------------------------------------------------
+
+    def take_most_over(self) -> Account | None:
+        """Return who has the most beyond what it is entitled to, for its size, of those with a leaf to give;
+        among equals, whose leaf comes first. It is out of line until it is placed again.
+        """
+        return self._over.pop()
+
+    def most_over(self) -> Account | None:
+        """Return whom `take_most_over` would, and leave it in line."""
+        return self._over.first()
+
+    def first_idle(self) -> Account | None:
+        """Return who is not present and has the leaf that comes first among all such."""
+        return self._idle.first()
+
+    def num_withheld(self, account: Account) -> int:
+        """Return how many evictable pages are within what others are entitled to."""
+        return self._num_protected - account.num_protected
+
+    def check(self, counts: Mapping[bytes, Sequence[int]]) -> None:
+        """Assert that accounts say what the tree does, and that who is not to be looked at again is in its
+        place. counts: namespaces, those with leases, pages and locked pages of each tenant.
+        """
+        assert counts == {
+            each.tenant: [each.num_roots, each.num_used_roots, each.num_pages, each.num_locked]
+            for each in self
+        }, "an account is not what the tree says"
+        if self._must_divide:
+            return
+        for account in self:
+            if account.is_noted:
+                assert account in self._noted, "its change is forgotten"
+                continue
+            num_within = max(0, account.num_evictable - max(0, account.num_over))
+            assert account.num_protected == (0 if account.is_idle else num_within)
+            gives = bool(account.leaves) and account.num_over > 0 and not account.is_idle
+            assert (account in self._over) == gives, "who is over is not in line"
+            assert (account in self._idle) == (account.is_idle and bool(account.leaves))
+        assert self._num_protected == sum(account.num_protected for account in self)

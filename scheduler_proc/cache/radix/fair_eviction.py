@@ -1,0 +1,110 @@
+"""FairEviction: the order of eviction among tenants.
+
+    1  whoever is over its share: the most over, for its size, a few pages at a time and not below its share
+    2  if that was not enough, the one for whom it is done, when it is over its share with what it gets
+    3  everybody
+
+Beside whoever gives stand all tenants that are not present: of theirs and its own the leaf goes that is
+first in line. While only one is present it shares with nobody, so these two are everybody.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from typing import TypeAlias
+
+from runtime.wire.format import IntArray
+from scheduler_proc.cache.ledger import Ledger
+from scheduler_proc.cache.radix.radix_node import Account
+
+PAGES_IN_A_ROW = 8
+"""That the most over gives before somebody else is looked for who is so now: a thousand tenants that have as
+much as each other would otherwise give a page each, and cutting up runs costs more than they do.
+"""
+
+Take: TypeAlias = Callable[[Account, int], IntArray]
+"""Takes up to so many pages, at least one, from the first leaf of an account that has one."""
+
+
+class FairEviction:
+    """For a tree with several tenants. Shares count as they were when an eviction began."""
+
+    def __init__(self, ledger: Ledger, take: Take) -> None:
+        self._ledger = ledger
+        self._take = take
+
+    def evict(self, num_pages: int, upto: int, taker: Account | None) -> list[IntArray]:
+        """Return num_pages pages, in runs, and up to `upto` in all where nobody loses what is within its
+        share; fewer when there are no more. taker: for whom; None: for several.
+        """
+        ledger = self._ledger
+        ledger.settle()
+        last_giver, missing = ledger.alone, upto
+        runs: list[IntArray] = []
+        if last_giver is None:
+            if taker is not None and taker.num_over > 0:
+                last_giver = taker
+            while missing > 0 and (giver := ledger.take_most_over()) is not None:
+                num_in_turn = self.num_in_turn(giver, ledger.most_over())
+                missing -= self._give(giver, num_in_turn, missing, runs)
+                self._place(giver)
+            missing -= upto - num_pages
+        if missing > 0 and last_giver is not None:
+            missing -= self._give(last_giver, last_giver.num_evictable, missing, runs)
+            while missing > 0 and (idle := ledger.first_idle()) is not None:
+                missing -= self._give_leaf(idle, missing, runs)
+                self._place(idle)
+        if missing > 0:
+            self._give_together(missing, runs)
+        return runs
+
+    def _give(self, giver: Account, num_own: int, missing: int, runs: list[IntArray]) -> int:
+        """Up to num_own pages of the giver's, and what comes before them of tenants that are not present.
+        Returns the number of all.
+        """
+        num_left, left = num_own, missing
+        while num_left > 0 and left > 0 and (key := giver.leaves.first_key()) is not None:
+            idle = self._ledger.first_idle()
+            idle_key = None if idle is None else idle.leaves.first_key()
+            if idle is not None and idle_key is not None and idle_key < key:
+                left -= self._give_leaf(idle, left, runs)
+                self._place(idle)
+            else:
+                num_given = self._give_leaf(giver, min(num_left, left), runs)
+                num_left -= num_given
+                left -= num_given
+        return missing - left
+
+    def num_in_turn(self, giver: Account, next_one: Account | None) -> int:
+        """Pages that the most over gives: until the next one is as much over, but some in a row."""
+        if next_one is None:
+            return giver.num_over
+        lead = 0
+        if next_one.entitled:
+            lead = giver.num_held - next_one.num_held * giver.entitled // next_one.entitled
+        return min(giver.num_over, max(PAGES_IN_A_ROW, lead))
+
+    def _give_leaf(self, giver: Account, num_pages: int, runs: list[IntArray]) -> int:
+        runs.append(self._take(giver, num_pages))
+        return len(runs[-1])
+
+    def _place(self, giver: Account) -> None:
+        if giver.num_roots:
+            self._ledger.place(giver)
+
+    def _give_together(self, missing: int, runs: list[IntArray]) -> None:
+        line = [
+            (key, number, account)
+            for number, account in enumerate(self._ledger)
+            if (key := account.leaves.first_key()) is not None
+        ]
+        heapq.heapify(line)
+        while missing > 0 and line:
+            _, number, giver = line[0]
+            missing -= self._give_leaf(giver, missing, runs)
+            key = giver.leaves.first_key()
+            if key is None:
+                heapq.heappop(line)
+            else:
+                heapq.heapreplace(line, (key, number, giver))

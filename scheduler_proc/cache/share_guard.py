@@ -1,0 +1,125 @@
+"""ShareGuard: what of the pool a tenant that has more than its share may not take, and who gives way for it.
+
+Eviction takes from whoever is over its share first. That is not enough where running rows hold so much that
+all that is left to evict is others': so a tenant's second row and those after it are admitted, and go on,
+only while that takes nothing within the shares of others. Its only row may take everything, so that each
+request gets through in the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from runtime.wire.format import IntArray
+from scheduler_proc.cache.base import CacheNode, PrefixCache
+from scheduler_proc.cache.pages.page_allocator import PageAllocator
+from scheduler_proc.cache.pages.page_tables import PageTables
+from scheduler_proc.cache.radix.radix_node import Account
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.rows import Rows
+
+
+class ShareGuard:
+    """Answers for one KVCacheManager. With one tenant nothing is withheld and nobody gives way."""
+
+    def __init__(
+        self, rows: Rows, tables: PageTables, cache: PrefixCache, pages: PageAllocator, page_size: int
+    ) -> None:
+        self._rows = rows
+        self._tables = tables
+        self._cache = cache
+        self._pages = pages
+        self._page_size = page_size
+        self._ledger = cache.ledger
+        self._ledger.pool_pages = pages.num_pages
+        self.shares = self._ledger.shares
+        self.is_counted = False
+        """The ledger knows the rows and their private pages. Whoever changes these says that it does not."""
+
+    @property
+    def is_needed(self) -> bool:
+        """There are several tenants."""
+        return len(self._ledger) > 1
+
+    def count_rows(self) -> None:
+        """Tell the ledger whose the rows are, and what they hold beside the tree's pages."""
+        if self.is_counted:
+            return
+        tables, held = self._tables, self._rows.running
+        private = tables.num_pages[held] - np.maximum(tables.num_shared[held], tables.num_gone[held])
+        accounts = [req.lease.account for req in self._rows.running_requests()]
+        self._ledger.set_rows(accounts, private.tolist())
+        self.is_counted = True
+
+    def note_seated(self, node: CacheNode, num_taken: int) -> None:
+        """A row that continues `node` has got so many private pages."""
+        if self.is_counted:
+            self._ledger.add_row(node.account, num_taken)
+
+    def evict_for(self, node: CacheNode, num_wanted: int, num_pages: int, upto: int) -> IntArray:
+        """Evict as the cache does, for a row with a lease on `node` that is about to get num_wanted pages:
+        they count as its tenant's already. node None: for several rows.
+        """
+        self.count_rows()
+        if node is None:
+            return self._cache.evict(num_pages, upto)
+        self._ledger.add_private(node.account, num_wanted)
+        evicted = self._cache.evict(num_pages, upto, node)
+        self._ledger.add_private(node.account, -num_wanted)
+        return evicted
+
+    def num_withheld(self, node: CacheNode, num_missing: int) -> int:
+        """Return how many of the pages that could be evicted are not there for a request that waits, has a
+        lease on `node` and wants num_missing.
+        """
+        if not self.is_beyond_share(node, num_missing):
+            return 0
+        return self._ledger.num_withheld(node.account)
+
+    def is_beyond_share(self, node: CacheNode, num_missing: int) -> bool:
+        """Tell whether a request that waits and has a lease on `node` takes its tenant beyond its share with
+        num_missing pages, beside other rows of it.
+        """
+        if not self.is_needed:
+            return False
+        self._settle()
+        account: Account = node.account
+        return account.num_rows > 0 and account.num_over + num_missing > 0
+
+    def _settle(self) -> None:
+        self.count_rows()
+        self._ledger.settle()
+
+    def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
+        """Tell whether pages for the first `upto` tokens of these running rows take nothing that is withheld
+        from any of them. True also when there are not so many pages at all.
+        """
+        growth = np.atleast_1d(-(-upto // self._page_size) - self._tables.num_pages[rows])
+        shortfall = int(np.maximum(growth, 0).sum()) - self._pages.num_free
+        if shortfall <= 0 or shortfall > self._cache.num_evictable or not self.is_needed:
+            return True
+        self._settle()
+        num_left = self._cache.num_evictable - shortfall
+        growing = np.atleast_1d(rows)[growth > 0].tolist()
+        accounts = {req.lease.account for row in growing if (req := self._rows.tenant[row]) is not None}
+        return all(
+            not account.is_full or self._ledger.num_withheld(account) <= num_left for account in accounts
+        )
+
+    def who_gives_way(self, candidates: Sequence[Request], req: Request) -> Sequence[Request]:
+        """Return who of the candidates may have to give up a row so that req gets its next page: those of
+        tenants with several rows and more than their share, if there are any.
+        """
+        if not self.is_needed:
+            return candidates
+        self._settle()
+        own = req.lease.account
+        over = [
+            each
+            for each in candidates
+            if (account := each.lease.account).is_full and (account is own or account.num_over > 0)
+        ]
+        return over or candidates

@@ -1,0 +1,78 @@
+"""Rows: who holds which row of the columns. A request's facts go into them when it gets its row."""
+
+from __future__ import annotations
+
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import RowSetup
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.row_columns import RowColumns
+
+
+class Rows(RowColumns):
+    """All columns, and the request that holds each row."""
+
+    def __init__(self, max_rows: int, max_len: int) -> None:
+        """`max_len` bounds the tokens of one request, prompt and output together."""
+        super().__init__(max_rows, max_len)
+        self.tenant: list[Request | None] = [None] * max_rows
+        self._free = list(range(max_rows))[::-1]
+        self._num_tenancies = 0
+        self._setups: dict[int, RowSetup] = {}
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    @property
+    def num_running(self) -> int:
+        return self.max_rows - len(self._free)
+
+    def running_requests(self) -> list[Request]:
+        """Return the requests that hold a row, in the order of admission."""
+        return [req for row in self.running.tolist() if (req := self.tenant[row]) is not None]
+
+    def acquire(self, req: Request, kv_len: int) -> None:
+        """Move req's facts into the columns of a free row; the next plan tells the device of its new tenant.
+
+        kv_len: tokens whose KV is there already.
+        """
+        row = self._free.pop()
+        tokens = unpack_ids(req.parked)
+        num_tokens = len(tokens)
+        self.tokens[row, :num_tokens] = tokens
+        self.num_tokens[row] = num_tokens
+        self.num_given[row] = num_tokens
+        self.max_len[row] = req.max_len
+        self.min_len[row] = req.min_len
+        self.kv_len[row] = kv_len
+        self.in_flight[row] = 0
+        self.stop_ids[:, row] = req.stops.column
+        self.needs_python[row] = bool(req.features) or not req.stops.fit_the_column
+        self.urgency[row] = req.urgency
+        self.handle[row] = req.handle
+        self._num_tenancies += 1
+        self.tenancy[row] = self._num_tenancies
+        self.tenant[row] = req
+        self._running = None
+        self._setups[row] = req.row_setup(row)
+        req.row = row
+        req.num_given = num_tokens
+        req.parked = b""
+
+    def release(self, req: Request) -> None:
+        """Give the row back. What is in flight for it now belongs to nobody: see `still_held`."""
+        row = req.row
+        if not req.finished:
+            req.parked = req.tokens.tobytes()
+        self.tenancy[row] = 0
+        self.tenant[row] = None
+        self._free.append(row)
+        self._running = None
+        self._setups.pop(row, None)
+        req.row = -1
+
+    def take_setups(self) -> tuple[RowSetup, ...]:
+        """Return the setups of rows that the device does not know yet, one a row at most, and forget them."""
+        setups = tuple(self._setups.values())
+        self._setups.clear()
+        return setups

@@ -1,0 +1,65 @@
+"""Results of a step for one row, as features see them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from runtime.wire.format import FloatArray, IntArray
+from runtime.wire.transport import Frame
+
+
+class RowLogprobs(NamedTuple):
+    """Logprobs of some tokens of one row."""
+
+    chosen: FloatArray
+    """[n] float32."""
+    top_ids: IntArray
+    """[n, k] int32, most likely first."""
+    top: FloatArray
+    """[n, k] float32."""
+
+
+class RawLogits(NamedTuple):
+    """Raw logits of consecutive positions of one row."""
+
+    start: int
+    """Position in the sequence: of the first input token, or of the sampled token."""
+    num_positions: int
+    vocab_size: int
+    frame: Frame
+    """[num_positions, vocab_size] float32."""
+
+    def upto(self, end: int) -> RawLogits | None:
+        """Without the positions from `end` on; None when nothing is left. Copies nothing."""
+        keep = end - self.start
+        if keep >= self.num_positions:
+            return self
+        if keep <= 0:
+            return None
+        num_bytes = memoryview(self.frame).nbytes * keep // self.num_positions
+        return self._replace(num_positions=keep, frame=memoryview(self.frame).cast("B")[:num_bytes])
+
+
+class Sampled(NamedTuple):
+    """Samples of a step for one row. Those that features see are cut at stop ids and limits, never empty."""
+
+    ids: list[int]
+    logprobs: RowLogprobs | None = None
+    vector: Frame | None = None
+    """[hidden_size] float32, of an embedding model; then the id means nothing."""
+    logits: Sequence[RawLogits] = ()
+    """Logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
+    step: int = 0
+    """Its number."""
+
+
+class PromptResult(NamedTuple):
+    """Results of a chunk of prompt at the positions that were asked for."""
+
+    start: int
+    """The first of these positions."""
+    num_positions: int
+    logprobs: RowLogprobs | None
+    """Logprobs of the prompt's token after each position; of its last position meaningless."""
+    logits: Sequence[RawLogits]

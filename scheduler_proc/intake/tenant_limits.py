@@ -1,0 +1,112 @@
+"""TenantLimiter: what a tenant may ask, and how much of it at a time. Reads accounts, changes none.
+
+The owner has no limits here, and max_running is WaitingRoom's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from runtime.base.errors import InvalidRequest, RateLimited
+from runtime.ring.tenants import TenantLimits
+from runtime.wire.handle import sequence_key
+from runtime.wire.messages import TokenizedRequest
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.rows import Rows
+from scheduler_proc.intake.limits import QueueShare
+from scheduler_proc.waiting.account import Account
+from scheduler_proc.waiting.tenant_accounts import SETTLE_S, Accounts
+from scheduler_proc.waiting.waiting_room import WaitingRoom
+
+REQUEST_BYTES = 13
+"""Part of a handle that the sequences of one request have in common."""
+SIBLING_S = 1.0
+"""For so long after the first sequence of a request, its others are let in with it."""
+
+
+class TenantLimiter:
+    """Limits of all but the owner, who has none and is not asked for."""
+
+    def __init__(
+        self,
+        accounts: Accounts,
+        room: WaitingRoom,
+        rows: Rows,
+        share: QueueShare | None,
+        clock: Callable[[], float],
+    ) -> None:
+        """`share`: of the queue, of a tenant that has no limit of its own; None: it may fill the queue."""
+        self._accounts = accounts
+        self._room = room
+        self._rows = rows
+        self._share = share
+        self._clock = clock
+
+    def check(self, message: TokenizedRequest, num_live: int) -> None:
+        """Raises RateLimited while the tenant has as much as it may. `num_live`: sequences of everybody."""
+        account = self._accounts.of(message.tenant)
+        if message.is_again:
+            self._check_again(account)
+            return
+        limits = account.limits
+        if limits is not None and limits.max_waiting is not None:
+            self._check_waiting(account, limits.max_waiting)
+        elif self._share is not None and self._share.is_used_up(account.num_live, num_live):
+            raise RateLimited(
+                f"{account.num_live} requests of this key run or wait, which is its share of the queue"
+                " (max_queued_requests) while others may come; let some of them end first"
+            )
+        if account.bucket is not None:
+            self._check_tokens(account, message.handle)
+
+    def priority_of(self, message: TokenizedRequest) -> int:
+        """Raises InvalidRequest when the tenant may not ask for the priority; what is made again gets the
+        highest then, because it was let in once.
+        """
+        limits = self._accounts.of(message.tenant).limits
+        if limits is None or message.priority <= limits.max_priority:
+            return message.priority
+        if message.is_again:
+            return limits.max_priority
+        raise InvalidRequest(
+            f"priority: {message.priority} is above {limits.max_priority}, the highest that this key may ask"
+            " for (max_priority)",
+            param="priority",
+        )
+
+    def _check_again(self, account: Account[Request]) -> None:
+        """No more than it can have had before the restart."""
+        if self._share is not None and account.num_again >= self._most(account.limits, self._share.most):
+            raise RateLimited("as many requests of this key are made again as it can have had")
+
+    def _most(self, limits: TenantLimits | None, most: int) -> int:
+        if limits is None or limits.max_waiting is None:
+            return most
+        return min(most, (limits.max_running or self._rows.max_rows) + limits.max_waiting)
+
+    def _check_waiting(self, account: Account[Request], max_waiting: int) -> None:
+        num_waiting = self._room.num_without_row(account, self._rows.num_free)
+        if num_waiting >= max_waiting:
+            raise RateLimited(
+                f"{num_waiting} requests of this key wait already, and {max_waiting} may"
+                " (max_waiting); let some of them begin first"
+            )
+
+    def _check_tokens(self, account: Account[Request], handle: bytes) -> None:
+        """The sequences of a request are let in together: it has been begun, and half of it helps nobody."""
+        now, request = self._clock(), sequence_key(handle)[:REQUEST_BYTES]
+        self._accounts.settle(no_older_s=SETTLE_S)
+        account.close_books(now)
+        assert account.bucket is not None
+        seconds = account.bucket.seconds_until_one()
+        if not seconds:
+            account.newest = (request, now)
+            return
+        newest, let_in_at = account.newest
+        if request == newest and now - let_in_at < SIBLING_S:
+            return
+        raise RateLimited(
+            f"this key has used its {account.bucket.per_minute} tokens a minute (tokens_per_minute);"
+            f" try again in {seconds:.1f} s",
+            retry_after_s=seconds,
+        )

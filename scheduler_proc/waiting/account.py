@@ -1,0 +1,109 @@
+"""Account: how much one tenant has here, and the tokens that it uses."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Generic
+
+from runtime.ring.tenants import Tenant, TenantLimits
+from scheduler_proc.waiting.sorted_requests import R, SortedRequests
+
+MINUTE_S = 60.0
+
+
+class TokenBucket:
+    """Fills with `per_minute` tokens a minute and holds as many. It may be in debt, for what is taken from it
+    has been used.
+    """
+
+    def __init__(self, per_minute: int, now_s: float) -> None:
+        self.per_minute = per_minute
+        self.level = float(per_minute)
+        self._filled_at = now_s
+
+    def take(self, num_tokens: int, now_s: float) -> None:
+        """Fill it up to now and take what was used meanwhile."""
+        filled = self.level + self.per_minute * (now_s - self._filled_at) / MINUTE_S
+        self._filled_at = now_s
+        self.level = min(float(self.per_minute), filled) - num_tokens
+
+    def seconds_until_one(self) -> float:
+        """How long it takes until there is a token in it; 0.0: there is one."""
+        return max(0.0, 1.0 - self.level) * MINUTE_S / self.per_minute
+
+
+class Account(Generic[R]):
+    """One tenant's."""
+
+    def __init__(self, tenant: Tenant, now_s: float) -> None:
+        self.num_live = 0
+        """Sequences that run or wait;"""
+        self.num_running = 0
+        """those that have a row;"""
+        self.num_again = 0
+        """those that were made again after a restart."""
+        self.num_live_of: Counter[bytes] = Counter()
+        """By the client's part of handles, of those that have any;"""
+        self.num_again_of: Counter[bytes] = Counter()
+        """likewise."""
+        self.queued: SortedRequests[R] | None = None
+        """Those in the waiting queue; None, and nobody is held back, without max_running."""
+        self.held = SortedRequests[R]()
+        """Those that wait behind the queue: see WaitingRoom."""
+        self.next_tag = 0
+        """The start tag behind all its requests (see FairOrder),"""
+        self.had_tag = 0
+        """behind those that have had rows,"""
+        self.last_tag = 0
+        """and the one of the last that came, while any of them waits."""
+        self.bucket: TokenBucket | None = None
+        """Bucket of tokens that it may use; None: as many as it likes."""
+        self.newest: tuple[bytes, float] = (b"", 0.0)
+        """Key of the request that was let through last, and when that was."""
+        self.num_used = 0
+        """Tokens since the account was opened;"""
+        self._num_booked = 0
+        """those of them that the bucket and the minute know of."""
+        self._minute = -1
+        self._used_in_minute = 0
+        self.change(tenant, now_s)
+
+    @property
+    def num_waiting(self) -> int:
+        return self.num_live - self.num_running
+
+    @property
+    def limits(self) -> TenantLimits | None:
+        return self.tenant.limits
+
+    @property
+    def max_running(self) -> int | None:
+        return None if self.limits is None else self.limits.max_running
+
+    def change(self, tenant: Tenant, now_s: float) -> None:
+        """Other limits, from now on. A bucket that grows or shrinks keeps what is in it."""
+        self.tenant = tenant
+        per_minute = None if tenant.limits is None else tenant.limits.tokens_per_minute
+        if per_minute is None:
+            self.bucket = None
+        elif self.bucket is None:
+            self.bucket = TokenBucket(per_minute, now_s)
+        else:
+            self.bucket.per_minute = per_minute
+
+    def close_books(self, now_s: float) -> None:
+        """Put what was used since the last time where it belongs."""
+        minute = int(now_s // MINUTE_S)
+        if minute != self._minute:
+            self._minute = minute
+            self._used_in_minute = 0
+        num_new = self.num_used - self._num_booked
+        self._num_booked = self.num_used
+        self._used_in_minute += num_new
+        if self.bucket is not None:
+            self.bucket.take(num_new, now_s)
+
+    @property
+    def used_in_minute(self) -> int:
+        """Tokens, up to when the books were closed."""
+        return self._used_in_minute

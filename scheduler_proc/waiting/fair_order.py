@@ -1,0 +1,51 @@
+"""FairOrder: tenants share the rows that come free by how long they hold them, however many requests wait.
+
+Start-time fair queueing (Goyal, Vin and Cheng, 1996): a request gets its start tag when it comes, behind the
+cost of its tenant's others, and the lowest tag goes next; a queue kept in the order of tags is never sorted
+again. The cost of a request is a step for each token of output that it may have. What it leaves of that comes
+back to its tenant when it ends. Prompts cost next to nothing here: most of a long one may be cached, and
+tokens are limited by the minute.
+"""
+
+from __future__ import annotations
+
+from scheduler_proc.core.request import Request
+from scheduler_proc.waiting.account import Account
+
+
+def _cost(req: Request) -> int:
+    """Return the steps for which it may hold a row: one at least for its prompt, and its output."""
+    return 1 + req.max_len - req.num_prompt
+
+
+class FairOrder:
+    """Start tags of a scheduler's requests. Those of one tenant go up in the order in which they come."""
+
+    def __init__(self) -> None:
+        self.virtual_time = 0
+        """The highest tag of those that have got a row."""
+
+    def tag(self, req: Request) -> None:
+        """Give it a place behind its tenant's others, and no earlier than the turn that it is: who was away
+        has saved nothing up.
+        """
+        account = req.account
+        req.start_tag = max(self.virtual_time, account.next_tag, account.last_tag)
+        account.last_tag = req.start_tag
+        account.next_tag = req.start_tag + _cost(req)
+
+    def note_row(self, req: Request) -> None:
+        """It has got its row, and its tenant this turn."""
+        self.virtual_time = max(self.virtual_time, req.start_tag)
+        req.account.had_tag = max(req.account.had_tag, req.start_tag) + _cost(req)
+
+    def note_end(self, req: Request) -> None:
+        """It ends in its row: give back the tokens that it may have had and has not."""
+        num_left = req.max_len - req.num_tokens
+        req.account.next_tag -= num_left
+        req.account.had_tag -= num_left
+
+    def forget_waiting(self, account: Account[Request]) -> None:
+        """None of the tenant's waits any more: turns that it gave up are not held against it."""
+        account.next_tag = account.had_tag
+        account.last_tag = 0

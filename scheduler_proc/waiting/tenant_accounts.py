@@ -1,0 +1,135 @@
+"""Accounts: how much each tenant has here, and the tokens that it uses. Counts only; decides nothing.
+
+A request is charged with what it brings when it is taken in, unless it is made again, and with what it has
+produced when it ends. `settle` charges what those have produced that still run, so that nothing is counted in
+a step.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+
+from runtime.ring.tenants import Tenants
+from runtime.wire.format import TOKEN_BYTES
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.rows import Rows
+from scheduler_proc.waiting.account import Account
+from scheduler_proc.waiting.sorted_requests import SortedRequests
+
+CLIENT_BYTES = 8
+"""Part of a handle that says by whose connection it came."""
+SETTLE_S = 0.05
+"""A new request is judged by figures that are no older."""
+
+
+class Accounts:
+    """Accounts of all tenants that have something here, or an entry in the table."""
+
+    def __init__(self, rows: Rows, clock: Callable[[], float]) -> None:
+        self.tenants = Tenants()
+        """The table, as it was last read."""
+        self._named: frozenset[str] = frozenset()
+        self._rows = rows
+        self._clock = clock
+        self._accounts: dict[str, Account[Request]] = {}
+        self._settled_at = 0.0
+
+    def __iter__(self) -> Iterator[Account[Request]]:
+        return iter(self._accounts.values())
+
+    def of(self, name: str) -> Account[Request]:
+        account = self._accounts.get(name)
+        if account is None:
+            account = self._accounts[name] = Account(self.tenants.named(name), self._clock())
+            if account.max_running is not None:
+                account.queued = SortedRequests()
+        return account
+
+    def has_several(self) -> bool:
+        """True if the table names more than one tenant."""
+        return len(self.tenants.tenants) > 1
+
+    def add(self, req: Request) -> None:
+        """It was taken in."""
+        account = req.account = self._accounts.get(req.tenant) or self.of(req.tenant)
+        client = req.handle[:CLIENT_BYTES]
+        account.num_live += 1
+        account.num_live_of[client] += 1
+        num_tokens = req.num_charged = len(req.parked) // TOKEN_BYTES
+        if req.is_again:
+            account.num_again += 1
+            account.num_again_of[client] += 1
+        else:
+            account.num_used += num_tokens
+
+    def discard(self, req: Request) -> None:
+        """It ends; what it holds is still there."""
+        account, client = req.account, req.handle[:CLIENT_BYTES]
+        num_tokens = self._rows.num_tokens.item(req.row) if req.row >= 0 else req.num_tokens
+        account.num_used += num_tokens - req.num_charged
+        account.num_live -= 1
+        num_left = account.num_live_of[client] = account.num_live_of[client] - 1
+        if not num_left:
+            del account.num_live_of[client]
+        if req.is_again:
+            account.num_again -= 1
+            account.num_again_of[client] -= 1
+            if not account.num_again_of[client]:
+                del account.num_again_of[client]
+
+    def change(self, tenants: Tenants) -> list[Account[Request]]:
+        """Another table is in force from now on. Returns the accounts there are, all of which may have other
+        limits.
+        """
+        self.tenants = tenants
+        self._named = frozenset(tenant.name for tenant in tenants.tenants)
+        now_s = self._clock()
+        for tenant in tenants.tenants:
+            self.of(tenant.name)
+        for name, account in self._accounts.items():
+            account.close_books(now_s)
+            account.change(tenants.named(name), now_s)
+        return list(self)
+
+    def settle(self, *, no_older_s: float = 0.0) -> None:
+        """Charge what those that run have produced so far, unless it was done `no_older_s` ago or later."""
+        now_s = self._clock()
+        if now_s - self._settled_at < no_older_s:
+            return
+        self._settled_at = now_s
+        for req in self._rows.running_requests():
+            num_tokens = req.num_tokens
+            req.account.num_used += num_tokens - req.num_charged
+            req.num_charged = num_tokens
+        for account in self:
+            account.close_books(now_s)
+        for name, account in list(self._accounts.items()):
+            if not account.num_live and not account.used_in_minute and name not in self._named:
+                del self._accounts[name]
+
+    def check(self, live: Iterable[Request]) -> None:
+        """Assert that everybody who lives is counted, once and where it belongs."""
+        live = list(live)
+        for account in self:
+            own = [req for req in live if req.tenant == account.tenant.name]
+            assert account.num_live == len(own)
+            assert account.num_running == sum(req.row >= 0 for req in own)
+            assert account.num_live_of == Counter(req.handle[:CLIENT_BYTES] for req in own)
+            again = [req for req in own if req.is_again]
+            assert account.num_again == len(again)
+            assert account.num_again_of == Counter(req.handle[:CLIENT_BYTES] for req in again)
+        assert {req.tenant for req in live} <= self._accounts.keys()
+
+    def figures(self) -> dict[str, dict[str, int]]:
+        """For /server_info, by name."""
+        self.settle()
+        return {
+            name: {
+                "num_running": account.num_running,
+                "num_waiting": account.num_waiting,
+                "tokens_this_minute": account.used_in_minute,
+                "num_tokens": account.num_used,
+            }
+            for name, account in self._accounts.items()
+        }

@@ -1,0 +1,197 @@
+"""One tenant floods an HTTP server by each way there is, and another one is served meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import select
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from carousel.server.http.body_pool import BodyPool
+from carousel.server.sglang import tokenize
+from carousel.server.tenancy import fair_threads
+from carousel.server.tenancy.entrance import Entrance
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.harness.http.http_front import Front
+from tests.harness.http.http_tenants import authorization, key_of, tenants_front
+from tests.harness.ring.fake_ring import WAIT_S, failure, spell
+from tests.harness.ring.launched import wait_until
+
+MIB = 1 << 20
+QUEUE: dict[str, Any] = {"max_running_requests": 2, "max_queued_requests": 8}
+
+
+def answer(request: GenerateRequest) -> list[SequenceOutput]:
+    return [] if request.text == "silence" else spell("abc")(request)
+
+
+def refusal(response: httpx.Response) -> tuple[int, str, str]:
+    error = response.json()["error"]
+    assert int(response.headers["retry-after"]) >= 1
+    return response.status_code, error["type"], error["code"]
+
+
+def silent(front: Front, name: str, **body: Any) -> Any:
+    """A request that is never answered."""
+    return front.open_raw("/v1/completions", headers=authorization(name), prompt="silence", **body)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_tenant_that_fills_the_queue_leaves_room_for_another(tmp_path: Path, stream: bool) -> None:
+    with tenants_front(tmp_path, answer, **QUEUE) as (front, callers), ExitStack() as held:
+        for number in range(4):
+            held.callback(silent(front, "alice", n=2, stream=stream).close)
+            front.ring.wait_request(number)
+        limited = (429, "rate_limit_error", "rate_limit_exceeded")
+        for body in ({"prompt": "x"}, {"prompt": "x", "stream": True}, {"prompt": ["x", "y"]}):
+            assert refusal(callers["alice"].post("/v1/completions", json=body)) == limited
+        assert (
+            callers["bob"].post("/v1/completions", json={"prompt": "x", "stream": stream}).status_code == 200
+        )
+        assert {request.tenant for request in front.ring.requests} == {"alice", "bob"}
+
+
+def test_the_only_tenant_may_have_all_of_the_queue(tmp_path: Path) -> None:
+    """A key that may only look at the metrics needs none of it."""
+    names = ["alice", "mona"]
+    with tenants_front(tmp_path, answer, names=names, **QUEUE) as (front, callers), ExitStack() as held:
+        for number in range(5):
+            held.callback(silent(front, "alice", n=2).close)
+            front.ring.wait_request(number)
+        refused = callers["alice"].post("/v1/completions", json={"prompt": "x"})
+        assert refusal(refused) == (503, "server_error", "client_overloaded")
+
+
+def test_a_list_of_prompts_is_begun_as_the_tenants_share_allows(tmp_path: Path) -> None:
+    with tenants_front(tmp_path, answer, **QUEUE) as (_, callers):
+        response = callers["alice"].post("/v1/completions", json={"prompt": ["x"] * 40})
+        assert response.status_code == 200
+        assert len(response.json()["choices"]) == 40
+
+
+def half_body(front: Front, name: str, num_bytes: int) -> Any:
+    """A connection on which half of a body is sent."""
+    connection = front.connect()
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    connection.sendall(f"{head}Content-Length: {2 * num_bytes}\r\n{authorization(name)}\r\n".encode())
+    connection.sendall(b" " * num_bytes)
+    return connection
+
+
+def test_half_bodies_of_one_tenant_take_no_others_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carousel.server.http.body_pool.WAIT_S", 0.5)
+    monkeypatch.setattr("carousel.server.server_state.BodyPool", partial(BodyPool, size=16 * MIB))
+    with tenants_front(tmp_path, answer) as (front, callers), ExitStack() as held:
+        alices = [held.enter_context(half_body(front, "alice", MIB)) for _ in range(12)]
+        answered, _, _ = select.select(alices, [], [], WAIT_S)
+        received = answered[0].recv(65536)
+        assert received.startswith(b"HTTP/1.1 429 ")
+        assert b"retry-after: " in received.lower()
+        large = json.dumps({"prompt": "x"}) + " " * MIB
+        headers = {"Content-Type": "application/json"}
+        for _ in range(3):
+            response = callers["bob"].post("/v1/completions", content=large, headers=headers)
+            assert response.status_code == 200, response.text
+
+
+def test_requests_enter_in_their_tenants_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/unit/server/test_entrance.py shows what comes of it."""
+    entered: list[str] = []
+    enter = Entrance.enter
+
+    async def note(self: Entrance, num_bytes: int, tenant: str = "") -> None:
+        entered.append(tenant)
+        await enter(self, num_bytes, tenant)
+
+    monkeypatch.setattr(Entrance, "enter", note)
+    with tenants_front(tmp_path, answer) as (_, callers):
+        for name in ("alice", "bob"):
+            assert callers[name].post("/tokenize", json={"prompt": "x"}).status_code == 200
+    assert entered == ["alice", "bob"]
+
+
+@pytest.fixture
+def held_thread(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Texts that begin with "hold" keep their thread until the event is set."""
+    release = threading.Event()
+    tokenize_one = tokenize._tokenize_one
+
+    def hold(prompt: Any, *about: Any, **more: Any) -> Any:
+        if prompt.startswith("hold"):
+            release.wait(WAIT_S)
+        return tokenize_one(prompt, *about, **more)
+
+    monkeypatch.setattr(tokenize, "_tokenize_one", hold)
+    yield release
+    release.set()
+
+
+def test_long_texts_of_one_tenant_wait_behind_anothers_short_one(
+    tmp_path: Path, held_thread: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """/tokenize has one thread. What waits for it of one tenant is bounded, and of each one call is next."""
+    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 100_000)
+    done: list[str] = []
+    with tenants_front(tmp_path, answer) as (front, _):
+
+        def tokenize_as(name: str, text: str) -> int:
+            with front.open_client() as client:
+                headers = {"Authorization": f"Bearer {key_of(name)}"}
+                status = client.post("/tokenize", json={"prompt": text}, headers=headers).status_code
+            done.append(f"{name} {status}")
+            return status
+
+        alices = [
+            threading.Thread(target=tokenize_as, args=("alice", "hold" + " x" * 10_000)) for _ in range(8)
+        ]
+        for thread in alices:
+            thread.start()
+        wait_until(lambda: "alice 429" in done, 5.0, "alice has too much waiting")
+        bob = threading.Thread(target=tokenize_as, args=("bob", "x" * 50_000))
+        bob.start()
+        threading.Event().wait(0.1)  # it is in line
+        held_thread.set()
+        for thread in (bob, *alices):
+            thread.join(WAIT_S)
+    served = [each for each in done if each.endswith("200")]
+    assert served.index("bob 200") <= 2, served
+    assert len(served) + done.count("alice 429") == 9
+
+
+def test_openais_client_tries_again_when_it_is_told(tmp_path: Path) -> None:
+    refused: list[GenerateRequest] = []
+
+    def limited(request: GenerateRequest) -> list[SequenceOutput]:
+        if not refused:
+            refused.append(request)
+            return [failure(request, "rate_limit_exceeded", 429, retry_after_s=1.0)]
+        return spell("abc")(request)
+
+    async def main(front: Front) -> None:
+        url = f"http://127.0.0.1:{front.port}/v1"
+        async with openai.AsyncOpenAI(base_url=url, api_key=key_of("alice"), max_retries=2) as client:
+            completion = await client.completions.create(model="fake", prompt="x")
+            assert completion.choices[0].text == "abc"
+        refused.clear()
+        async with openai.AsyncOpenAI(base_url=url, api_key=key_of("alice"), max_retries=0) as client:
+            with pytest.raises(openai.RateLimitError) as error:
+                await client.completions.create(model="fake", prompt="x")
+            assert error.value.type == "rate_limit_error"
+        async with openai.AsyncOpenAI(base_url=url, api_key=key_of("mona"), max_retries=0) as client:
+            with pytest.raises(openai.PermissionDeniedError):
+                await client.completions.create(model="fake", prompt="x")
+
+    with tenants_front(tmp_path, limited) as (front, _):
+        asyncio.run(main(front))
+        assert len(front.ring.requests) == 3

@@ -1,0 +1,206 @@
+"""API keys of the HTTP server: who holds one, what its role may ask, and keys that come and go."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from starlette.routing import Route
+
+from carousel.server.app import make_app
+from carousel.server.tenancy.tenant_table import TenantTable
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.tenants import TenantsFile, read_tenants
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.cpu.http.test_http_control import INFO
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.http.http_tenants import ROLES, authorization, caller, keys_file, tenants_front
+from tests.harness.ring.fake_ring import finish, output, spell
+from tests.harness.ring.launched import wait_until
+
+USERS = {
+    "/v1/completions",
+    "/v1/chat/completions",
+    "/generate",
+    "/v1/embeddings",
+    "/tokenize",
+    "/v1/tokenize",
+    "/detokenize",
+    "/v1/detokenize",
+    "/v1/models",
+    "/v1/models/{name:path}",
+    "/version",
+    "/model_info",
+    "/get_model_info",
+    "/health_generate",
+    "/openapi.json",
+}
+SCRAPERS = {"/metrics", "/get_load"}
+EVERYBODY = {"/live", "/ready", "/health"}
+
+
+def answer(request: GenerateRequest) -> list[SequenceOutput]:
+    if request.text == "begin":
+        return [output(request, "a")]
+    return spell("abc")(request)
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Front, dict[str, httpx.Client]]]:
+    with tenants_front(tmp_path_factory.mktemp("keys"), answer) as (front, callers):
+        front.ring.info = INFO
+        yield front, callers
+
+
+def routes() -> list[tuple[str, str]]:
+    """Method and path of every route."""
+
+    class Server:
+        config = RuntimeConfig(api_key="secret")
+        tenants = TenantTable()
+
+    server: Any = Server()
+    found = [route for route in make_app(server).routes if isinstance(route, Route)]
+    return [(method, route.path) for route in found for method in sorted((route.methods or set()) - {"HEAD"})]
+
+
+def refused(response: httpx.Response, status: int) -> str:
+    """The message of an error with this status."""
+    assert response.status_code == status, response.text
+    body = response.json()["error"]
+    assert {name: body[name] for name in ("type", "param", "code")} == {
+        401: {"type": "invalid_request_error", "param": None, "code": "invalid_api_key"},
+        403: {"type": "permission_error", "param": None, "code": "permission_denied"},
+        404: {"type": "invalid_request_error", "param": None, "code": "not_found"},
+    }[status]
+    message: str = body["message"]
+    return message
+
+
+@pytest.mark.parametrize(("method", "path"), routes())
+def test_every_path_is_for_one_role_and_for_admins(
+    served: tuple[Front, dict[str, httpx.Client]], method: str, path: str
+) -> None:
+    front, callers = served
+    url = path.replace("{name:path}", "fake")
+    role = "user" if path in USERS else "metrics" if path in SCRAPERS else "admin"
+    if path in EVERYBODY:
+        assert front.http.request(method, url).status_code == 200
+        return
+    assert "valid API key" in refused(front.http.request(method, url), 401)
+    for name, own in ROLES.items():
+        response = callers[name].request(method, url)
+        if own in (role, "admin"):
+            # Without a body some are a 415: it was looked at.
+            assert response.status_code in (200, 415), response.text
+        else:
+            assert re.search(rf"\brole {role};.*is {own}$", refused(response, 403))
+
+
+def test_a_path_that_is_not_there_is_so_for_every_key(
+    served: tuple[Front, dict[str, httpx.Client]],
+) -> None:
+    front, callers = served
+    for path in ("/nope", "//metrics", "/stats/", "/live%2F..%2Fstats", "/v1"):
+        refused(front.http.get(path), 401)
+        for client in callers.values():
+            refused(client.get(path), 404)
+
+
+@pytest.mark.parametrize(("name", "status"), [("nobody", 401), ("mona", 403)])
+def test_who_may_not_is_told_so_before_the_body_is_read(
+    served: tuple[Front, dict[str, httpx.Client]], name: str, status: int
+) -> None:
+    front, _ = served
+    head = "POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    with front.connect() as connection:
+        connection.sendall(f"{head}Content-Length: 1000000\r\n{authorization(name)}\r\n".encode())
+        received = b""
+        while b"}}" not in received:
+            received += connection.recv(65536)
+        assert received.startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_open_metrics_need_no_role(tmp_path: Path) -> None:
+    with tenants_front(tmp_path, metrics_open=True) as (front, callers):
+        front.ring.info = INFO
+        for client in (front.http, *callers.values()):
+            assert client.get("/metrics").status_code == 200
+        refused(front.http.get("/get_load"), 401)
+        refused(callers["alice"].get("/get_load"), 403)
+
+
+def test_without_keys_everybody_may_do_everything(tmp_path: Path) -> None:
+    with http_front(tmp_path, answer) as front:
+        front.ring.info = INFO
+        for method, path in routes():
+            if (method, path) != ("GET", "/flush_cache"):
+                response = front.http.request(method, path.replace("{name:path}", "fake"))
+                assert response.status_code in (200, 415), path
+
+
+def test_the_description_says_which_role_a_path_is_for(
+    served: tuple[Front, dict[str, httpx.Client]],
+) -> None:
+    _, callers = served
+    paths = callers["alice"].get("/openapi.json").json()["paths"]
+    operations = {(path, method): each for path in paths for method, each in paths[path].items()}
+    assert operations["/live", "get"]["security"] == []
+    assert not {"401", "403", "429"} & operations["/live", "get"]["responses"].keys()
+    assert operations["/metrics", "get"]["security"] == [{"key": ["metrics"]}]
+    assert operations["/flush_cache", "post"]["security"] == [{"key": ["admin"]}]
+    assert operations["/generate", "post"]["security"] == [{"key": ["user"]}]
+    assert operations["/generate", "post"]["responses"].keys() >= {"401", "403", "429", "503"}
+    for name in USERS - {"/v1/models/{name:path}"}:
+        assert all(each["security"] == [{"key": ["user"]}] for each in paths[name].values())
+
+
+# -- keys that come and go -----------------------------------------------------------------------------------
+
+
+def rewrite(front: Front, folder: Path, roles: dict[str, str]) -> None:
+    """Replace the table, as the launcher does on SIGHUP."""
+    config = RuntimeConfig(api_keys=str(keys_file(folder, roles)))
+    TenantsFile(Endpoints(front.ring.run_dir).tenants_file).write(read_tenants(config))
+
+
+def test_a_key_that_is_gone_opens_nothing_and_what_runs_with_it_ends_well(tmp_path: Path) -> None:
+    with tenants_front(tmp_path, answer) as (front, callers), caller(front, "carol") as carol:
+        assert carol.get("/v1/models").status_code == 401
+        stream = front.open_raw(
+            "/v1/completions", headers=authorization("alice"), prompt="begin", stream=True
+        )
+        request = front.ring.wait_request()
+        rewrite(front, tmp_path, {"carol": "user", "bob": "admin"})
+        wait_until(lambda: carol.get("/v1/models").status_code == 200, 5.0, "the new key opens")
+        refused(callers["alice"].get("/v1/models"), 401)
+        assert callers["bob"].get("/stats").status_code == 200, "it has another role"
+        front.ring.send(output(request, "b", finish=finish()))
+        received = b""
+        while b"[DONE]" not in received:
+            received += stream.recv(65536)
+        stream.close()
+        assert not front.ring.aborts
+
+
+def test_a_table_that_cannot_be_read_changes_nothing_and_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with tenants_front(tmp_path, answer) as (front, callers):
+        path = Endpoints(front.ring.run_dir).tenants_file
+        path.write_bytes(b"[{")
+        wait_until(lambda: "the last one stays in force" in caplog.text, 5.0, "it is said")
+        for _ in range(10):
+            assert callers["alice"].get("/v1/models").status_code == 200
+        assert sum("the last one stays in force" in message for message in caplog.messages) == 1
+        os.unlink(path)
+        wait_until(lambda: "No such file" in caplog.text, 5.0, "another fault is said too")
+        assert callers["alice"].get("/v1/models").status_code == 200
+        rewrite(front, tmp_path, {"bob": "user"})
+        wait_until(lambda: callers["alice"].get("/v1/models").status_code == 401, 5.0, "the next one counts")

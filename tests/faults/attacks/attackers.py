@@ -1,0 +1,247 @@
+"""Attackers without a key: `python -m tests.faults.attacks.attackers NAME PORT SECONDS CONNECTIONS` sends one
+kind of bytes on NUM_CONNECTIONS connections for so long, or until it has opened so many, at the lowest
+priority. Prints how many it opened, the bytes it sent and the statuses that it was answered with, as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import select
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import count, cycle
+
+from tests.harness.http.http_grammar import make_stream
+
+NUM_CONNECTIONS = 16
+MANY_CONNECTIONS = 150
+BODY_BYTES = 8 << 20
+PIECE_BYTES = 256 << 10
+NICE = 19
+HELD_S = 45.0
+"""Longer than any connection that asks for nothing may stay open."""
+LIVE = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
+JSON = b"Host: x\r\nContent-Type: application/json\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\n" + JSON + b"Transfer-Encoding: chunked\r\n\r\n"
+FULL_HEAD = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"x-field: %b\r\n" % (b"v" * 500) * 60 + b"\r\n"
+MANY_FIELDS = b"GET /live HTTP/1.1\r\nHost: x\r\n" + b"a:b\r\n" * 63 + b"\r\n"
+UPGRADE = b"GET /live HTTP/1.1\r\nHost: x\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n\r\n"
+STATUS = re.compile(rb"HTTP/1\.1 (\d\d\d) ")
+
+
+def body_of(data: bytes) -> bytes:
+    """A request with this body."""
+    head = b"POST /v1/completions HTTP/1.1\r\nConnection: close\r\n" + JSON
+    return head + b"Content-Length: %d\r\n\r\n" % len(data) + data
+
+
+def filled(head: bytes, item: bytes, tail: bytes) -> bytes:
+    """A request with a body of the largest size: `head`, then `item` again and again, then `tail`."""
+    return body_of(head + item * ((BODY_BYTES - len(head) - len(tail)) // len(item)) + tail)
+
+
+LARGE = (
+    filled(b'{"prompt":"x","user":[[]', b",[]", b"]}"),
+    filled(b'{"prompt":[1', b",1", b"]}"),
+    filled(b'{"prompt":[[1]', b",[1]", b"]}"),
+    filled(b'{"prompt":"', b"\\n", b'"}'),
+    filled(b'{"prompt":["a"', b',"a"', b"]}"),
+    filled(b'{"prompt":', b" ", b'"x"}'),
+    filled(b'{"prompt":"', b"word ", b'"}'),
+    filled(b"", b"[", b""),
+)
+SHAPES = cycle(LARGE)
+HALF_BODY = body_of(b" " * BODY_BYTES)[:-10]
+NUM_PIPELINED = 8000
+
+
+class Attack:
+    """State that the connections of one attack share."""
+
+    def __init__(self, port: int, seconds: float, most_opened: int) -> None:
+        self._port = port
+        self._most_opened = most_opened
+        self._end_s = time.monotonic() + seconds
+        self.num_opened = self.num_bytes = 0
+        self.statuses: Counter[str] = Counter()
+
+    @property
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end_s or self.num_opened > self._most_opened
+
+    def open(self) -> socket.socket:
+        self.num_opened += 1
+        connection = socket.create_connection(("127.0.0.1", self._port), timeout=HELD_S)
+        connection.setblocking(False)
+        return connection
+
+    def send(self, pieces: Iterator[bytes], *, reads: bool = True, stays_s: float = 0.0) -> None:
+        """Send pieces on a new connection until they or the attack end, or the server closes it. Reads what
+        is answered meanwhile, and goes on reading while no `stays_s` pass without anything.
+        """
+        with self.open() as connection:
+            waiting = memoryview(next(pieces, b""))
+            while not self.is_over and (waiting or stays_s):
+                readable, writable, _ = select.select(
+                    [connection] * reads, [connection] * bool(waiting), [], stays_s or 1.0
+                )
+                if not (readable or writable or waiting):
+                    return
+                if readable and not self._read(connection):
+                    return
+                if writable:
+                    sent = connection.send(waiting[:PIECE_BYTES])
+                    self.num_bytes += sent
+                    waiting = waiting[sent:] or memoryview(next(pieces, b""))
+
+    def _read(self, connection: socket.socket) -> bool:
+        data = connection.recv(1 << 18)
+        self.statuses.update(status.decode() for status in STATUS.findall(data))
+        return bool(data)
+
+
+def endless(*data: bytes) -> Iterator[bytes]:
+    """The first pieces once, the last one for ever."""
+    yield from data[:-1]
+    while True:
+        yield data[-1]
+
+
+def trailers(attack: Attack, _: int) -> None:
+    attack.send(endless(CHUNKED + b"0\r\n", b"a: b\r\n" * 11_000))
+
+
+def one_trailer(attack: Attack, _: int) -> None:
+    attack.send(endless(CHUNKED + b"0\r\na: ", b"z" * PIECE_BYTES))
+
+
+def pipelines(attack: Attack, _: int) -> None:
+    attack.send(endless(LIVE * NUM_PIPELINED))
+
+
+def unread_pipelines(attack: Attack, _: int) -> None:
+    """Answers of 100 KB that nobody reads."""
+    attack.send(endless(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n" * 16), reads=False)
+
+
+def bursts(attack: Attack, _: int) -> None:
+    """Send as many requests as a connection may have waiting, all of which are answered."""
+    attack.send(endless(LIVE * 16))
+
+
+def half_bodies(attack: Attack, _: int) -> None:
+    """All of a body but its last bytes, which never come."""
+    attack.send(iter([HALF_BODY]), stays_s=HELD_S)
+
+
+def large_bodies(attack: Attack, _: int) -> None:
+    attack.send(iter([next(SHAPES)]), stays_s=HELD_S)
+
+
+def small_chunks(attack: Attack, _: int) -> None:
+    """Send as much framing as a body may have."""
+    attack.send(endless(CHUNKED, b"8\r\nxxxxxxxx\r\n" * 10_000))
+
+
+def heads(attack: Attack, number: int) -> None:
+    """Heads of the largest size, of the most fields, and some that ask for another protocol."""
+    attack.send(endless((FULL_HEAD, MANY_FIELDS, UPGRADE)[number % 3] * 16))
+
+
+def slow_heads(attack: Attack, _: int) -> None:
+    """A byte at a time."""
+
+    def drip() -> Iterator[bytes]:
+        for at in range(len(FULL_HEAD)):
+            time.sleep(0.001)
+            yield FULL_HEAD[at : at + 1]
+
+    attack.send(drip(), stays_s=HELD_S)
+
+
+def connects(attack: Attack, number: int) -> None:
+    """Connections that end at once, every second one by a reset: more than the server accepts."""
+    with attack.open() as connection:
+        if number % 2:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+
+
+def leavers(attack: Attack, _: int) -> None:
+    """Requests whose callers leave without their answers."""
+    attack.send(iter([LIVE]))
+
+
+def noise(attack: Attack, number: int) -> None:
+    attack.send(endless(random.Random(number + attack.num_opened).randbytes(PIECE_BYTES)))
+
+
+SEEDS = count()
+ANSWER_S = 0.03
+"""Longest silence after which no more is expected of a connection that the server keeps."""
+
+
+def grammar(attack: Attack, _: int) -> None:
+    """Requests with every framing, right and wrong (`tests/harness/http/http_grammar.py`)."""
+    pieces = make_stream(next(SEEDS)).pieces
+    attack.send(iter([b"".join(piece for piece, _ in pieces)]), stays_s=ANSWER_S)
+
+
+KINDS: tuple[Callable[[Attack, int], None], ...] = (
+    trailers,
+    one_trailer,
+    pipelines,
+    unread_pipelines,
+    bursts,
+    half_bodies,
+    large_bodies,
+    small_chunks,
+    heads,
+    slow_heads,
+    connects,
+    leavers,
+    noise,
+    grammar,
+)
+ATTACKS: dict[str, tuple[Callable[[Attack, int], None], int]] = {
+    **{kind.__name__: (kind, NUM_CONNECTIONS) for kind in KINDS},
+    "many_half_bodies": (half_bodies, MANY_CONNECTIONS),
+}
+"""By name: what one connection does, and on how many."""
+
+
+def run(name: str, port: int, seconds: float, most_opened: int) -> Attack:
+    do, num_connections = ATTACKS[name]
+    attack = Attack(port, seconds, most_opened)
+
+    def repeat(number: int) -> None:
+        while not attack.is_over:
+            try:
+                do(attack, number)
+            except OSError:
+                attack.statuses["closed"] += 1
+
+    threads = [threading.Thread(target=repeat, args=(number,)) for number in range(num_connections)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return attack
+
+
+def main() -> None:
+    name, port, seconds, most_opened = sys.argv[1:]
+    os.setpriority(os.PRIO_PROCESS, 0, NICE)
+    attack = run(name, int(port), float(seconds), int(most_opened))
+    sent = round(attack.num_bytes / (1 << 20))
+    print(json.dumps({"opened": attack.num_opened, "sent_mib": sent, "statuses": dict(attack.statuses)}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""`python -m tests.faults.attacks.metered_launch ARGUMENT ...`: `launch.py` with the worker that sleeps and
+an HTTP server that measures for how long its event loop is held in one piece.
+
+The loop is the one that serves everybody (uvloop). Every PERIOD_S it notes the CPU time that its thread has
+used since the last note: what a turn of the loop takes by itself, whatever else the machine does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import mmap
+import struct
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import uvloop
+
+from carousel.server import main as api
+from runtime.launcher import children
+from runtime.launcher import main as launcher
+from runtime.ring.endpoints import Endpoints
+from runtime.ring.process import ProcessContext, run_process
+
+PERIOD_S = 0.002
+_FORMAT = struct.Struct("dd")
+
+
+class Held(NamedTuple):
+    """The longest time between two notes: of the loop's thread on a CPU, and by the clock."""
+
+    cpu_s: float
+    wall_s: float
+
+
+def meter_file(run_dir: Path) -> Path:
+    return run_dir / "loop_meter"
+
+
+def take_held(run_dir: Path) -> Held:
+    """Return the longest times since the last call, and begin anew."""
+    with meter_file(run_dir).open("r+b") as file, mmap.mmap(file.fileno(), _FORMAT.size) as shown:
+        held = Held(*_FORMAT.unpack(shown[:]))
+        shown[:] = bytes(_FORMAT.size)
+    return held
+
+
+async def note(path: Path) -> None:
+    path.write_bytes(bytes(_FORMAT.size))
+    with path.open("r+b") as file:
+        shown = mmap.mmap(file.fileno(), _FORMAT.size)
+    cpu_s, wall_s = time.thread_time(), time.monotonic()
+    while True:
+        await asyncio.sleep(PERIOD_S)
+        now_cpu_s, now_s = time.thread_time(), time.monotonic()
+        before = _FORMAT.unpack(shown[:])
+        shown[:] = _FORMAT.pack(max(before[0], now_cpu_s - cpu_s), max(before[1], now_s - wall_s))
+        cpu_s, wall_s = now_cpu_s, now_s
+
+
+def main(context: ProcessContext) -> None:
+    run = uvloop.run
+    path = meter_file(Endpoints(context.endpoints.run_dir).run_dir)
+
+    async def metered(serving: Any) -> None:
+        noting = asyncio.create_task(note(path))
+        try:
+            await serving
+        finally:
+            noting.cancel()
+
+    def run_metered(serving: Any) -> None:
+        run(metered(serving))
+
+    setattr(uvloop, "run", run_metered)  # noqa: B010  (carousel.server.main calls it)
+    api.main(context)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
+        children.MODULES |= {
+            "worker": "tests.harness.ring.sleeping_worker",
+            "api": "tests.faults.attacks.metered_launch",
+        }
+        sys.exit(launcher.main(sys.argv[1:]))
+    run_process("api", main)

@@ -1,0 +1,179 @@
+"""Work that Triton's interpreter does again for each operation of each program, done once.
+
+Most of its time goes into types: it makes them anew, with their names and checks, for each of millions of
+results. Here what depends on types alone is remembered by their names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import triton.language as tl
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter
+
+
+def _by_name(plain: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """For a function of a type."""
+    known: dict[str, Any] = {}
+
+    def remembered(of: Any) -> Any:
+        result = known.get(of.name)
+        if result is None:
+            result = known[of.name] = plain(of)
+        return result
+
+    return remembered
+
+
+def _block_type(plain: Callable[..., None]) -> Callable[..., None]:
+    """For block_type.__init__."""
+    known: dict[Any, dict[str, Any]] = {}
+    shapes: dict[Any, Any] = {}  # one object for each, so that they can be compared at a glance
+
+    def init(self: Any, element_ty: Any, shape: Any) -> None:
+        sizes = tuple(shape)
+        if not all(type(each) is int for each in sizes):
+            plain(self, element_ty, shape)
+            return
+        key = element_ty.name, sizes
+        if key not in known:
+            plain(self, element_ty, shape)
+            self.shape = shapes.setdefault(sizes, self.shape)
+            known[key] = dict(vars(self))
+        vars(self).update(known[key])
+        self.element_ty = element_ty
+
+    return init
+
+
+def _tensor(plain: Callable[..., None]) -> Callable[..., None]:
+    """For tensor.__init__. A tensor's shape is changed by nobody."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def init(self: Any, handle: Any, type: Any) -> None:
+        name = type.name
+        if name not in known:
+            plain(self, handle, type)
+            known[name] = dict(vars(self), handle=None)
+        vars(self).update(known[name])
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+
+    return init
+
+
+def _to_ir(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """For block_type.to_ir: the interpreter has types of Triton for those of the compiler."""
+    known: dict[str, Any] = {}
+
+    def to_ir(self: Any, builder: Any) -> Any:
+        if self.element_ty.is_ptr() or not isinstance(builder, interpreter.InterpreterBuilder):
+            return plain(self, builder)
+        if self.name not in known:
+            known[self.name] = plain(self, builder)
+        return known[self.name]
+
+    return to_ir
+
+
+def _with_element_ty(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """For block_type.with_element_ty."""
+    known: dict[Any, Any] = {}
+
+    def with_element_ty(self: Any, scalar: Any) -> Any:
+        if scalar.is_ptr():  # its name does not say all
+            return plain(self, scalar)
+        key = self.name, scalar.name
+        if key not in known:
+            known[key] = plain(self, scalar)
+        return known[key]
+
+    return with_element_ty
+
+
+def _equal(plain: Callable[..., bool]) -> Callable[..., bool]:
+    """For dtype.__eq__."""
+    return lambda self, other: self is other or plain(self, other)
+
+
+def _computation_type(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """For TritonSemantic.computation_type_impl."""
+    known: dict[Any, Any] = {}
+
+    def computation_type(
+        self: Any, a: Any, a_is_scalar: Any, b: Any, b_is_scalar: Any, div_or_mod: Any
+    ) -> Any:
+        key = a.name, a_is_scalar, b.name, b_is_scalar, div_or_mod
+        if key not in known:
+            known[key] = plain(self, a, a_is_scalar, b, b_is_scalar, div_or_mod)
+        return known[key]
+
+    return computation_type
+
+
+def _broadcast(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """For TritonSemantic.broadcast_impl_value."""
+
+    def broadcast(self: Any, left: Any, right: Any) -> Any:
+        a, b = left.type, right.type
+        is_block = a.is_block()
+        if is_block == b.is_block() and (not is_block or a.shape is b.shape):
+            return left, right
+        return plain(self, left, right)
+
+    return broadcast
+
+
+CHECKS_SEMANTIC = tl.core.builtin(lambda: None).__code__
+
+
+def _patch_attr(plain: Callable[..., None]) -> Callable[..., None]:
+    """For the interpreter's _patch_attr: the wrapper of each function of Triton's language, which says that
+    it is called outside of a kernel, is left out inside of one.
+    """
+
+    def patch_attr(owner: Any, name: str, member: Any, *rest: Any) -> None:
+        while getattr(member, "__code__", None) is CHECKS_SEMANTIC:
+            member = member.__wrapped__
+        plain(owner, name, member, *rest)
+
+    return patch_attr
+
+
+REPLACED: list[tuple[Any, str, Callable[..., Any]]] = [
+    (interpreter, "_get_np_dtype", _by_name),
+    (tl.block_type, "__init__", _block_type),
+    (tl.block_type, "to_ir", _to_ir),
+    (tl.block_type, "with_element_ty", _with_element_ty),
+    (interpreter, "_patch_attr", _patch_attr),
+    (tl.tensor, "__init__", _tensor),
+    (tl.dtype, "__eq__", _equal),
+    (TritonSemantic, "computation_type_impl", _computation_type),
+    (TritonSemantic, "broadcast_impl_value", _broadcast),
+]
+_is_remembering = False
+
+
+@contextmanager
+def remembered() -> Iterator[None]:
+    """Once, if it is entered again inside itself."""
+    global _is_remembering
+    if _is_remembering:
+        yield
+        return
+    builder = interpreter.interpreter_builder
+    with ExitStack() as stack:
+        # Seven operations for one of integers, whose result nobody looks at where nothing is debugged.
+        options = replace(builder.options, sanitize_overflow=builder.options.debug)
+        stack.enter_context(patch.object(builder, "options", options))
+        for owner, name, make in REPLACED:
+            stack.enter_context(patch.object(owner, name, make(getattr(owner, name))))
+        _is_remembering = True
+        try:
+            yield
+        finally:
+            _is_remembering = False

@@ -1,0 +1,241 @@
+"""Imports that are allowed. A new edge is a design decision:
+change this table in the same commit, with the reason.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+from tests.harness.sources import ROOT, source_of, sources
+
+RUNTIME = {"runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"}
+LAYERS = {
+    *("model_worker.device", "model_worker.kernels", "model_worker.quant", "model_worker.distributed"),
+    "model_worker.memory",
+}
+# Package or folder -> the parts of the project that it may import besides itself. A name stands for all that
+# is below it and has no row of its own.
+FLOORS: dict[str, set[str]] = {
+    "runtime": set(),  # py.typed and the docstring
+    "runtime.base": set(),
+    "runtime.wire": {"runtime.base"},
+    "runtime.settings": {"runtime.base"},
+    "runtime.ring": {"runtime.base", "runtime.wire", "runtime.settings"},
+    "runtime.checkpoint": {"runtime.base", "runtime.settings"},
+    "runtime.text": {"runtime.base", "runtime.wire"},
+    "runtime.launcher": {
+        *("runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"),
+    },
+    "tokenizer_proc": {*RUNTIME, "runtime.text"},
+    "scheduler_proc": RUNTIME,
+    "detokenizer_proc": {*RUNTIME, "runtime.text"},
+    "model_worker": RUNTIME,
+    "carousel": {"runtime.base", "runtime.wire"},
+    "carousel.client": {
+        "carousel.retention",
+        "runtime.base",
+        "runtime.wire",
+        "runtime.settings",
+        "runtime.ring",
+    },
+    "carousel.trtllm": {
+        "carousel.retention",
+        "carousel.client",
+        "runtime.base",
+        "runtime.wire",
+        "runtime.ring",
+    },
+    "carousel.server": {"carousel.client", *RUNTIME, "runtime.text"},  # text: logprobs show tokens
+    "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length
+    "launch": {"runtime.launcher"},
+    # The worker's own, from the device up.
+    "model_worker.device": {"runtime.base"},
+    "model_worker.kernels": {"runtime.base", "runtime.checkpoint", "runtime.wire"},
+    "model_worker.quant": {"model_worker.device", "model_worker.kernels", "runtime.checkpoint"},
+    "model_worker.distributed": {
+        "model_worker.device",
+        "model_worker.kernels",
+        "runtime.base",
+        "runtime.ring",
+    },
+    "model_worker.memory": {"model_worker.device", "runtime.wire"},
+    "model_worker.layers": {
+        *("model_worker.distributed", "model_worker.kernels", "model_worker.quant", "runtime.checkpoint"),
+    },
+    "model_worker.attention": {"model_worker.kernels", "model_worker.memory", "runtime.base"},
+    "model_worker.sampling": {
+        *("model_worker.device", "model_worker.kernels", "model_worker.distributed", "runtime.wire"),
+    },
+    "model_worker.models": {*LAYERS, "model_worker.layers", "model_worker.attention", "runtime.checkpoint"},
+    "model_worker.loading": {
+        *("model_worker.layers", "model_worker.models", *LAYERS),
+        *("runtime.base", "runtime.checkpoint", "runtime.settings"),
+    },
+    "model_worker.transformers_backend": {
+        *("model_worker.attention", "model_worker.loading", *LAYERS, "runtime.base", "runtime.checkpoint"),
+    },
+    "model_worker.runner": {
+        *("model_worker.attention", "model_worker.sampling", "model_worker.models", *LAYERS),
+        *("runtime.base", "runtime.checkpoint", "runtime.wire"),
+    },
+}
+
+# Inside a package: part -> the parts that stand below it and that it may import.
+SCHEDULER_ORDER = [
+    {"executor", "limits", "row_columns", "samples", "sorted_requests"},
+    {"account", "scheduled_row"},
+    {"request"},
+    {"rows"},
+    {"deadlines", "phases", "serving_time", "solitary", "waiting_queue"},
+    {"cache", "fair_order", "tenant_accounts"},
+    {"waiting_room"},
+    {"batch", "tenant_limits"},
+    {"results"},
+    {"features"},
+    {"capacity", "policy"},
+    {"prefill_adder"},
+    {"output", "queue_times", "static_batch", "step_log", "step_profile"},
+    {"lifecycle"},
+    {"request_records"},
+    {"step_stats"},
+    {"stats_questions"},
+    {"controls"},
+    {"admission", "intake", "llm_request"},
+    {"preemption", "request_scheduler"},
+    {"chosen_batch"},
+    {"batch_builder"},
+    {"composition", "scheduler"},
+    {"loop"},
+    {"main"},
+]
+
+TORCH_FREE = [
+    "runtime",
+    "tokenizer_proc",
+    "scheduler_proc",
+    "detokenizer_proc",
+    "carousel",
+    "bench_serving",
+]
+
+
+TORCH_FREE_MODULES = [
+    "scheduler_proc.main",
+    "tokenizer_proc.main",
+    "detokenizer_proc.main",
+    "carousel.server.main",
+    "bench_serving.main",
+    "model_worker.executors.process",  # the scheduler's end of the worker process
+]
+
+
+def modules_of(package: str) -> list[Path]:
+    folder = ROOT / package
+    return sorted(folder.rglob("*.py")) if folder.is_dir() else [ROOT / f"{package}.py"]
+
+
+def floor_of(name: str) -> str:
+    """Return the row of FLOORS of a name: its longest beginning that has one; empty: there is none."""
+    parts = name.split(".")
+    rows = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((row for row in rows if row in FLOORS), "")
+
+
+def test_each_part_imports_only_floors_below() -> None:
+    wrong = []
+    for package in sorted({row.split(".")[0] for row in FLOORS}):
+        for path in modules_of(package):
+            own = floor_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+            for name in source_of(path).imports:
+                other = floor_of(name)
+                is_below = any(f"{name}.".startswith(f"{row}.") for row in FLOORS[own])
+                # The processes' own modules, and worker.py, stand above all of their folders.
+                is_above = "." not in own and other.startswith(f"{own}.")
+                if other and other != own and not is_below and not is_above:
+                    wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def part_of(name: str) -> str:
+    """Return the part of the scheduler that a module belongs to: a folder that is one, else its file."""
+    parts = name.split(".")
+    return parts[1] if parts[1] in ("cache", "capacity", "features", "policy") else parts[-1]
+
+
+def test_scheduler_parts_import_only_parts_below() -> None:
+    floor = {part: height for height, parts in enumerate(SCHEDULER_ORDER) for part in parts}
+    wrong = []
+    for path in modules_of("scheduler_proc"):
+        part = part_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
+        if path.name == "__init__.py":
+            continue
+        for name in source_of(path).imports:
+            other = part_of(name) if name.startswith("scheduler_proc.") else part
+            if other != part and floor[other] > floor[part]:
+                wrong.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert not wrong, "\n".join(wrong)
+
+
+def test_floors_name_every_package() -> None:
+    found = {path.parent.name for path in ROOT.glob("*/__init__.py")} - {"tests", "benchmarks", "demo"}
+    assert found == {name for name in FLOORS if "." not in name} - {"launch"}
+    for package in ("runtime", "model_worker"):
+        folders = {f"{package}.{path.parent.name}" for path in (ROOT / package).glob("*/__init__.py")}
+        assert folders - FLOORS.keys() <= {"model_worker.executors"}
+
+
+def test_no_files_import_each_other() -> None:
+    """Types count, too: two files that need each other are one."""
+    packages = sorted({row.split(".")[0] for row in FLOORS})
+    files = {
+        ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path
+        for package in packages
+        for path in modules_of(package)
+    }
+    order = TopologicalSorter[str]()
+    for module, path in files.items():
+        for name in source_of(path).names:
+            # `from package import module` imports the module.
+            imported = name if name in files else name.rpartition(".")[0]
+            if imported in files and imported != module:
+                order.add(module, imported)
+    order.prepare()  # raises CycleError, which names a circle
+
+
+def test_folders_are_small() -> None:
+    """A reader takes in what stands in a folder at a glance; tables of models and kernels may be longer."""
+    tables = {"model_worker/models", "model_worker/kernels/triton"}
+    counts = Counter(str(path.parent.relative_to(ROOT)) for path in sources() if path.name != "__init__.py")
+    wrong = {
+        folder: count
+        for folder, count in counts.items()
+        if count > (20 if folder.startswith(("tests", "benchmarks")) else 14) and folder not in tables
+    }
+    assert not wrong
+
+
+def test_only_the_model_worker_imports_torch() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)} imports {name}"
+        for package in TORCH_FREE
+        for path in modules_of(package)
+        for name in source_of(path).imports
+        if name.split(".")[0] in {"torch", "triton"}
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
+def test_processes_start_without_torch() -> None:
+    """Not even indirectly: a library that drags torch in would cost each process seconds and much memory."""
+    code = f"""
+import importlib, sys
+for name in {TORCH_FREE_MODULES!r}:
+    importlib.import_module(name)
+    if "torch" in sys.modules:
+        sys.exit(f"{{name}} imports torch")
+"""
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

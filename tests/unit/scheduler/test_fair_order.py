@@ -1,0 +1,146 @@
+"""FairOrder: tenants take turns at rows, however many requests each has waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from runtime.ring.tenants import Tenants
+from runtime.wire.messages import AbortRequest, TokenizedRequest
+from scheduler_proc.waiting.waiting_room import Patience
+from tests.harness.scheduler.scheduler_parts import message, run_until_idle
+from tests.harness.scheduler.tenant_parts import PROMPT, a, b, limited, of, send
+from tests.harness.simulation.sim_system import STEP_S, System
+
+ONE_ROW = {"max_rows": 1}
+
+
+def some(make: Any, numbers: Sequence[int], **fields: Any) -> list[TokenizedRequest]:
+    return [make(number, max_tokens=2, **fields) for number in numbers]
+
+
+def order_of(system: System, *requests: TokenizedRequest) -> list[int]:
+    """Positions of the requests in the order in which they end."""
+    run_until_idle(system, max_steps=2000)
+    return [requests.index(req) for key in system.detokenizer.closed for req in requests if req.handle == key]
+
+
+@pytest.mark.parametrize("policy", ["fcfs", "priority"])
+def test_a_flood_is_passed_by_who_comes_after_it(policy: str) -> None:
+    with limited(changes=ONE_ROW | {"policy": policy}) as system:
+        flood, late = some(a, range(6)), some(b, range(10, 12))
+        send(system, *flood)
+        send(system, *late)
+        assert order_of(system, *flood, *late) == [0, 6, 1, 7, 2, 3, 4, 5]
+
+
+def test_who_asks_for_much_waits_for_those_who_ask_for_little() -> None:
+    with limited(changes=ONE_ROW) as system:
+        flood = [a(number, max_tokens=40) for number in range(3)]
+        late = some(b, range(10, 16))
+        send(system, *flood)
+        send(system, *late)
+        assert order_of(system, *flood, *late) == [0, 3, 4, 5, 6, 7, 8, 1, 2]
+
+
+def test_output_that_did_not_come_is_not_held_against_a_tenant() -> None:
+    with limited(changes=ONE_ROW) as system:
+        for number in range(3):
+            much = a(number, max_tokens=50)
+            send(system, much, AbortRequest((much.handle,), tenant="a"))
+            run_until_idle(system)
+        others, again = some(b, range(60, 65)), some(a, range(70, 73))
+        send(system, *others)
+        send(system, *again)
+        order = order_of(system, *others, *again)
+        assert order.index(5) <= 3, "after three prompts, not after 150 tokens that it might have had"
+
+
+def test_three_tenants_take_turns_and_one_alone_goes_first_come_first_served() -> None:
+    with limited(changes=ONE_ROW) as system:
+        system.lifecycle.room.change_tenants(Tenants((of("a"), of("b"), of("c"))))
+        requests = [
+            *some(a, range(4)),
+            *some(b, range(10, 13)),
+            *(message(20 + number, PROMPT, max_tokens=2, tenant="c", client=1) for number in range(2)),
+        ]
+        send(system, *requests)
+        assert order_of(system, *requests) == [0, 4, 7, 1, 5, 8, 2, 6, 3]
+
+
+def test_who_was_away_has_saved_nothing_up() -> None:
+    with limited(changes=ONE_ROW) as system:
+        run_until_idle(system, *some(a, range(20)))
+        busy, back = some(a, range(30, 33)), some(b, range(50, 54))
+        send(system, *busy)
+        send(system, *back)
+        assert order_of(system, *busy, *back) == [0, 3, 1, 4, 2, 5, 6]
+
+
+def test_turns_that_were_given_up_are_not_held_against_a_tenant() -> None:
+    with limited(changes=ONE_ROW) as system:
+        given_up = some(a, range(50))
+        send(system, *given_up)
+        send(system, AbortRequest(tuple(each.handle for each in given_up), tenant="a"))
+        run_until_idle(system)
+        others, again = some(b, range(60, 63)), some(a, range(70, 73))
+        send(system, *others)
+        send(system, *again)
+        # The first of those given up had its row for a step, and its prompt counts.
+        assert order_of(system, *others, *again) == [0, 3, 1, 4, 2, 5]
+
+
+def test_giving_up_the_last_of_its_queue_gains_a_tenant_nothing() -> None:
+    with limited(changes=ONE_ROW) as system:
+        others, taken = some(b, range(60, 66)), some(a, range(70, 74))
+        send(system, *others)
+        for number, each in enumerate(taken):
+            send(system, each)
+            while each.handle not in [req.handle for req in system.rows.running_requests()]:
+                system.step()
+            bait = a(80 + number)
+            send(system, bait, AbortRequest((bait.handle,), tenant="a"))
+        assert order_of(system, *others, *taken) == [0, 6, 1, 7, 2, 8, 3, 9, 4, 5]
+
+
+def test_a_flood_that_has_waited_for_too_long_goes_before_nobody_else() -> None:
+    with limited(changes=ONE_ROW | {"patience": Patience(20.5 * STEP_S, 0.0)}) as system:
+        flood = some(a, range(100))
+        send(system, *flood)
+        for _ in range(60):
+            system.step()
+        late = some(b, range(200, 203))
+        send(system, *late)
+        num_before = len(system.detokenizer.closed)
+        order = order_of(system, *flood, *late)
+        assert [order.index(number) - num_before for number in (100, 101, 102)] == [0, 2, 4]
+
+
+def test_who_is_passed_by_later_turns_of_another_tenant_starves() -> None:
+    changes = ONE_ROW | {"patience": Patience(20.5 * STEP_S, 0.0)}
+    with limited(changes=changes) as system:
+        system.lifecycle.room.change_tenants(Tenants((of("a", max_priority=9), of("b"))))
+        late = b(500, max_tokens=2)
+        for number in range(60):
+            send(system, *some(a, [2 * number, 2 * number + 1], priority=9))
+            if number == 1:
+                system.inbox.send(late)
+        assert late.handle in system.detokenizer.closed
+        assert len(system.lifecycle.room) > 60
+        run_until_idle(system, max_steps=2000)
+
+
+def test_priorities_and_keys_of_a_policy_go_before_turns() -> None:
+    with limited(changes=ONE_ROW, max_priority=9) as system:
+        flood, late = some(a, range(3), priority=5), some(b, range(10, 12))
+        send(system, *flood)
+        send(system, *late)
+        assert order_of(system, *flood, *late) == [0, 1, 2, 3, 4]
+    with limited(changes=ONE_ROW | {"policy": "shortest-first"}) as system:
+        first = b(1, [*PROMPT, 7], max_tokens=2)
+        short, long = some(a, range(10, 13)), b(20, PROMPT * 2, max_tokens=2)
+        send(system, first)
+        send(system, long, *short)
+        assert order_of(system, first, long, *short) == [0, 2, 3, 4, 1]

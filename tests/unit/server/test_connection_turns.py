@@ -1,0 +1,77 @@
+"""How much connections do in a turn of the event loop, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from functools import partial
+
+from carousel.server.http.connection_turns import TURN_COST, ConnectionTurns
+
+MANY = 40
+
+
+class Worker:
+    """Does as many things of one cost as it is told, whenever there is room, like a connection."""
+
+    def __init__(self, turns: ConnectionTurns, cost: int, count: int, done: list[str], name: str) -> None:
+        self._turns = turns
+        self._cost = cost
+        self._count = count
+        self._done = done
+        self._name = name
+
+    def begin(self) -> None:
+        if self._turns.has_room():
+            self.go_on()
+        else:
+            self._turns.wait(self.go_on)
+
+    def go_on(self) -> None:
+        self._turns.spend(self._cost)
+        self._done.append(self._name)
+        self._count -= 1
+        if self._count:
+            self._turns.wait(self.go_on)
+
+
+async def done_in_turns(begin: Callable[[ConnectionTurns, list[str]], None]) -> list[list[str]]:
+    """Return what is done in each turn."""
+    turns, done, each = ConnectionTurns(), list[str](), list[list[str]]()
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)
+    begin(turns, done)
+    for _ in range(MANY):
+        each.append(done[:])
+        done.clear()
+        await asyncio.sleep(0)
+    return [turn for turn in each if turn]
+
+
+def begin_all(cost: int, counts: list[int], turns: ConnectionTurns, done: list[str]) -> None:
+    for number, count in enumerate(counts):
+        Worker(turns, cost, count, done, "abcdef"[number]).begin()
+
+
+def test_a_turn_ends_when_its_cost_is_spent_and_who_came_first_goes_first() -> None:
+    begin = partial(begin_all, TURN_COST // 2, [2, 1, 2, 1, 1])
+    assert asyncio.run(done_in_turns(begin)) == [["a"], ["a", "b"], ["c", "d"], ["e", "c"]]
+
+
+def test_what_costs_more_than_a_turn_has_one_of_its_own() -> None:
+    begin = partial(begin_all, 3 * TURN_COST, [1, 1, 1])
+    assert asyncio.run(done_in_turns(begin)) == [["a"], ["b"], ["c"]]
+
+
+def test_who_has_nothing_to_do_any_more_or_fails_holds_up_nobody() -> None:
+    """Those who were before it in the line may all have left."""
+
+    def begin(turns: ConnectionTurns, done: list[str]) -> None:
+        def fail() -> None:
+            raise RuntimeError("a connection fails")
+
+        turns.spend(TURN_COST)
+        for nothing in (lambda: None, fail, lambda: turns.wait(lambda: None), fail):
+            turns.wait(nothing)
+        begin_all(TURN_COST, [1, 1], turns, done)
+
+    assert asyncio.run(done_in_turns(begin)) == [["a"], ["b"]]

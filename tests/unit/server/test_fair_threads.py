@@ -1,0 +1,113 @@
+"""Threads that work for several tenants: whose work comes next, and how much of it may wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable
+
+import pytest
+
+from carousel.server.tenancy import fair_threads
+from carousel.server.tenancy.fair_threads import CHARS_PER_CALL, FairThreads
+from runtime.base.errors import Overloaded, RateLimited
+from tests.harness.ring.launched import SLACK
+
+WAIT_S = 5.0 * SLACK
+
+
+def test_one_tenants_line_is_not_before_anothers_call() -> None:
+    done: list[str] = []
+
+    async def main() -> None:
+        threads, release = FairThreads(1, "test", lambda: True), threading.Event()
+
+        def call(tenant: str, name: str) -> asyncio.Task[None]:
+            return asyncio.create_task(threads.run(tenant, lambda: done.append(name), 1))
+
+        holding = asyncio.create_task(threads.run("alice", lambda: release.wait(WAIT_S), 1))
+        calls = [call("alice", f"a{number}") for number in range(20)]
+        await asyncio.sleep(0)
+        calls += [call("bob", "bob") for _ in range(2)]
+        await asyncio.sleep(0)
+        release.set()
+        await asyncio.gather(holding, *calls)
+
+    asyncio.run(main())
+    assert done[:5] == ["a0", "bob", "a1", "bob", "a2"]
+    assert [name for name in done if name != "bob"] == [f"a{number}" for number in range(20)]
+
+
+@pytest.mark.parametrize("num_threads", [1, 2])
+def test_who_leaves_keeps_nobody_from_a_thread(num_threads: int) -> None:
+    """While it waits, while it works, and in the moment in which it gets a thread."""
+    running: list[int] = []
+
+    async def main() -> None:
+        threads, release = FairThreads(num_threads, "test", lambda: True), threading.Event()
+
+        def hold() -> None:
+            running.append(1)
+            assert len(running) <= num_threads, "a thread has one work at a time"
+            release.wait(WAIT_S)
+            running.pop()
+
+        calls = [asyncio.create_task(threads.run("alice", hold, 1)) for _ in range(6)]
+        await asyncio.sleep(0)
+        for call in calls[::2]:
+            call.cancel()
+        release.set()
+        while not all(call.done() for call in calls):
+            await asyncio.sleep(0)
+            if threads._num_free:
+                for call in calls:
+                    call.cancel()
+        async with asyncio.timeout(WAIT_S):
+            assert await asyncio.gather(*(threads.run("bob", int, 1) for _ in range(8))) == [0] * 8
+        assert threads._num_free == num_threads
+
+    asyncio.run(main())
+
+
+def test_what_waits_of_one_tenant_is_bounded_and_another_is_let_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 16 * CHARS_PER_CALL)
+
+    async def refused(call: Awaitable[bool]) -> type[BaseException]:
+        with pytest.raises(Overloaded) as error:
+            await call
+        return type(error.value)
+
+    async def main() -> None:
+        threads, release = FairThreads(1, "test", lambda: True), threading.Event()
+
+        def call(tenant: str, num_calls: int) -> asyncio.Task[bool]:
+            chars = (num_calls - 1) * CHARS_PER_CALL
+            return asyncio.create_task(threads.run(tenant, lambda: release.wait(WAIT_S), chars))
+
+        waiting = [call("alice", 8), call("alice", 4)]
+        await asyncio.sleep(0)
+        assert await refused(call("alice", 1)) is RateLimited
+        # However much it has: nothing of it waits.
+        waiting.append(call("bob", 10))
+        await asyncio.sleep(0)
+        assert await refused(call("bob", 1)) is RateLimited
+        release.set()
+        assert all(await asyncio.gather(*waiting))
+        assert await call("alice", 100)
+
+    asyncio.run(main())
+
+
+def test_without_tenants_all_of_it_is_the_callers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 4 * CHARS_PER_CALL)
+
+    async def main() -> None:
+        threads, release = FairThreads(1, "test", lambda: False), threading.Event()
+        calls = [asyncio.create_task(threads.run("", lambda: release.wait(WAIT_S), 0)) for _ in range(5)]
+        await asyncio.sleep(0)
+        release.set()
+        *found, last = await asyncio.gather(*calls, return_exceptions=True)
+        assert found == [True] * 4
+        assert type(last) is Overloaded
+
+    asyncio.run(main())

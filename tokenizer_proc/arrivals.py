@@ -1,0 +1,187 @@
+"""Arrivals: what has been read and waits for its turn. Bounds what each tenant may have waiting.
+
+Reading goes on while a tenant has more than can be done at once, or nobody else's would be seen. So its
+surplus is refused. Only the owner's waits in the sockets instead: all who share a launch with it are its
+guests.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from runtime.base.errors import RateLimited
+from runtime.ring.tenants import OWNER
+from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.handle import MAX_ABORT_HANDLES, client_of, request_key
+from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest
+from runtime.wire.sampling_params import SamplingParams
+from runtime.wire.transport import BadFrames
+from tokenizer_proc.receipt import Receipt
+from tokenizer_proc.sequences import sequence_handles
+from tokenizer_proc.turns import Turns
+
+MAX_TENANT_CHARS = 1 << 24
+"""Characters of texts that wait, one tenant's: some ten seconds of work. One text may always."""
+MAX_ALL_CHARS = 1 << 26
+"""All tenants': each may have as much as is free, at most, so that the next one finds some."""
+MAX_TENANT_MESSAGES = 8192
+"""Messages of one tenant that wait; a further request is refused."""
+# Not even that: so many come from somebody who waits for no answers.
+MAX_TENANT_REFUSALS = 1 << 16
+# What a message costs in a chat template, as characters to encode: 3 us (measured with the demo's).
+CHARS_PER_MESSAGE = 4
+# A sequence, or a message that is only passed on: some 50 us.
+CHARS_PER_SEQUENCE = 64
+LONG_RETRY_S = 5.0
+# An abort is one message for thousands of sequences, and looked for by the scheduler, which is everybody's.
+# So who has asked for a sequence may abort it, and once more for good measure.
+MAX_CREDIT = 1 << 16
+CREDIT_OF_SEQUENCE = 2
+# The abort of all that a client has takes the scheduler up to 0.3 ms.
+PRICE_OF_ALL = 256
+PRICE_OF_REFUSAL = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    message: GenerateRequest | AbortRequest | ControlRequest
+    receipt: Receipt
+    refusal: RateLimited | None = None
+    """It is to be refused; of a request nothing is kept but what that takes."""
+
+
+class Arrivals:
+    def __init__(self) -> None:
+        self._turns: Turns[Arrived] = Turns()
+        self._tenant_of: dict[bytes, str] = {}
+        """Whose each request is that waits, by what its handles have in common."""
+        self._spent: Counter[str] = Counter()
+        """Credit that each tenant has spent, of MAX_CREDIT."""
+        self._dropped = BadFrames("tokenizer_in")
+
+    def __len__(self) -> int:
+        return len(self._turns)
+
+    @property
+    def may_read(self) -> bool:
+        """Tell whether more is to be read."""
+        turns = self._turns
+        return turns.num_of(OWNER) < MAX_TENANT_MESSAGES and turns.cost_of(OWNER) < MAX_TENANT_CHARS
+
+    def take(self) -> Arrived:
+        """Return what is next. Raises IndexError when there is nothing."""
+        arrived = self._turns.pop()
+        if isinstance(arrived.message, GenerateRequest):
+            self._tenant_of.pop(request_key(arrived.message.handle), None)
+        return arrived
+
+    def try_spend(self, tenant: str, price: int = PRICE_OF_REFUSAL) -> bool:
+        """Take something of the tenant's credit, for a message that is no request and costs others time.
+        False: it has no more.
+        """
+        if self._spent[tenant] + price > MAX_CREDIT:
+            return False
+        self._spent[tenant] += price
+        return True
+
+    def add(
+        self,
+        message: GenerateRequest | AbortRequest | ControlRequest,
+        receipt: Receipt,
+        *,
+        is_again: bool = False,
+    ) -> None:
+        """Let it wait. `is_again`: it is a request that was let in before, and finds room for long."""
+        tenant = message.tenant
+        if tenant != OWNER:
+            fault = self._fault_of(message)
+            if fault is not None:
+                self._dropped.add(ValueError(fault))
+                return
+        arrived, cost = Arrived(message, receipt), CHARS_PER_SEQUENCE
+        if isinstance(message, GenerateRequest):
+            self._tenant_of[request_key(message.handle)] = tenant
+            cost = cost_of(message)
+            refusal = None if tenant == OWNER else self._refusal(tenant, cost, is_again=is_again)
+            if refusal is not None:
+                arrived, cost = _without_text(message, receipt, refusal)
+        elif isinstance(message, AbortRequest) and tenant == OWNER:
+            self._let_follow(message, receipt)
+        self._turns.push(tenant, arrived, cost)
+
+    def _fault_of(self, message: GenerateRequest | AbortRequest | ControlRequest) -> str | None:
+        """Why a tenant's message is dropped without a word; None: it is not."""
+        tenant = message.tenant
+        most = MAX_TENANT_REFUSALS if isinstance(message, GenerateRequest) else MAX_TENANT_MESSAGES
+        if self._turns.num_of(tenant) >= most:
+            return f"{tenant} has {most} messages waiting"
+        if isinstance(message, GenerateRequest):
+            self._spent[tenant] = max(0, self._spent[tenant] - CREDIT_OF_SEQUENCE * message.sampling.n)
+            return None
+        if isinstance(message, AbortRequest):
+            price = len(message.handles) + (PRICE_OF_ALL if message.client else 0)
+            if not self.try_spend(tenant, price):
+                return f"{tenant} aborts far more than it has asked for"
+        return None
+
+    def _refusal(self, tenant: str, cost: int, *, is_again: bool) -> RateLimited | None:
+        own = self._turns.cost_of(tenant)
+        is_full = self._turns.num_of(tenant) >= MAX_TENANT_MESSAGES and not is_again
+        fits = not own or own + cost <= share_of_chars(own, self._turns.total_cost, is_again=is_again)
+        return None if fits and not is_full else rate_limited(own)
+
+    def _let_follow(self, abort: AbortRequest, receipt: Receipt) -> None:
+        """The owner's abort is for everybody's requests, and overtakes none that waits."""
+        behind: dict[str, list[bytes]] = {}
+        for handle in abort.handles:
+            tenant = self._tenant_of.get(request_key(handle), OWNER)
+            if tenant != OWNER:
+                behind.setdefault(tenant, []).append(handle)
+        if abort.client:
+            for tenant, items in self._turns.items():
+                for message in (item.message for item in items) if tenant != OWNER else ():
+                    if isinstance(message, GenerateRequest) and client_of(message.handle) == abort.client:
+                        behind.setdefault(tenant, []).extend(sequence_handles(message))
+        for tenant, handles in behind.items():
+            for start in range(0, len(handles), MAX_ABORT_HANDLES):
+                part = tuple(handles[start : start + MAX_ABORT_HANDLES])
+                follower = Arrived(AbortRequest(part, tenant=tenant), receipt)
+                self._turns.push(tenant, follower, CHARS_PER_SEQUENCE)
+
+
+def share_of_chars(own: int, total: int, *, is_again: bool = False) -> int:
+    """Return how many characters a tenant may have waiting that has `own` of `total`. `is_again`: with one
+    more that was let in before; what a tenant had running is made again all at once.
+    """
+    return MAX_ALL_CHARS if is_again else min(MAX_TENANT_CHARS, MAX_ALL_CHARS - (total - own))
+
+
+def rate_limited(own: int) -> RateLimited:
+    """Return the error of a tenant that has its share of characters waiting."""
+    return RateLimited(
+        f"texts of {own} characters wait to be encoded for this key; try again later",
+        retry_after_s=LONG_RETRY_S,
+    )
+
+
+def cost_of(request: GenerateRequest) -> int:
+    """Return the work that a request is, or the memory that it takes if that is more, in characters."""
+    sampling = request.sampling
+    num_chars = CHARS_PER_SEQUENCE * sampling.n + len(request.template_kwargs)
+    num_chars += sum(map(len, sampling.bad_words)) + sum(map(len, sampling.stop))
+    if request.text is not None:
+        num_chars += len(request.text)
+    if request.input_ids is not None:
+        num_chars += len(request.input_ids) // TOKEN_BYTES
+    if request.messages is not None:
+        num_chars += sum(len(message.content) + CHARS_PER_MESSAGE for message in request.messages)
+    if request.resume is not None:
+        num_chars += len(request.resume.output_ids) // TOKEN_BYTES
+    return num_chars
+
+
+def _without_text(request: GenerateRequest, receipt: Receipt, refusal: RateLimited) -> tuple[Arrived, int]:
+    num_sequences = request.sampling.n
+    rest = GenerateRequest(request.handle, SamplingParams(n=num_sequences), tenant=request.tenant)
+    return Arrived(rest, receipt, refusal), CHARS_PER_SEQUENCE * num_sequences

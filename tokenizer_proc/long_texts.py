@@ -1,0 +1,140 @@
+"""LongTexts: texts that take so long to encode that threads do it, for tenants in turn.
+
+There are two threads, so that a text that takes seconds holds up only those that do, too.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from runtime.ring.tenants import OWNER
+from runtime.wire.format import IntArray
+from runtime.wire.handle import client_of
+from runtime.wire.messages import AbortRequest
+from tokenizer_proc.sequences import Job
+from tokenizer_proc.turns import Turns
+from tokenizer_proc.validation import PromptField
+
+# Less than a second of work: longer ones wait for each other.
+MAX_SHORTER_CHARS = 1 << 20
+
+
+@dataclass(slots=True, eq=False)
+class LongPrompt:
+    """A text prompt that a thread is encoding, or a conversation that it is writing first."""
+
+    job: Job
+    prompt_field: PromptField
+    num_chars: int
+    """Characters of its text; of a conversation, without those that its template writes."""
+    ids: Future[IntArray]
+    aborted: set[bytes] = field(default_factory=set)
+    """Its sequences whose abort has passed meanwhile; it is repeated behind the request."""
+
+
+class LongTexts:
+    """Used by the work loop alone."""
+
+    def __init__(self) -> None:
+        self._shorter = _FairThread("long-texts")
+        self._longest = _FairThread("longest-texts")
+        self._all: dict[LongPrompt, None] = {}
+        """Texts that wait or are in work, in the order in which they came."""
+        self._of_sequence: dict[bytes, LongPrompt] = {}
+        self._num_chars: Counter[str] = Counter()
+        self.total_chars = 0
+
+    def __len__(self) -> int:
+        return len(self._all)
+
+    def __iter__(self) -> Iterator[LongPrompt]:
+        return iter(self._all)
+
+    def num_chars(self, tenant: str) -> int:
+        """Return what this tenant has waiting and in work."""
+        return self._num_chars[tenant]
+
+    def add(
+        self,
+        job: Job,
+        prompt_field: PromptField,
+        num_chars: int,
+        encode: Callable[[], IntArray],
+        *,
+        opens_template: bool = False,
+    ) -> None:
+        """Have `encode` called by a thread; `opens_template`: by the one that no other call of this kind goes
+        to.
+        """
+        tenant = job.request.tenant
+        thread = self._shorter if opens_template or num_chars <= MAX_SHORTER_CHARS else self._longest
+        ids = thread.submit(tenant, max(num_chars, 1), encode)
+        long = LongPrompt(job, prompt_field, num_chars, ids)
+        self._all[long] = None
+        for handle in job.handles:
+            self._of_sequence[handle] = long
+        self._num_chars[tenant] += num_chars
+        self.total_chars += num_chars
+
+    def take_done(self) -> list[LongPrompt]:
+        """Return those whose ids are there, or whose encoding has failed."""
+        done = [long for long in self if long.ids.done()]
+        for long in done:
+            del self._all[long]
+            for handle in long.job.handles:
+                if self._of_sequence.get(handle) is long:
+                    del self._of_sequence[handle]
+            self._num_chars[long.job.request.tenant] -= long.num_chars
+            self.total_chars -= long.num_chars
+        return done
+
+    def mark_aborted(self, abort: AbortRequest) -> None:
+        """Note an abort that passes what it may be for. A tenant aborts nothing of another's."""
+        if abort.client:
+            for long in self:
+                if client_of(long.job.handles[0]) == abort.client and _may_end(abort, long):
+                    long.aborted.update(long.job.handles)
+        if self._of_sequence:
+            for handle in abort.handles:
+                found = self._of_sequence.get(handle)
+                if found is not None and _may_end(abort, found):
+                    found.aborted.add(handle)
+
+    def close(self) -> None:
+        for thread in (self._shorter, self._longest):
+            thread.close()
+
+
+def _may_end(abort: AbortRequest, long: LongPrompt) -> bool:
+    return abort.tenant in (OWNER, long.job.request.tenant)
+
+
+class _FairThread:
+    """A thread that does the work of tenants in turn."""
+
+    def __init__(self, name: str) -> None:
+        self._executor = ThreadPoolExecutor(1, name)
+        self._lock = threading.Lock()
+        self._turns: Turns[tuple[Future[IntArray], Callable[[], IntArray]]] = Turns()
+
+    def submit(self, tenant: str, cost: int, work: Callable[[], IntArray]) -> Future[IntArray]:
+        future: Future[IntArray] = Future()
+        with self._lock:
+            self._turns.push(tenant, (future, work), cost)
+        self._executor.submit(self._do_next)
+        return future
+
+    def _do_next(self) -> None:
+        with self._lock:
+            future, work = self._turns.pop()
+        try:
+            future.set_result(work())
+        except BaseException as error:
+            future.set_exception(error)
+
+    def close(self) -> None:
+        self._executor.shutdown(wait=False, cancel_futures=True)
