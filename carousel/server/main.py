@@ -22,7 +22,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.tenant_table import TenantTable
 from runtime.base.errors import RequestError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
-from runtime.ring.process import ProcessContext, run_process
+from runtime.ring.process import ProcessContext
 
 # Between two looks at whether to stop: short against the second after which the launcher kills what is left.
 TICK_S = 0.05
@@ -132,7 +132,3 @@ def _listening_socket(fd: int, slow_reader_timeout_s: float) -> socket.socket:
     timeout_ms = max(1, round(1000 * slow_reader_timeout_s))
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, timeout_ms)
     return listener
-
-
-if __name__ == "__main__":
-    run_process("api", main)

@@ -34,7 +34,7 @@ MODULES = {
     "scheduler": "scheduler_proc.main",
     "detokenizer": "detokenizer_proc.main",
     "tokenizer": "tokenizer_proc.main",
-    "api": "carousel.server.main",
+    "api": "carousel.server",
 }
 ENGINE_OOM_SCORE = 300
 OTHERS_OOM_SCORE = 100

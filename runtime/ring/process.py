@@ -22,7 +22,7 @@ import msgspec
 import zmq
 
 from runtime.base.console import configure_logging
-from runtime.base.errors import EXIT_INTERNAL, EXIT_OK, CarouselError, StartError
+from runtime.base.errors import EXIT_CONFIG, EXIT_INTERNAL, EXIT_OK, CarouselError, StartError
 from runtime.ring.endpoints import Endpoints
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import ProcessFailed, ProcessReady
@@ -133,6 +133,9 @@ def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
     Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
     everything that outlives this process (files, sockets' names) belongs to the launcher.
     """
+    if len(sys.argv) < 3:
+        print(f"This is the {role} process of a launch, which starts it: run `carousel`.", file=sys.stderr)
+        sys.exit(EXIT_CONFIG)
     context = _enter(role, sys.argv[1:])
     code = EXIT_OK
     try:

@@ -239,3 +239,24 @@ for name in {TORCH_FREE_MODULES!r}:
         sys.exit(f"{{name}} imports torch")
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_http_server_run_by_hand_says_who_starts_it_and_imports_no_executor() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-X", "importtime", "-m", "carousel.server"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 64
+    imported = {
+        line.rpartition("|")[2].strip()
+        for line in ended.stderr.splitlines()
+        if line.startswith("import time:")
+    }
+    assert "carousel.server.main" in imported
+    assert not {
+        name for name in imported if name.split(".")[0] == "torch" or name.startswith("carousel.trtllm")
+    }
+    assert ended.stderr.splitlines()[-1].endswith("run `carousel`.")
