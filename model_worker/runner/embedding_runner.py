@@ -6,13 +6,59 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.device.base import Device
 from model_worker.runner.model_runner import ModelRunner
-from model_worker.runner.pooler import Pooler
 from model_worker.runner.step_output import StepOutput, sampled_positions
+from model_worker.sampling.columns import LongArray
 from runtime.checkpoint.pooling import Pooling
 from runtime.wire.plan import BatchPlan
+
+
+class Pooler:
+    """Final hidden states to one vector for each sequence. Knows rows; knows no request, no checkpoint.
+
+    Its methods must run on the forward stream, steps in the order of their launch.
+    """
+
+    def __init__(self, pooling: Pooling, *, max_rows: int, device: Device) -> None:
+        self._pooling = pooling
+        self._device = device
+        self._max_rows = max_rows
+        self._sums: Tensor | None = None  # [max_rows, hidden_size] float32, from the first step on
+
+    @property
+    def needs_every_token(self) -> bool:
+        """Tell whether a vector takes every token of its sequence, in steps that follow each other."""
+        return self._pooling.kind == "mean"
+
+    def pool(self, hidden: Tensor, batch: ForwardBatch, complete: LongArray) -> Tensor:
+        """The vectors [S, hidden_size] float32 of the S rows that are complete with this step.
+
+        hidden: of every token of the batch, in order, where every token is needed; else of the last token of
+        each complete row. complete [S]: their places in batch.rows, on the host.
+        """
+        vectors = self._means(hidden, batch, complete) if self.needs_every_token else hidden.float()
+        return F.normalize(vectors, dim=-1) if self._pooling.normalize else vectors
+
+    def _means(self, hidden: Tensor, batch: ForwardBatch, complete: LongArray) -> Tensor:
+        """A row's sum starts anew with its first token and grows token by token: it is the same however the
+        sequence is cut into chunks.
+        """
+        if self._sums is None:
+            self._sums = hidden.new_zeros(self._max_rows, hidden.shape[1], dtype=torch.float32)
+        lens, kv_lens = np.diff(batch.query_start), np.array(batch.kv_lens)
+        first_chunks = self._device.tensor(np.flatnonzero(lens == kv_lens))
+        self._sums.index_fill_(0, batch.rows[first_chunks], 0.0)
+        sequence_of = self._device.tensor(np.repeat(np.arange(len(lens)), lens))
+        self._sums.index_add_(0, batch.rows[sequence_of], hidden.float())
+        at = self._device.tensor(complete)
+        return self._sums[batch.rows[at]] / self._device.tensor(kv_lens[complete]).unsqueeze(1)
 
 
 class EmbeddingRunner(ModelRunner):

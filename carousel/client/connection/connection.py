@@ -27,10 +27,9 @@ import zmq
 
 from carousel.client.connection.lane import Lane, connect
 from carousel.client.connection.link import Link
-from carousel.client.connection.long_texts import LONG_CHARS, without_long_texts
 from carousel.client.connection.restarts import Restart, RestartedRole, Restarts
 from carousel.client.connection.target import Target
-from carousel.client.connection.tokenizer_way import TokenizerWay
+from carousel.client.connection.tokenizer_way import LONG_CHARS, TokenizerWay, without_long_texts
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
 from runtime.wire.format import PING_S, SILENCE_S
 from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
