@@ -143,6 +143,14 @@ def test_long_texts_of_one_tenant_wait_behind_anothers_short_one(
     """/tokenize has one thread. What waits for it of one tenant is bounded, and of each one call is next."""
     monkeypatch.setattr(fair_threads, "MAX_WAITING_CHARS", 100_000)
     done: list[str] = []
+    in_line: list[str] = []
+    turn_of = fair_threads.FairThreads._turn_of
+
+    async def note(self: fair_threads.FairThreads, tenant: str) -> None:
+        in_line.append(tenant)
+        await turn_of(self, tenant)
+
+    monkeypatch.setattr(fair_threads.FairThreads, "_turn_of", note)
     with tenants_front(tmp_path, answer) as (front, _):
 
         def tokenize_as(name: str, text: str) -> int:
@@ -160,7 +168,7 @@ def test_long_texts_of_one_tenant_wait_behind_anothers_short_one(
         wait_until(lambda: "alice 429" in done, 5.0, "alice has too much waiting")
         bob = threading.Thread(target=tokenize_as, args=("bob", "x" * 50_000))
         bob.start()
-        threading.Event().wait(0.1)  # it is in line
+        wait_until(lambda: "bob" in in_line, 5.0, "bob is in line")
         held_thread.set()
         for thread in (bob, *alices):
             thread.join(WAIT_S)
