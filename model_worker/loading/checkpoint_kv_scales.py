@@ -9,7 +9,7 @@ from pathlib import Path
 from torch import Tensor
 
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
-from model_worker.loading.safetensors_file import open_safetensors
+from model_worker.loading.safetensors_file import Rename, open_safetensors
 from runtime.base.errors import ModelError
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ UNUSED = ("q_scale", "q_zero_point")
 class CheckpointKVScales:
     """Which scales the checkpoint's files have. They are read at once: they are small."""
 
-    def __init__(self, files: list[Path], modules: list[str]) -> None:
+    def __init__(self, files: list[Path], modules: list[str], rename: Rename | None = None) -> None:
         """modules: the layers' attention, in order, by the checkpoint's names.
 
         Raises: ModelError where a file cannot be read, a scale is several numbers, or a zero point not zero.
@@ -37,7 +37,7 @@ class CheckpointKVScales:
         self._unused = _names(modules, UNUSED)
         wanted = _names(modules, (*K_SCALES, *V_SCALES, *ZERO_POINTS))
         for path in files:
-            with open_safetensors(path) as file:
+            with open_safetensors(path, rename) as file:
                 for name in wanted.intersection(file.keys()):
                     self._note(name, file.get_tensor(name))
 

@@ -21,7 +21,8 @@ from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Piece, Weight
 from model_worker.loading.checkpoint_kv_scales import CheckpointKVScales
 from model_worker.loading.quantized_tensors import QuantizedTensors
-from model_worker.loading.safetensors_file import open_safetensors
+from model_worker.loading.safetensors_file import Rename, open_safetensors
+from model_worker.loading.text_part_files import has_own_head, log_what_is_left_out
 from model_worker.models.attention import SelfAttention
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
@@ -67,14 +68,19 @@ def load_model(
     """
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
+    files = [] if load_format == "dummy" else weight_files(model_path)
+    rename = _rename_of(config)
+    if rename is not None and config.tie_word_embeddings and has_own_head(files, rename, spec):
+        config = msgspec.structs.replace(config, tie_word_embeddings=False)
     model = CausalLM(config, spec, dtype=dtype, device=device, group=group, quant=quant)
     if load_format == "dummy":
         _fill_dummy(model)
         for layer in _stored_weights(model).values():
             layer.compress()
     else:
-        files = weight_files(model_path)
-        kv_scales = CheckpointKVScales(files, list(_attention(model)))
+        if rename is not None and group.rank == 0:
+            log_what_is_left_out(files, rename)
+        kv_scales = CheckpointKVScales(files, list(_attention(model)), rename)
         _fill_from_files(model, files, kv_scales, progress)
         if use_kv_scales:
             for attention, kv_scale in zip(_attention(model).values(), kv_scales.by_layer(), strict=True):
@@ -82,6 +88,11 @@ def load_model(
         else:
             kv_scales.log_unused()
     return model
+
+
+def _rename_of(config: ModelConfig) -> Rename | None:
+    """The names that tensors of a multimodal checkpoint have in the decoder; None for any other."""
+    return None if config.text_part is None else config.text_part.decoder_name
 
 
 def checkpoint_targets(model: CausalLM) -> dict[str, list[Piece]]:
@@ -157,7 +168,8 @@ def _fill_from_files(
     model: CausalLM, files: list[Path], kv_scales: CheckpointKVScales, progress: Progress | None
 ) -> None:
     quantization = model.config.quantization
-    quantized = None if quantization is None else QuantizedTensors(files, quantization)
+    rename = _rename_of(model.config)
+    quantized = None if quantization is None else QuantizedTensors(files, quantization, rename)
     _load_plain_what_is_plain(model, quantized)
     targets = checkpoint_targets(model)
     layers = _UnfinishedLayers(model)
@@ -165,7 +177,7 @@ def _fill_from_files(
     total = len(targets)
     unexpected: list[str] = []
     misshapen: list[str] = []
-    for name, tensor in _as_wanted(_tensors(files), targets, quantized):
+    for name, tensor in _as_wanted(_tensors(files, rename), targets, quantized):
         if name not in targets:
             if name not in kv_scales and not _is_derived(name, model.config):
                 unexpected.append(name)
@@ -249,8 +261,8 @@ def _as_wanted(
             yield from quantized.expanded(name, tensor, as_stored=as_stored)
 
 
-def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
-    """Every tensor of the files, as a safetensors slice that is read where it is indexed.
+def _tensors(files: Iterable[Path], rename: Rename | None) -> Iterator[tuple[str, Any]]:
+    """Every tensor of the files by its name here, as a safetensors slice that is read where it is indexed.
 
     Reading maps a file's pages into this process, and only closing the file lets go of them.
     """
@@ -258,7 +270,7 @@ def _tensors(files: Iterable[Path]) -> Iterator[tuple[str, Any]]:
         names: list[str] = []
         is_first = True
         while is_first or names:
-            with open_safetensors(path) as file:
+            with open_safetensors(path, rename) as file:
                 if is_first:
                     names, is_first = list(file.keys()), False
                 mapped = 0

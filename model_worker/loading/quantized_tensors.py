@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from model_worker.loading.safetensors_file import open_safetensors
+from model_worker.loading.safetensors_file import Rename, open_safetensors
 from runtime.base.errors import ModelError
 from runtime.checkpoint.quantization import CheckpointQuantization
 
@@ -26,14 +26,16 @@ _DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 class QuantizedTensors:
     """What is quantised in a checkpoint's files. The scales are read at once: they are small."""
 
-    def __init__(self, files: list[Path], quantization: CheckpointQuantization) -> None:
+    def __init__(
+        self, files: list[Path], quantization: CheckpointQuantization, rename: Rename | None = None
+    ) -> None:
         """Raises: ModelError where a file cannot be read, or a weight's scales are missing or misshapen."""
         self._block = quantization.block
         self._dtypes: dict[str, torch.dtype] = {}
         self._scales: dict[str, Tensor] = {}
         shapes: dict[str, list[int]] = {}
         for path in files:
-            with open_safetensors(path) as file:
+            with open_safetensors(path, rename) as file:
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
                     weight = _weight_of(name, SCALES)
                     if weight is not None:

@@ -1,4 +1,4 @@
-"""The table of architectures: which spec serves each, and how its config.json differs from the common words.
+"""The tables of architectures: which spec serves each, and how its config.json differs from the common words.
 
 Knows spellings and defaults of config.json; knows no layer and opens no file.
 """
@@ -32,6 +32,35 @@ class Architecture(NamedTuple):
     keys: Mapping[str, str | tuple[str, ...]] = _NOTHING
     defaults: Mapping[str, Any] = _NOTHING
     ships_code: bool = False
+
+
+class TextPart(NamedTuple):
+    """One multimodal architecture, of which the decoder of text is served.
+
+    decoder: the row of ARCHITECTURES that computes it. model_types: those that text_config may name; another
+    is another decoder. towers: modules that read what is not text; their tensors are not loaded. defaults: as
+    in Architecture, of text_config and of tie_word_embeddings beside it; its values win over the decoder's.
+    rotates_axes: rotary parameters give parts of a head to the axes of an image (mrope_section). A token of
+    text has the same position on each, which is the ordinary rotation.
+    """
+
+    decoder: str
+    model_types: tuple[str, ...]
+    towers: tuple[str, ...]
+    defaults: Mapping[str, Any] = _NOTHING
+    rotates_axes: bool = False
+
+    def decoder_name(self, name: str) -> str | None:
+        """Return the name that the decoder alone would give to a tensor of the files; None for a tower's.
+
+        Files have `language_model.model.` and `language_model.lm_head.` as most are published,
+        `model.language_model.` and `lm_head.` as transformers 5 has them in memory, or the decoder's names.
+        """
+        if name.removeprefix("model.").startswith(self.towers):
+            return None
+        if name.startswith("model.language_model."):
+            return "model." + name.removeprefix("model.language_model.")
+        return name.removeprefix("language_model.")
 
 
 _EXPERT_KEYS = {
@@ -153,3 +182,64 @@ ARCHITECTURES: dict[str, Architecture] = {
         },
     ),
 }
+
+_LLAVA_TOWERS = ("vision_tower.", "multi_modal_projector.")
+
+TEXT_PARTS: dict[str, TextPart] = {
+    "Gemma3ForConditionalGeneration": TextPart(
+        "Gemma3ForCausalLM",
+        model_types=("gemma3_text",),
+        towers=_LLAVA_TOWERS,
+        defaults={
+            "vocab_size": 262208,
+            "hidden_size": 2304,
+            "intermediate_size": 9216,
+            "num_hidden_layers": 26,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131072,
+        },
+    ),
+    "Mistral3ForConditionalGeneration": TextPart(
+        "MistralForCausalLM",
+        model_types=("mistral",),
+        towers=_LLAVA_TOWERS,
+        defaults={
+            "vocab_size": 32000,
+            "hidden_size": 4096,
+            "intermediate_size": 14336,
+            "num_hidden_layers": 32,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 131072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "Qwen2_5_VLForConditionalGeneration": TextPart(
+        "Qwen2ForCausalLM",
+        model_types=("qwen2_5_vl_text", "qwen2_5_vl"),
+        towers=("visual.",),
+        defaults={
+            "vocab_size": 152064,
+            "hidden_size": 8192,
+            "intermediate_size": 29568,
+            "num_hidden_layers": 80,
+            "num_attention_heads": 64,
+            "num_key_value_heads": 8,
+            "max_position_embeddings": 32768,
+            "max_window_layers": 80,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 1e6,
+        },
+        rotates_axes=True,
+    ),
+}
+
+
+def row_of(name: str) -> Architecture | None:
+    """Return how the architecture is computed and read; of a multimodal one its decoder."""
+    part = TEXT_PARTS.get(name)
+    if part is None:
+        return ARCHITECTURES.get(name)
+    decoder = ARCHITECTURES[part.decoder]
+    return decoder._replace(defaults={**decoder.defaults, **part.defaults}, ships_code=False)

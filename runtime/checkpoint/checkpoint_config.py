@@ -14,6 +14,7 @@ import msgspec
 from runtime.base.errors import ModelError
 from runtime.checkpoint.quantization import CheckpointQuantization, read_quantization
 from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
+from runtime.checkpoint.text_keys import text_keys
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -87,8 +88,8 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
         Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable
         or does not say what is needed.
         """
-        raw = read_json(config_file(path), dict[str, Any])
-        keys = read_json(config_file(path), _SharedKeys)
+        raw = text_keys(read_json(config_file(path), dict[str, Any]))
+        keys = _shared_keys(config_file(path), raw)
         generation = GenerationFile()
         if (path / "generation_config.json").is_file():
             generation = read_json(path / "generation_config.json", GenerationFile)
@@ -126,6 +127,13 @@ def read_json(path: Path, kind: type[T]) -> T:
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise ModelError(f"{path} cannot be read: {error}") from error
+
+
+def _shared_keys(path: Path, raw: dict[str, Any]) -> _SharedKeys:
+    try:
+        return msgspec.convert(raw, _SharedKeys)
+    except msgspec.ValidationError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 

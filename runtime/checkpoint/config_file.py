@@ -12,9 +12,10 @@ from typing import Annotated, Any, TypeVar
 import msgspec
 
 from runtime.base.errors import ModelError
-from runtime.checkpoint.architectures import ARCHITECTURES, Architecture
+from runtime.checkpoint.architectures import ARCHITECTURES, TEXT_PARTS, Architecture, row_of
 from runtime.checkpoint.checkpoint_config import Count, read_json
 from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
+from runtime.checkpoint.text_keys import text_keys
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -94,14 +95,13 @@ class ConfigKeys(msgspec.Struct, frozen=True):
 
 
 def read_config(path: Path) -> ConfigKeys:
-    """What a checkpoint's config.json says.
+    """Return what a checkpoint's config.json says.
 
     Raises ModelError for an architecture that needs its own code or is in no row of the table.
     """
     preamble = read_json(path, _Preamble)
-    name = _architecture(preamble)
-    raw = read_json(path, dict[str, Any])
-    row = ARCHITECTURES[name]
+    name, row = _architecture(preamble)
+    raw = text_keys(read_json(path, dict[str, Any]))
     return ConfigKeys(
         name, row, _in_our_words(raw, row, ConfigFile), _in_our_words(raw, row, OptionalKeys, only_named=True)
     )
@@ -110,7 +110,7 @@ def read_config(path: Path) -> ConfigKeys:
 def has_spec(path: Path) -> bool:
     """Whether the table has a row for the architecture of this config.json."""
     names = read_json(path, _Preamble).architectures or []
-    return any(_row_of(name) is not None for name in names)
+    return any(row_of(_served_as(name)) is not None for name in names)
 
 
 def refuse_without_spec(path: Path) -> None:
@@ -119,6 +119,11 @@ def refuse_without_spec(path: Path) -> None:
     _refuse_own_code(preamble)
     _refuse_quantised(preamble)
     names = preamble.architectures or []
+    if names and names[0] in TEXT_PARTS:
+        raise ModelError(
+            f"--model-impl transformers cannot serve {names[0]}: its text part has a spec; leave the flag "
+            "out."
+        )
     if not names or not names[0].endswith(_DECODER_SUFFIXES):
         raise ModelError(
             f"Architecture {_found(preamble)} is not a decoder of text ({', '.join(_DECODER_SUFFIXES)}): "
@@ -126,32 +131,34 @@ def refuse_without_spec(path: Path) -> None:
         )
 
 
-def _architecture(preamble: _Preamble) -> str:
+def _architecture(preamble: _Preamble) -> tuple[str, Architecture]:
     names = preamble.architectures or []
-    served = [row for name in names if (row := _row_of(name)) is not None]
-    if not (served and ARCHITECTURES[served[0]].ships_code):
+    served = [(name, row) for name in map(_served_as, names) if (row := row_of(name)) is not None]
+    if not (served and served[0][1].ships_code):
         _refuse_own_code(preamble)
     if served:
         return served[0]
     raise ModelError(
         f"Architecture {_found(preamble)} is not supported. Supported architectures: "
-        f"{', '.join(ARCHITECTURES)}. With --model-impl transformers others may be."
+        f"{_SUPPORTED}. With --model-impl transformers others may be."
     )
 
 
-def _row_of(architecture: str) -> str | None:
-    """The row that serves it: its own, or for the bare decoder of a family that of the family."""
-    name = architecture
-    if name.endswith(HEADLESS_SUFFIX):
-        name = name.removesuffix(HEADLESS_SUFFIX) + "ForCausalLM"
-    return name if name in ARCHITECTURES else None
+_SUPPORTED = ", ".join((*ARCHITECTURES, *TEXT_PARTS))
+
+
+def _served_as(architecture: str) -> str:
+    """Return the name that has the row: its own, or for the bare decoder of a family that of the family."""
+    if architecture.endswith(HEADLESS_SUFFIX):
+        return architecture.removesuffix(HEADLESS_SUFFIX) + "ForCausalLM"
+    return architecture
 
 
 def _refuse_own_code(preamble: _Preamble) -> None:
     if preamble.auto_map is not None:
         raise ModelError(
             "config.json has auto_map: the model comes with its own code, which is never run. "
-            f"Supported architectures: {', '.join(ARCHITECTURES)}."
+            f"Supported architectures: {_SUPPORTED}."
         )
 
 

@@ -12,7 +12,7 @@ from typing import Literal, cast, get_args
 import msgspec
 
 from runtime.base.errors import ConfigError, ModelError
-from runtime.checkpoint.architectures import ARCHITECTURES, Architecture
+from runtime.checkpoint.architectures import TEXT_PARTS, Architecture, TextPart
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, config_file
 from runtime.checkpoint.config_file import (
     HEADLESS_SUFFIX,
@@ -41,6 +41,8 @@ class ExpertsConfig(msgspec.Struct, frozen=True):
 class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
     """One checkpoint's shape. Sizes count elements."""
 
+    spec: str
+    """Import string of the architecture's ModelSpec."""
     hidden_size: int
     intermediate_size: int
     num_layers: int
@@ -78,9 +80,9 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
         return _build(CheckpointConfig.read(path), keys, context_length)
 
     @property
-    def spec(self) -> str:
-        """Import string of the architecture's ModelSpec."""
-        return ARCHITECTURES[self.architecture].spec
+    def text_part(self) -> TextPart | None:
+        """What there is beside the decoder in the files; None where they hold a decoder alone."""
+        return TEXT_PARTS.get(self.architecture)
 
     def attention_window(self, layer_id: int) -> int | None:
         """Keys that a token sees in this layer, itself included; None: all."""
@@ -125,6 +127,7 @@ def _build(checkpoint: CheckpointConfig, keys: ConfigKeys, context_length: int |
     has_head = not checkpoint.architecture.endswith(HEADLESS_SUFFIX)
     return ModelConfig(
         **(msgspec.structs.asdict(checkpoint) | {"architecture": keys.architecture, "has_head": has_head}),
+        spec=keys.row.spec,
         hidden_size=config.hidden_size,
         intermediate_size=config.intermediate_size,
         num_layers=config.num_hidden_layers,
@@ -181,6 +184,7 @@ def _ropes(
         original_max_position_embeddings=config.original_max_position_embeddings,
         partial_rotary_factor=optional.rotary_fraction,
         may_be_partial="rotary_fraction" in keys.row.keys,
+        rotates_axes=keys.architecture in TEXT_PARTS and TEXT_PARTS[keys.architecture].rotates_axes,
     )
     spelled = config.rope_parameters or config.rope_scaling or {}
     if optional.window_rope_theta is None:

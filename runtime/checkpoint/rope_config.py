@@ -61,6 +61,7 @@ class RopeContext(msgspec.Struct, frozen=True):
     original_max_position_embeddings: int | None = None
     partial_rotary_factor: float | None = None
     may_be_partial: bool = False
+    rotates_axes: bool = False  # see TextPart
 
 
 class _RopeParameters(msgspec.Struct):
@@ -86,6 +87,8 @@ class _RopeParameters(msgspec.Struct):
 
 def read_rope(spelled: Mapping[str, Any], context: RopeContext) -> RopeConfig:
     """The rotary embedding that a dict of config.json means. Raises ModelError for what is not served."""
+    if context.rotates_axes:
+        spelled = _of_text(spelled, context.head_dim)
     rope_type = spelled.get("rope_type", spelled.get("type", "default"))
     rope_type = _OLD_NAMES.get(rope_type, rope_type)
     if rope_type not in get_args(RopeType):
@@ -117,6 +120,30 @@ def read_rope(spelled: Mapping[str, Any], context: RopeContext) -> RopeConfig:
         case "longrope":
             return _longrope(rope, raw, context)
     return rope
+
+
+def _of_text(spelled: Mapping[str, Any], head_dim: int) -> dict[str, Any]:
+    """Return the parameters without what tells the axes of an image apart: a token of text is at the same
+    position on each of them.
+    """
+    kept = {key: value for key, value in spelled.items() if key != "mrope_section"}
+    for key in ("rope_type", "type"):
+        if kept.get(key) == "mrope":
+            kept[key] = "default"
+    if "type" in kept and "rope_type" in kept:
+        del kept["type"]  # the older name, left beside the newer one
+    sections = spelled.get("mrope_section")
+    if sections is not None:
+        try:
+            num_pairs = sum(msgspec.convert(sections, list[PositiveInt]))
+        except msgspec.ValidationError as error:
+            raise ModelError(f"config.json: rope_parameters: mrope_section: {error}") from error
+        if 2 * num_pairs != head_dim:
+            raise ModelError(
+                f"config.json: rope_parameters: mrope_section has {num_pairs} pairs of dimensions, but a "
+                f"head has {head_dim // 2}."
+            )
+    return kept
 
 
 def _with(rope: RopeConfig, raw: _RopeParameters, *names: str, original: int) -> RopeConfig:

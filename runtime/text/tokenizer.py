@@ -14,6 +14,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from tokenizers import Tokenizer as Backend
 
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
     from runtime.text.chat_template import ChatTemplate
 
 # Imported when it is needed: transformers, and what takes half a second to import with it.
+
+
+class _ProcessorTemplate(msgspec.Struct):
+    chat_template: str
 
 
 class Tokenizer:
@@ -223,9 +228,23 @@ def _read(path: Path, chat_template: Path | None) -> PreTrainedTokenizerFast:
         )
     except Exception as error:  # the library raises plain Exception for a file that it cannot parse
         raise ModelError(f"The tokenizer in {path} cannot be read: {error}") from error
+    if wrapper.chat_template is None and chat_template is None:
+        wrapper.chat_template = _template_of_processor(path / "chat_template.json")
     if chat_template is not None:
         try:
             wrapper.chat_template = chat_template.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             raise ModelError(f"The chat template {chat_template} cannot be read: {error}") from error
     return wrapper
+
+
+def _template_of_processor(path: Path) -> str | None:
+    """Return the template that multimodal checkpoints have in a file of their processor's, as older ones do;
+    None where there is none. Raises ModelError.
+    """
+    if not path.is_file():
+        return None
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_ProcessorTemplate).chat_template
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"The chat template {path} cannot be read: {error}") from error

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from runtime.checkpoint.architectures import ARCHITECTURES
-from tests.harness.models.model_registry import FAMILIES
+from runtime.checkpoint.architectures import ARCHITECTURES, TEXT_PARTS
+from tests.harness.models.model_registry import FAMILIES, MULTIMODAL
 from tests.harness.models.model_table import MODELS_DOC, with_tables
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -17,6 +17,7 @@ def test_every_architecture_is_compared_with_the_reference() -> None:
     assert ARCHITECTURES.keys() == FAMILIES.keys()
     for architecture, family in FAMILIES.items():
         assert family.cases, architecture
+    assert TEXT_PARTS.keys() == MULTIMODAL.keys()
 
 
 def test_the_tables_of_the_documentation_are_those_of_the_tests() -> None:
@@ -27,7 +28,8 @@ def test_the_tables_of_the_documentation_are_those_of_the_tests() -> None:
 def test_no_family_is_named_outside_its_spec_and_the_table() -> None:
     """Architectures and spec modules; words such as the name of a published method are not families."""
     modules = {row.spec.partition(":")[0] for row in ARCHITECTURES.values()}
-    names = [*ARCHITECTURES, *modules, *(name.removesuffix("ForCausalLM") for name in ARCHITECTURES)]
+    architectures = [*ARCHITECTURES, *TEXT_PARTS]
+    names = [*architectures, *modules, *(name.removesuffix("ForCausalLM") for name in architectures)]
     pattern = re.compile("|".join(rf"\b{re.escape(name)}\b" for name in names))
     allowed = MAY_NAME_FAMILIES | {f"{module.replace('.', '/')}.py" for module in modules}
     wrong = []

@@ -247,6 +247,13 @@ FAMILIES: dict[str, Family] = {
     ),
 }
 
+MULTIMODAL: dict[str, str] = {
+    "Gemma3ForConditionalGeneration": "Gemma 3 (4B, 12B, 27B)",
+    "Mistral3ForConditionalGeneration": "Mistral Small 3.1, 3.2",
+    "Qwen2_5_VLForConditionalGeneration": "Qwen2.5-VL",
+}
+"""Models of which the text part is served; their cases are in tests/cpu/models/test_text_parts.py."""
+
 QUANTIZED = ("int8",)
 """Methods of quantisation that the first case of every family is run with (test_int8_models.py)."""
 

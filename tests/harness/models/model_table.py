@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runtime.checkpoint.architectures import ARCHITECTURES, Windowed
-from tests.harness.models.model_registry import FAMILIES, QUANTIZED, RANK_COUNTS
+from runtime.checkpoint.architectures import ARCHITECTURES, TEXT_PARTS, Windowed
+from tests.harness.models.model_registry import FAMILIES, MULTIMODAL, QUANTIZED, RANK_COUNTS
 from tests.harness.models.transformers_registry import REFUSED, SERVED
 
 MODELS_DOC = Path(__file__).resolve().parents[3] / "docs" / "models.md"
@@ -49,6 +49,15 @@ def model_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+def text_table() -> str:
+    """One row per multimodal architecture whose text part is served."""
+    lines = ["| models | `architectures` | computed as | not loaded |", "| --- | --- | --- | --- |"]
+    for architecture, part in TEXT_PARTS.items():
+        towers = ", ".join(f"`{tower.rstrip('.')}`" for tower in part.towers)
+        lines.append(f"| {MULTIMODAL[architecture]} | `{architecture}` | `{part.decoder}` | {towers} |")
+    return "\n".join(lines) + "\n"
+
+
 def served_table() -> str:
     """One row per architecture that has been compared over the transformers backend."""
     lines = [
@@ -68,7 +77,7 @@ def refused_table() -> str:
     return "\n".join(lines) + "\n"
 
 
-TABLES = {"native": model_table, "transformers": served_table, "refused": refused_table}
+TABLES = {"native": model_table, "text": text_table, "transformers": served_table, "refused": refused_table}
 
 
 def with_tables(text: str) -> str:

@@ -34,12 +34,13 @@ class Pair(NamedTuple):
         return PagedForward(self.model, page_size, backend=self.backend)
 
 
-def make_checkpoint(case: Case, path: Path) -> PreTrainedModel:
-    """Save a model with random weights, biases and norms in `path`; the reference in eager attention."""
+def make_checkpoint(case: Case, path: Path, kind: Any = AutoModelForCausalLM) -> PreTrainedModel:
+    """Save a model with random weights, biases and norms in `path`; the reference in eager attention. kind:
+    its class, where the library does not know it for one that continues a text.
+    """
     torch.manual_seed(7)
-    hf: PreTrainedModel = (
-        AutoModelForCausalLM.from_config(case.config, attn_implementation="eager").float().eval()
-    )
+    make = getattr(kind, "from_config", None) or kind._from_config
+    hf: PreTrainedModel = make(case.config, attn_implementation="eager").float().eval()
     vary_norms_and_biases(hf)
     with torch.no_grad():
         _spread_logits(hf)
