@@ -48,7 +48,7 @@ def load_served_model(
     """Load this rank's part of the model of resolved settings. Raises ModelError or ConfigError."""
     model_path = Path(config.model)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    checkpoint = read_model_config(model_path, config.model_impl, config.context_length)
+    checkpoint = read_model_config(model_path, config.model_impl, config.context_length, config.model_spec)
     if not isinstance(checkpoint, ModelConfig):
         assert group.size == 1, "settings with ranks are refused for it"
         return _by_transformers(config, checkpoint, dtype, device, progress)

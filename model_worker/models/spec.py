@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 # Whether a projection has a bias: "config" asks attention_bias or mlp_bias of the checkpoint's config.json.
 BiasRule = Literal["never", "always", "config"]
@@ -12,6 +12,17 @@ BiasRule = Literal["never", "always", "config"]
 Norm = Literal["rms", "rms_wide", "rms_offset", "layer", "layer_bias"]
 LayerLayout = Literal["pre_norm", "post_norm", "sandwich", "parallel"]
 QkNorm = Literal["none", "head", "each_head", "projection"]
+RotaryPairs = Literal["halves", "adjacent"]
+
+_WORDS: dict[str, Any] = {
+    "qkv_bias": BiasRule,
+    "o_bias": BiasRule,
+    "mlp_bias": BiasRule,
+    "layout": LayerLayout,
+    "norm": Norm,
+    "qk_norm": QkNorm,
+    "rotary_pairs": RotaryPairs,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +48,18 @@ class ModelSpec:
     layout: LayerLayout = "pre_norm"
     norm: Norm = "rms"
     qk_norm: QkNorm = "none"
-    rotary_pairs: Literal["halves", "adjacent"] = "halves"
+    rotary_pairs: RotaryPairs = "halves"
     gated_mlp: bool = True  # down(act(gate(x)) * up(x)); else down(act(up(x)))
     scaled_embedding: bool = False  # by the square root of hidden_size
     packed_in_checkpoint: bool = False  # qkv_proj and gate_up_proj are one tensor each there, too
     names: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Refuse a word that nothing carries out: a spec may be the user's own. Raises: ValueError."""
+        for name, kind in _WORDS.items():
+            value, known = getattr(self, name), get_args(kind)
+            if value not in known:
+                raise ValueError(f"ModelSpec: {name} {value!r} is unknown; known: {', '.join(known)}")
 
     def checkpoint_name(self, name: str) -> str:
         """What the checkpoint calls the tensor that we call `name`."""

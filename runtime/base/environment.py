@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 
@@ -65,11 +66,7 @@ def child_environment() -> dict[str, str]:
     and the working directory, where users' own policies are, last. To be used with `python -P`.
     """
     root = str(Path(__file__).resolve().parents[2])
-    try:
-        here = os.getcwd()
-    except FileNotFoundError:
-        here = ""  # it has been removed, and holds nothing
-    paths = filter(None, [root, os.environ.get("PYTHONPATH"), here])
+    paths = filter(None, [root, os.environ.get("PYTHONPATH"), _here()])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
     # A worker's OpenMP threads spin before they sleep. The default spin takes the cores from the other
     # processes: with two spinners beside it a step took 83 ms this way, over a second without (2 cores, EPYC,
@@ -79,3 +76,18 @@ def child_environment() -> dict[str, str]:
     # machines may reach, and which need not be one over which this machine reaches itself.
     environment.setdefault("NCCL_SOCKET_IFNAME", "lo")
     return environment
+
+
+def find_users_modules() -> None:
+    """Have this process find what the processes of a ring find in the working directory, and there, too."""
+    here = _here()
+    if here and here not in sys.path:
+        sys.path.append(here)
+
+
+def _here() -> str:
+    """Return the working directory; empty where it has been removed, and holds nothing."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return ""

@@ -94,13 +94,13 @@ class ConfigKeys(msgspec.Struct, frozen=True):
     optional: OptionalKeys
 
 
-def read_config(path: Path) -> ConfigKeys:
-    """Return what a checkpoint's config.json says.
+def read_config(path: Path, own: Architecture | None = None) -> ConfigKeys:
+    """Return what a checkpoint's config.json says. own: the row for it, in place of one of the table.
 
     Raises ModelError for an architecture that needs its own code or is in no row of the table.
     """
     preamble = read_json(path, _Preamble)
-    name, row = _architecture(preamble)
+    name, row = _architecture(preamble) if own is None else ((preamble.architectures or [""])[0], own)
     raw = text_keys(read_json(path, dict[str, Any]))
     return ConfigKeys(
         name, row, _in_our_words(raw, row, ConfigFile), _in_our_words(raw, row, OptionalKeys, only_named=True)
@@ -140,7 +140,8 @@ def _architecture(preamble: _Preamble) -> tuple[str, Architecture]:
         return served[0]
     raise ModelError(
         f"Architecture {_found(preamble)} is not supported. Supported architectures: "
-        f"{_SUPPORTED}. With --model-impl transformers others may be."
+        f"{_SUPPORTED}. With --model-impl transformers others may be, and with --model-spec those that you "
+        "have a spec for (docs/adding_a_model.md)."
     )
 
 
@@ -158,7 +159,8 @@ def _refuse_own_code(preamble: _Preamble) -> None:
     if preamble.auto_map is not None:
         raise ModelError(
             "config.json has auto_map: the model comes with its own code, which is never run. "
-            f"Supported architectures: {_SUPPORTED}."
+            f"Supported architectures: {_SUPPORTED}. One that you have a spec for is named with --model-spec "
+            "(docs/adding_a_model.md)."
         )
 
 

@@ -23,6 +23,7 @@ from runtime.checkpoint.config_file import (
     read_config,
     refuse_without_spec,
 )
+from runtime.checkpoint.own_spec import own_row
 from runtime.checkpoint.rope_config import RopeConfig, RopeContext, read_rope
 
 ModelImpl = Literal["auto", "native", "transformers"]
@@ -69,14 +70,15 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
     logits_softcap: float | None  # after the multiplier
 
     @classmethod
-    def from_path(cls, path: Path, context_length: int | None = None) -> ModelConfig:
+    def from_path(cls, path: Path, context_length: int | None = None, model_spec: str = "") -> ModelConfig:
         """Read the checkpoint in the directory `path`. context_length: the longest sequence that will be
-        served, where that is not the checkpoint's own; some rotary embeddings depend on it.
+        served, where that is not the checkpoint's own; some rotary embeddings depend on it. model_spec:
+        import string of a spec or a row of the user's own, in place of those of the table.
 
         Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable,
-        or asks for something that is not served.
+        or asks for something that is not served; ConfigError when model_spec names neither.
         """
-        keys = read_config(config_file(path))
+        keys = read_config(config_file(path), own_row(model_spec) if model_spec else None)
         return _build(CheckpointConfig.read(path), keys, context_length)
 
     @property
@@ -249,13 +251,19 @@ def _expert_layers(config: ConfigFile, optional: OptionalKeys) -> tuple[bool, ..
 
 
 def read_model_config(
-    path: Path, model_impl: ModelImpl, context_length: int | None = None
+    path: Path, model_impl: ModelImpl, context_length: int | None = None, model_spec: str = ""
 ) -> CheckpointConfig:
     """The checkpoint in `path`: a ModelConfig where it is computed by a spec, which "auto" prefers.
 
-    context_length: see ModelConfig.from_path. Raises: ModelError, also for what the transformers library is
-    not asked to compute.
+    context_length, model_spec: see ModelConfig.from_path. Raises: ModelError, also for what the transformers
+    library is not asked to compute; ConfigError for a model_spec that is none.
     """
+    if model_spec:
+        if model_impl == "transformers":
+            raise ConfigError(
+                "model_spec: with --model-impl transformers no spec computes the model; give only one of them"
+            )
+        return ModelConfig.from_path(path, context_length, model_spec)
     if model_impl == "native" or (model_impl == "auto" and has_spec(config_file(path))):
         return ModelConfig.from_path(path, context_length)
     refuse_without_spec(config_file(path))

@@ -13,9 +13,11 @@ from pathlib import Path
 
 from runtime.base.console import configure_logging, hold_standard_streams, write_line
 from runtime.base.cpu_isa import hold_back_libraries
+from runtime.base.environment import find_users_modules
 from runtime.base.errors import EXIT_OK, StartError
 from runtime.checkpoint.hub import localize
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from runtime.checkpoint.own_spec import own_row
 from runtime.launcher.command_line import parse_args
 from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
@@ -31,9 +33,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         set_title("launcher")
         configure_logging("launcher", config.log_level)
         hold_back_libraries()
+        if config.model_spec:
+            find_users_modules()
+            own_row(config.model_spec)  # a wrong one is said before a model is downloaded
         config = localize(config)
         model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
-        model = read_model_config(model_path, config.model_impl)
+        model = read_model_config(model_path, config.model_impl, model_spec=config.model_spec)
         config = resolve(
             config,
             context_length=model.max_position_embeddings,

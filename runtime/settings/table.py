@@ -63,6 +63,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "that library, slower), auto: native where there is a spec"
         ),
     ] = "auto"
+    model_spec: Annotated[
+        str,
+        setting(
+            "spec of your own for the model's architecture, as package.module:SPEC; default: the one of its "
+            "row in docs/models.md (docs/adding_a_model.md)"
+        ),
+    ] = ""
     dtype: Annotated[
         Literal["auto", "bfloat16", "float16", "float32", "half", "float"],
         setting("dtype of weights and KV cache; auto: the checkpoint's"),
