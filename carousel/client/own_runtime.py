@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import subprocess
@@ -10,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections import deque
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,6 +21,9 @@ from runtime.base.environment import child_environment
 from runtime.base.errors import ConfigError, StartError
 from runtime.ring.endpoints import Endpoints
 from runtime.settings.config import RuntimeConfig, from_values, setting_of
+from runtime.settings.peer_flags import peer_flag, value_of
+
+logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 STOP_TIMEOUT_S = 10.0
@@ -36,6 +41,7 @@ OWN_SETTINGS = frozenset(
         "cors_origins",
         "forwarded_allow_ips",
         "host",
+        "log_level_http",
         "max_connections",
         "max_connections_per_address",
         "metrics_open",
@@ -135,17 +141,37 @@ def _relay(source: BinaryIO, last_lines: deque[str]) -> None:
             print(text, file=sys.stderr, flush=True)
 
 
+def _meaning(spelling: str, value: Any) -> Mapping[str, Any]:
+    """The settings that a keyword stands for: our own, or a flag of vLLM's or SGLang's with underscores.
+
+    Raises ConfigError for one of theirs that cannot be had.
+    """
+    name = setting_of(spelling)
+    if isinstance(value, bool) and (off := setting_of(f"no_{spelling}")) in RuntimeConfig.__struct_fields__:
+        return {off: not value}  # enable_prefix_caching, whose opposite is a flag
+    flag = peer_flag("--" + spelling.replace("_", "-"))
+    if flag is not None and name not in RuntimeConfig.__struct_fields__:
+        meaning = flag.meaning(spelling, str(value))
+    elif isinstance(value, str):
+        meaning = value_of(name, spelling, value)
+    else:
+        return {name: value}
+    if meaning.note:
+        logger.info("%s=%r: nothing changes: %s", spelling, value, meaning.note)
+    return meaning.settings
+
+
 def _flags(settings: dict[str, Any]) -> list[str]:
     """Settings as a command line. Raises ConfigError that names a wrong one."""
     known = set(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
     values: dict[str, Any] = {}
     for spelling, value in settings.items():
-        name = setting_of(spelling)
-        if name not in known:
-            raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")
-        if name in values:
-            raise ConfigError(f"{spelling}: {name} is given twice, under two names; give one of them")
-        values[name] = str(value) if isinstance(value, Path) else value
+        for name, meant in _meaning(spelling, value).items():
+            if name not in known:
+                raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")
+            if name in values:
+                raise ConfigError(f"{spelling}: {name} is given twice, under two names; give one of them")
+            values[name] = str(meant) if isinstance(meant, Path) else meant
     config = from_values(values)
     flags = []
     for name in values:

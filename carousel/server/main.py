@@ -108,6 +108,7 @@ async def serve(context: ProcessContext) -> None:
 
 def _http_server(state: ServerState) -> HttpServer:
     config = state.config
+    level = config.log_level if config.log_level_http == "auto" else config.log_level_http
     return HttpServer(
         make_app(state),
         max_connections=config.max_connections,
@@ -116,7 +117,8 @@ def _http_server(state: ServerState) -> HttpServer:
         lifespan="off",
         timeout_keep_alive=KEEP_ALIVE_S,
         log_config=None,
-        access_log=config.log_level in ("debug", "info"),
+        log_level=level,
+        access_log=level in ("debug", "info"),
         server_header=False,
         proxy_headers=bool(config.proxies),
         forwarded_allow_ips="*" if "*" in config.proxies else config.proxies,

@@ -34,7 +34,7 @@ from runtime.checkpoint.model_config import ModelConfig
 
 logger = logging.getLogger(__name__)
 
-LoadFormat = Literal["auto", "safetensors", "dummy"]
+LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # tensors loaded so far, tensors in all
 
 INDEX_FILE = "model.safetensors.index.json"

@@ -34,14 +34,19 @@ def localize(config: RuntimeConfig) -> RuntimeConfig:
         raise ConfigError(
             f"revision: {config.model or 'the demo model'} is not a model on the Hub, so it has no revisions"
         )
+    if config.download_dir and not on_hub and not is_hub_id(config.tokenizer):
+        raise ConfigError(
+            "download_dir: neither model nor tokenizer is a name on the Hub, so nothing is downloaded; leave "
+            "it out"
+        )
     tokenizer = config.tokenizer
     if is_hub_id(tokenizer):
-        tokenizer = str(download(tokenizer, "", TOKENIZER_FILES))
+        tokenizer = str(download(tokenizer, "", TOKENIZER_FILES, config.download_dir))
     if not on_hub:
         return msgspec.structs.replace(config, tokenizer=tokenizer)
     return msgspec.structs.replace(
         config,
-        model=str(download(config.model, config.revision, MODEL_FILES)),
+        model=str(download(config.model, config.revision, MODEL_FILES, config.download_dir)),
         tokenizer=tokenizer,
         served_model_name=config.served_model_name or config.model,
     )
@@ -52,10 +57,11 @@ def is_hub_id(name: str) -> bool:
     return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
 
 
-def download(hub_id: str, revision: str, patterns: list[str]) -> Path:
+def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "") -> Path:
     """The directory with the files of `hub_id`; what is missing there is downloaded, with bars on stderr.
 
-    revision: a branch, tag or commit; empty for the main branch. Raises: ModelError that says what to do.
+    revision: a branch, tag or commit; empty for the main branch. cache_dir: in place of the Hub's own.
+    Raises: ModelError that says what to do.
     """
     # Imported here: a model in a directory needs nothing of it, and it takes the better part of a second.
     from huggingface_hub import errors, snapshot_download
@@ -63,7 +69,11 @@ def download(hub_id: str, revision: str, patterns: list[str]) -> Path:
     logger.info("model %s: looking in the local cache and on the Hugging Face Hub", hub_id)
     try:
         folder = snapshot_download(
-            hub_id, revision=revision or None, allow_patterns=patterns, ignore_patterns=_NOT_WANTED
+            hub_id,
+            revision=revision or None,
+            cache_dir=cache_dir or None,
+            allow_patterns=patterns,
+            ignore_patterns=_NOT_WANTED,
         )
     except errors.GatedRepoError as error:
         raise ModelError(

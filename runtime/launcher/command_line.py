@@ -1,16 +1,25 @@
-"""The command line of the launcher: an option for every setting of RuntimeConfig, under all its spellings."""
+"""The command line of the launcher: an option for every setting of RuntimeConfig, under all its spellings,
+and the flags of vLLM and SGLang that are no settings here (`runtime.settings.peer_flags`).
+"""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import json
+import re
+import sys
 import typing
 from collections.abc import Sequence
-from typing import Any, Literal, get_args, get_origin
-
-import msgspec
+from difflib import get_close_matches
+from fractions import Fraction
+from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
 from runtime.settings.config import SETTINGS, RuntimeConfig, flags_of, from_values
+from runtime.settings.peer_flag import PeerFlag
+from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
+from runtime.settings.table import GROUPS
 
 PRESETS: dict[str, dict[str, Any]] = {
     "trtllm": {
@@ -20,22 +29,54 @@ PRESETS: dict[str, dict[str, Any]] = {
     },
 }
 """Settings by preset: what the server of that name does when nothing is said."""
+COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens")
+"""Settings that take 4k and 4K, as vLLM has them."""
+LISTS = ("allowed_hosts", "api_key", "cors_origins", "cuda_graph_bs", "forwarded_allow_ips")
+"""Settings whose parts are separated by commas here, and may be words of their own or a JSON list."""
+SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
+NEAR = 0.75
+"""How alike an unknown option and the one that is meant are, of 1; arbitrary, by examples."""
+EPILOG = """\
+examples:
+  %(prog)s --model Qwen/Qwen3-0.6B --port 8000
+  %(prog)s --model /path/to/model --max-model-len 8k --max-num-seqs 64 --api-keys keys.toml
+
+A switch can be switched off again with --no- before its name. Flags of vLLM and SGLang are understood, taken
+with a line that says why nothing changes, or refused with the reason: docs/migrating.md.
+"""
+
+
+class CommandLine(NamedTuple):
+    """The settings that a command line asks for, and lines about flags that change nothing."""
+
+    config: RuntimeConfig
+    notes: list[str]
 
 
 def parse_args(argv: Sequence[str] | None = None, *, prog: str | None = None) -> RuntimeConfig:
-    """The settings a command line asks for. Prints help or a
-    usage error and exits like argparse, with code 64 for errors.
+    """The settings a command line asks for. Prints help, or raises ConfigError."""
+    return parse_command_line(argv, prog=prog).config
+
+
+def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = None) -> CommandLine:
+    """The settings a command line asks for, and what is to be said about it. Prints help and exits, or raises
+    ConfigError.
     """
     parser = make_parser(prog)
-    preset = parser.parse_args(argv).preset
+    words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
+    preset = _preset_parser().parse_known_args(words)[0].preset
     if preset:
         parser.set_defaults(**PRESETS[preset])  # so that what is said on the command line wins
-    values = vars(parser.parse_args(argv))
+    namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}))
+    if rest:
+        raise ConfigError(_unknown(rest[0], words, parser))
+    values = vars(namespace)
+    notes = [f"{given}: nothing changes: {note}" for given, note in values.pop("notes").items()]
     del values["preset"]
-    return from_values(values)
+    return CommandLine(from_values(values), notes)
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):
     """Adds the default to a help text that does not say it itself, except those of flags and of nothing."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
@@ -48,22 +89,180 @@ class _Parser(argparse.ArgumentParser):
         raise ConfigError(message)
 
 
+class _SettingAction(argparse.Action):
+    """Stores the value of a setting, spelled as we or the peers spell it."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        option = option_string or self.option_strings[0]
+        text = _joined(values) if isinstance(values, list) else values
+        meaning = value_of(self.dest, option, text)
+        if meaning.note:
+            namespace.notes[f"{option} {text}"] = meaning.note
+        kind = SETTINGS[self.dest][0]
+        try:
+            setattr(namespace, self.dest, _converted(self.dest, kind, meaning.settings[self.dest]))
+        except ValueError as error:
+            raise argparse.ArgumentError(self, str(error)) from None
+
+
+class _PeerAction(argparse.Action):
+    """Does what the table says of a flag of another server."""
+
+    def __init__(self, *, flag: PeerFlag, **options: Any) -> None:
+        super().__init__(**options)
+        self._flag = flag
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        option = option_string or self.option_strings[0]
+        value = "false" if self.nargs == 0 else " ".join(values) if isinstance(values, list) else values
+        meaning = self._flag.meaning(option, value)
+        if meaning.note:
+            namespace.notes[f"{option} {value}" if self._flag.has_value else option] = meaning.note
+        for name, setting in meaning.settings.items():
+            setattr(namespace, name, setting)
+
+
 def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
+        usage="%(prog)s [--model MODEL] [options]",
         description="Serve a language model over HTTP (OpenAI compatible) and over ZMQ.",
+        epilog=EPILOG,
         formatter_class=_HelpFormatter,
+        allow_abbrev=False,  # the beginning of one of ours may be a flag of a peer's
     )
-    parser.add_argument("--preset", choices=PRESETS, help="defaults of another server; docs/batching.md")
-    for field in msgspec.structs.fields(RuntimeConfig):
-        kind, meta = SETTINGS[field.name]
-        options: dict[str, Any] = {"dest": field.name, "default": field.default, "help": meta.description}
-        if kind is bool:
-            options["action"] = "store_true"
-        elif get_origin(kind) is Literal:
-            options["choices"] = get_args(kind)
-        else:
-            options["type"] = kind
-            options["metavar"] = kind.__name__.upper()
-        parser.add_argument("--" + field.name.replace("_", "-"), *flags_of(field.name), **options)
+    _add_preset(parser)
+    group = parser.add_argument_group()
+    for name, default in zip(RuntimeConfig.__struct_fields__, RuntimeConfig.__struct_defaults__, strict=True):
+        if name in GROUPS:
+            group = parser.add_argument_group(GROUPS[name])
+        _add_setting(group, name, default)
+    own = set(option_names(parser))
+    for flag in PEER_FLAGS:
+        _add_peer_flag(parser, flag, own)
     return parser
+
+
+def option_names(parser: argparse.ArgumentParser) -> list[str]:
+    """All spellings of all options."""
+    return list(parser._option_string_actions)
+
+
+def _preset_parser() -> argparse.ArgumentParser:
+    """Knows --preset alone, whose settings are the defaults of all others."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    _add_preset(parser)
+    return parser
+
+
+def _add_preset(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--preset", choices=PRESETS, help="defaults of another server; docs/batching.md")
+
+
+def _add_setting(group: argparse._ArgumentGroup, name: str, default: Any) -> None:
+    kind, meta = SETTINGS[name]
+    names = ("--" + name.replace("_", "-"), *flags_of(name))
+    options: dict[str, Any] = {"dest": name, "default": default}
+    if kind is bool:
+        group.add_argument(*names, **options, action="store_true", help=meta.description)
+        opposites = [_opposite(flag) for flag in names if flag.startswith("--")]
+        group.add_argument(*opposites, **options, action="store_false", help=argparse.SUPPRESS)
+        return
+    if get_origin(kind) is Literal:
+        options["metavar"] = "{" + ",".join(get_args(kind)) + "}"
+    else:
+        options["metavar"] = kind.__name__.upper()
+    if name in LISTS:
+        options["nargs"] = "+"
+    group.add_argument(*names, **options, action=_SettingAction, help=meta.description)
+
+
+def _add_peer_flag(parser: argparse.ArgumentParser, flag: PeerFlag, own: set[str]) -> None:
+    """Our own options go first: a name that is one of them is left to it."""
+    options: dict[str, Any] = {"action": _PeerAction, "flag": flag, "dest": argparse.SUPPRESS}
+    names = [name for name in flag.names if name not in own]
+    if names and flag.has_value:
+        parser.add_argument(*names, **options, nargs="+", help=argparse.SUPPRESS)
+    elif names:
+        parser.add_argument(*names, **options, nargs="?", const="true", help=argparse.SUPPRESS)
+        if opposites := {_opposite(name) for name in names if name.startswith("--")} - own:
+            parser.add_argument(*sorted(opposites), **options, nargs=0, help=argparse.SUPPRESS)
+
+
+def _opposite(flag: str) -> str:
+    """Of a switch, as vLLM spells it."""
+    return "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag[2:]
+
+
+def _with_dashes(word: str) -> str:
+    """An option that is written with underscores, as vLLM allows."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
+
+
+def _joined(words: list[str]) -> str:
+    """A list as words, as JSON or with commas: with commas."""
+    parts: list[str] = []
+    for word in words:
+        listed = None
+        if word.startswith("["):
+            with contextlib.suppress(ValueError):
+                listed = json.loads(word)
+        parts += [str(part) for part in listed] if isinstance(listed, list) else [word]
+    return ",".join(parts)
+
+
+def _converted(name: str, kind: Any, text: str) -> Any:
+    """The text as a value of the setting's type. Raises ValueError that says what is expected."""
+    if get_origin(kind) is Literal:
+        if text not in get_args(kind):
+            raise ValueError(f"{text!r} is unknown; known: {', '.join(get_args(kind))}")
+        return text
+    if kind is int and name in COUNTS_OF_TOKENS and text[-1:] in SUFFIXES:
+        return _with_suffix(text)
+    try:
+        return kind(text)
+    except ValueError:
+        expected = "a whole number" if kind is int else "a number"
+        raise ValueError(f"expected {expected}, got {text!r}") from None
+
+
+def _with_suffix(text: str) -> int:
+    """A number of tokens such as 8k (8,000), 25.6k or 8K (8,192)."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)([kmgKMG])", text)
+    if match is None or ("." in match[1] and match[2].isupper()):
+        raise ValueError(f"expected a whole number like 8192, 8k (8,000) or 8K (8,192), got {text!r}")
+    return int(Fraction(match[1]) * SUFFIXES[match[2]])
+
+
+def _unknown(word: str, words: list[str], parser: argparse.ArgumentParser) -> str:
+    """What is wrong with a word that no option has taken."""
+    if word.startswith("-"):
+        name = word.partition("=")[0]
+        flags = [known for known in option_names(parser) if _is_meant(known)]
+        near = get_close_matches(name, flags, n=1, cutoff=NEAR)
+        if near:
+            return f"unknown option {name}; did you mean {near[0]}?"
+        return f"unknown option {name}; --help lists those there are"
+    before = [given for given in words[: words.index(word)] if given.startswith("-")]
+    if not before:
+        return f"unexpected argument {word!r}; the model is named with --model, and there are no commands"
+    return f"unexpected argument {word!r} after {before[-1].partition('=')[0]}, which takes one value at most"
+
+
+def _is_meant(option: str) -> bool:
+    """True unless it is a flag that would only be refused."""
+    flag = peer_flag(option)
+    return flag is None or bool(flag.understood or flag.taken)

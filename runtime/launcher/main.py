@@ -7,6 +7,7 @@ good; 72 no such model; 75 stopped before all requests had finished.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,20 +19,24 @@ from runtime.base.errors import EXIT_OK, StartError
 from runtime.checkpoint.hub import localize
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.checkpoint.own_spec import own_row
-from runtime.launcher.command_line import parse_args
+from runtime.launcher.command_line import parse_command_line
 from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
 from runtime.ring.process import set_title
 from runtime.settings.config import DEMO_MODEL
+
+logger = logging.getLogger(__name__)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a launch from its settings to its exit code."""
     hold_standard_streams()
     try:
-        config = parse_args(argv)
+        config, notes = parse_command_line(argv)
         set_title("launcher")
         configure_logging("launcher", config.log_level)
+        for note in notes:
+            logger.info("%s", note)
         hold_back_libraries()
         if config.model_spec:
             find_users_modules()

@@ -41,6 +41,7 @@ HTTP_SETTINGS = (
     "api_workers",
     "cors_origins",
     "forwarded_allow_ips",
+    "log_level_http",
     "max_connections",
     "max_connections_per_address",
     "metrics_open",

@@ -24,6 +24,9 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     revision: Annotated[
         str, setting("branch, tag or commit of a model on the Hub; default: its main branch")
     ] = ""
+    download_dir: Annotated[
+        str, setting("where models of the Hub are kept; default: the Hub's own cache, which HF_HOME names")
+    ] = ""
     tokenizer: Annotated[
         str,
         setting("directory of the tokenizer, or owner/name; default: the model's", "--tokenizer-path"),
@@ -54,7 +57,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = "auto"
     load_format: Annotated[
-        Literal["auto", "safetensors", "dummy"], setting("where weights come from; dummy: random ones")
+        Literal["auto", "dummy"],
+        setting("where weights come from: auto, the model's safetensors files; dummy: random ones"),
     ] = "auto"
     model_impl: Annotated[
         Literal["auto", "native", "transformers"],
@@ -83,7 +87,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = "auto"
     context_length: Annotated[
         int,
-        setting("longest sequence, prompt and output; 0: the model's", "--max-model-len", ge=0, le=1 << 22),
+        setting(
+            "longest sequence, prompt and output; 0: the model's",
+            "--max-model-len",
+            "--max-seq-len",
+            ge=0,
+            le=1 << 22,
+        ),
     ] = 0
     device: Annotated[Literal["auto", "cpu", "cuda"], setting("where the model runs")] = "auto"
     attention_backend: Annotated[
@@ -113,6 +123,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting(
             "tensor-parallel ranks: processes that have a part of the model each (docs/tensor_parallel.md)",
             "--tp",
+            "-tp",
             "--tensor-parallel-size",
             ge=1,
             le=64,
@@ -154,7 +165,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 0
     disable_cuda_graph: Annotated[
-        bool, setting("launch every kernel of a decode step by itself", "--enforce-eager")
+        bool,
+        setting(
+            "record no steps: launch every kernel by itself, on a CPU from Python, too", "--enforce-eager"
+        ),
     ] = False
 
     # -- The KV cache: how large it is, and what is kept in it --------------------------------------------
@@ -391,10 +405,19 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     tokenizer_workers: Annotated[
         int, setting("tokenizer processes", "--tokenizer-worker-num", ge=1, le=64)
     ] = 1
-    detokenizer_workers: Annotated[int, setting("detokenizer processes", ge=1, le=64)] = 1
+    detokenizer_workers: Annotated[
+        int, setting("detokenizer processes", "--detokenizer-worker-num", ge=1, le=64)
+    ] = 1
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], setting("how much the processes log")
     ] = "info"
+    log_level_http: Annotated[
+        Literal["auto", "debug", "info", "warning", "error"],
+        setting(
+            "how much the HTTP server logs: to info a line for each request; auto: as log_level",
+            "--uvicorn-log-level",
+        ),
+    ] = "auto"
     profile_dir: Annotated[
         str,
         setting(
@@ -430,7 +453,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = 30.0
     step_timeout: Annotated[
-        float, setting("the same for one step of the model; the slowest must fit", ge=1.0, le=86400.0)
+        float,
+        setting(
+            "the same for one step of the model; the slowest must fit",
+            "--watchdog-timeout",
+            ge=1.0,
+            le=86400.0,
+        ),
     ] = 300.0
     start_timeout: Annotated[
         float, setting("seconds the processes have to get ready", gt=0.0, le=86400.0)
@@ -439,8 +468,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         float,
         setting(
             "seconds that running requests have to finish after Ctrl-C or SIGTERM; new ones are refused",
+            "--shutdown-timeout",
             ge=0.0,
             le=86400.0,
         ),
     ] = 30.0
     parent_pid: Annotated[int, setting("end when this process ends; 0: do not watch", ge=0)] = 0
+
+
+GROUPS: dict[str, str] = {
+    "model": "model",
+    "kv_cache_dtype": "GPUs and recorded steps",
+    "max_total_tokens": "KV cache",
+    "max_running_requests": "scheduler",
+    "host": "HTTP, client library, logs",
+    "restart": "start, restarts, end",
+}
+"""Titles of the help, by the first setting of each group; a setting belongs to the last title before it."""

@@ -99,6 +99,15 @@ def test_only_a_proxy_that_was_named_says_where_a_request_comes_from(
     assert line.startswith("10.9.8.7:" if proxies.endswith(("8", "*")) else "127.0.0.1:")
 
 
+@pytest.mark.parametrize(("level", "own", "count"), [("info", "warning", 0), ("warning", "info", 1)])
+def test_lines_of_requests_have_a_level_of_their_own(
+    tmp_path: Path, level: str, own: str, count: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with http_front(tmp_path, spell("a"), log_level=level, log_level_http=own) as front:
+        assert front.http.get("/version").status_code == 200
+    assert [record.name for record in caplog.records].count("uvicorn.access") == count
+
+
 def test_warnings_that_strangers_cause_are_a_line_a_minute_of_each_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

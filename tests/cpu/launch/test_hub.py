@@ -66,6 +66,14 @@ def test_a_model_is_served_under_its_name(asked: list[dict[str, Any]]) -> None:
     assert localize(RuntimeConfig(model="acme/tiny", served_model_name="mine")).served_model_name == "mine"
 
 
+def test_a_download_goes_where_it_is_told(asked: list[dict[str, Any]]) -> None:
+    localize(RuntimeConfig(model="acme/tiny", tokenizer="acme/words", download_dir="/data"))
+    localize(RuntimeConfig(model="acme/tiny"))
+    assert [call["cache_dir"] for call in asked] == ["/data", "/data", None]
+    with pytest.raises(ConfigError, match=r"^download_dir: .* leave it out"):
+        localize(RuntimeConfig(model="/m/tiny", download_dir="/data"))
+
+
 @pytest.mark.parametrize(
     ("name", "wanted"),
     [

@@ -115,6 +115,26 @@ def test_llm_understands_the_spellings_of_other_engines() -> None:
         _flags({"context_length": 100, "max_model_len": 100})
 
 
+def test_llm_takes_flags_of_other_engines_as_the_command_line_does(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    assert _flags({"trust_remote_code": True, "seed": 0, "load_format": "safetensors"}) == []
+    assert [message.partition(": nothing changes")[0] for message in caplog.messages] == [
+        "trust_remote_code=True",
+        "seed=0",
+        "load_format='safetensors'",
+    ]
+    assert _flags({"enable_prefix_caching": False}) == ["--disable-radix-cache"]
+    assert _flags({"enable_prefix_caching": True, "enable_lora": False}) == []
+    assert _flags({"kv_cache_dtype": "fp8", "runner": "pooling"}) == [
+        "--kv-cache-dtype=fp8_e4m3",
+        "--task=embed",
+    ]
+    with pytest.raises(ConfigError, match=r"^enable_lora: LoRA adapters are not built"):
+        _flags({"enable_lora": True})
+    with pytest.raises(ConfigError, match=r"^quantization awq: this format is not built"):
+        _flags({"quantization": "awq"})
+
+
 @pytest.mark.parametrize("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not a setting of LLM"):

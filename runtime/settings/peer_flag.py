@@ -1,0 +1,92 @@
+"""PeerFlag: a flag of another server's command line, and what becomes of each of its values here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from runtime.base.errors import ConfigError
+
+NOTHING: Mapping[str, Any] = {}
+
+
+class Meaning(NamedTuple):
+    """The settings that a flag stands for, and why nothing changes where it stands for none."""
+
+    settings: Mapping[str, Any]
+    note: str
+
+
+class PeerFlag(NamedTuple):
+    """A row of the table: of a value, `understood` decides first, then `taken`, then `refused`."""
+
+    names: tuple[str, ...]
+    has_value: bool
+    understood: Mapping[str, Mapping[str, Any]] = {}
+    """Settings by value; a switch has the values true and false."""
+    taken: str = ""
+    """Why nothing changes."""
+    neutral: tuple[str, ...] = ()
+    """The values that are taken; none: all of them."""
+    refused: str = ""
+    """What to do instead, or why it cannot be had."""
+    refused_off: str = ""
+    """The same of a switch that is switched off; nothing: off is what is so anyway."""
+
+    def meaning(self, option: str, value: str) -> Meaning:
+        """What this value of the flag stands for. Raises ConfigError that says what to give instead."""
+        if not self.has_value and not _is_on(option, value):
+            return self._meaning_off(option)
+        if (settings := self.understood.get(value if self.has_value else "true")) is not None:
+            return Meaning(settings, "")
+        if self.taken and (not self.neutral or value in self.neutral):
+            return Meaning(NOTHING, self.taken)
+        given = f"{option} {value}" if self.understood or self.neutral else option
+        raise ConfigError(f"{given}: {self.refused}")
+
+    def _meaning_off(self, option: str) -> Meaning:
+        if self.refused_off:
+            raise ConfigError(f"{option}: {self.refused_off}")
+        return Meaning(NOTHING, self.taken or "off is what it is anyway")
+
+
+def _is_on(option: str, value: str) -> bool:
+    if value.lower() in ("true", "1"):
+        return True
+    if value.lower() in ("false", "0"):
+        return False
+    raise ConfigError(f"{option}: expected nothing, true or false, got {value!r}")
+
+
+def understood(*names: str, **settings: Any) -> PeerFlag:
+    """A switch that stands for settings of ours."""
+    return PeerFlag(names, has_value=False, understood={"true": settings})
+
+
+def chosen(*names: str, refused: str = "", taken: str = "", **values: Any) -> PeerFlag:
+    """A flag whose values stand for settings of ours; `values`: settings by value, or None where nothing
+    changes, for which `taken` says why.
+    """
+    settings = {value: given for value, given in values.items() if given is not None}
+    neutral = tuple(value for value, given in values.items() if given is None)
+    return PeerFlag(names, has_value=True, understood=settings, taken=taken, neutral=neutral, refused=refused)
+
+
+def switch(*names: str, taken: str, refused_off: str = "") -> PeerFlag:
+    """A switch that changes nothing."""
+    return PeerFlag(names, has_value=False, taken=taken, refused_off=refused_off)
+
+
+def value(*names: str, taken: str, neutral: tuple[str, ...] = (), refused: str = "") -> PeerFlag:
+    """A flag with a value that changes nothing, or whose `neutral` values do not."""
+    return PeerFlag(names, has_value=True, taken=taken, neutral=neutral, refused=refused)
+
+
+def no_switch(*names: str, refused: str) -> PeerFlag:
+    """A switch for what cannot be had; switched off it is taken."""
+    return PeerFlag(names, has_value=False, refused=refused)
+
+
+def no_value(*names: str, refused: str) -> PeerFlag:
+    """A flag with a value for what cannot be had."""
+    return PeerFlag(names, has_value=True, refused=refused)

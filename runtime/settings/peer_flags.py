@@ -1,0 +1,384 @@
+"""Table of the flags of vLLM and SGLang that are no settings here: understood, taken or refused.
+
+Flags that are a setting under another name are that setting's other spellings (`runtime.settings.table`).
+docs/migrating.md shows both; tests/unit/launcher/test_peer_flags.py holds it to this table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from runtime.base.errors import ConfigError
+from runtime.settings.peer_flag import (
+    Meaning,
+    PeerFlag,
+    chosen,
+    no_switch,
+    no_value,
+    switch,
+    understood,
+    value,
+)
+
+_SEVERAL = "start several servers behind a load balancer of yours"
+_NO_LORA = "LoRA adapters are not built; merge one into its model"
+_NO_TOOLS = "tool calls are not built; a request with tools is refused"
+_NO_DRAFTS = "speculative decoding is not built; leave it out"
+_NO_GRAMMAR = "structured output is not built; a request that asks for it is refused"
+_NO_IMAGES = "models are served for text only; leave it out"
+_NO_NODES = "a launch runs on one machine; --tp-size divides a model among its GPUs or cores"
+_NO_TRANSFER = "a KV cache is its server's alone; leave it out"
+_NO_TRACES = "no traces are sent; /metrics and /stats show times (docs/statistics.md)"
+_CORS = "--cors-origins names the origins whose pages may call; methods and headers follow from the routes"
+_CHUNKS = (
+    "prompts are computed in chunks, which changes no answer; --chunked-prefill-size as large as "
+    "--context-length computes one whole"
+)
+_POOL = "the KV cache is sized by --mem-fraction-static, or in tokens by --max-total-tokens"
+
+PEER_FLAGS: tuple[PeerFlag, ...] = (
+    # -- The model ----------------------------------------------------------------------------------------
+    switch(
+        "--trust-remote-code",
+        taken="code of a model's repository is never run; a model that needs it is refused when it is read",
+    ),
+    value("--code-revision", taken="code of a model's repository is never run"),
+    no_value("--tokenizer-revision", refused="name a directory that has that revision with --tokenizer"),
+    no_value("--hf-token", refused="set the environment variable HF_TOKEN, or log in with hf auth login"),
+    no_value("--hf-config-path", refused="config.json is read from the model's directory; put it there"),
+    value(
+        "--config-format",
+        taken="config.json of Hugging Face's format is what is read",
+        neutral=("auto", "hf"),
+        refused="only Hugging Face's format is read; convert the checkpoint",
+    ),
+    no_value(
+        "--config",
+        refused="no file of settings is read; give them as flags, in a shell script for instance",
+    ),
+    value(
+        "--tokenizer-mode",
+        taken="tokenizer.json is read by the tokenizers library, which is the fast one",
+        neutral=("auto", "hf", "fast"),
+        refused="only tokenizer.json is read; make one with transformers' convert_slow_tokenizer",
+    ),
+    value(
+        "--tokenizer-backend",
+        taken="it is the tokenizers library",
+        neutral=("huggingface",),
+        refused="the tokenizers library is the only one; leave it out",
+    ),
+    chosen(
+        "--runner",
+        generate={"task": "generate"},
+        pooling={"task": "embed"},
+        auto=None,
+        taken="--task says what the model is for",
+        refused="--task generate and --task embed are what is served",
+    ),
+    chosen(
+        "--convert",
+        embed={"task": "embed"},
+        auto=None,
+        none=None,
+        taken="--task says what the model is for",
+        refused="of a decoder embeddings can be had, with --task embed; classes and rewards are not built",
+    ),
+    understood("--is-embedding", task="embed"),
+    value(
+        "--generation-config",
+        taken="the model's generation_config.json is read",
+        neutral=("auto",),
+        refused="the model's generation_config.json is always read; what a request says goes first",
+    ),
+    value(
+        "--sampling-defaults",
+        taken="the model's generation_config.json is read",
+        neutral=("model",),
+        refused="the model's generation_config.json is always read; what a request says goes first",
+    ),
+    no_value(
+        "--override-generation-config",
+        "--preferred-sampling-params",
+        refused="sampling is the request's, or the model's generation_config.json's; change that file",
+    ),
+    value(
+        "--chat-template-content-format",
+        taken="parts of a message's content are joined before the template sees them",
+        neutral=("auto", "string"),
+        refused="parts of a message's content are joined before the template sees them; leave it out",
+    ),
+    value(
+        "--response-role",
+        taken="answers have the role assistant",
+        neutral=("assistant",),
+        refused="answers have the role assistant; leave it out",
+    ),
+    no_value("--completion-template", refused="completions have no template; use chat completions"),
+    value("--ignore-patterns", taken="only safetensors, tokenizer and configuration files are downloaded"),
+    value("--model-loader-extra-config", taken="safetensors files are read as they are"),
+    value("--max-parallel-loading-workers", taken="each rank reads its own slices of the files"),
+    no_value("--quantization-param-path", refused="scales of keys and values are read from the checkpoint"),
+    no_switch("--calculate-kv-scales", refused="scales of keys and values are read from the checkpoint"),
+    no_switch("--disable-sliding-window", refused="a layer's window is the model's; leave it out"),
+    no_switch("--enable-multimodal", refused=_NO_IMAGES),
+    no_value("--limit-mm-per-prompt", "--mm-processor-kwargs", "--mm-attention-backend", refused=_NO_IMAGES),
+    no_switch("--enable-lora", "--enable-lora-bias", "--fully-sharded-loras", refused=_NO_LORA),
+    no_value(
+        *("--lora-modules", "--lora-paths", "--max-loras", "--max-loras-per-batch", "--max-lora-rank"),
+        *("--max-cpu-loras", "--lora-dtype", "--lora-backend", "--lora-target-modules"),
+        refused=_NO_LORA,
+    ),
+    # -- What requests may ask for ------------------------------------------------------------------------
+    value(
+        "--seed",
+        "--random-seed",
+        taken="a request's own seed decides; one without draws a new one, whatever the launch's",
+    ),
+    value(
+        "--max-logprobs",
+        taken="a request may ask for 20 log-probabilities a token",
+        neutral=("20",),
+        refused="a request may ask for up to 20 log-probabilities a token, and that is not changed",
+    ),
+    no_switch("--enable-auto-tool-choice", refused=_NO_TOOLS),
+    no_value("--tool-call-parser", "--tool-parser-plugin", "--tool-server", refused=_NO_TOOLS),
+    no_value(
+        "--reasoning-parser",
+        "--reasoning-config",
+        refused="reasoning is not told apart: it comes as part of the text; leave it out",
+    ),
+    no_switch("--enable-reasoning", refused="reasoning comes as part of the text; leave it out"),
+    value(
+        "--grammar-backend",
+        taken="no grammar is built",
+        neutral=("none",),
+        refused=_NO_GRAMMAR,
+    ),
+    no_value("--guided-decoding-backend", "--structured-outputs-config", refused=_NO_GRAMMAR),
+    no_value(
+        *("--speculative-config", "--speculative-model", "--speculative-algorithm", "--spec-method"),
+        *("--speculative-draft-model-path", "--speculative-num-steps", "--speculative-eagle-topk"),
+        *("--speculative-num-draft-tokens", "--num-speculative-tokens", "--spec-model", "--spec-tokens"),
+        refused=_NO_DRAFTS,
+    ),
+    switch("--enable-prompt-tokens-details", taken="usage always says how many prompt tokens were cached"),
+    switch("--enable-cache-report", taken="usage always says how many prompt tokens were cached"),
+    no_switch(
+        "--enable-force-include-usage",
+        refused="a request asks for usage itself, with stream_options.include_usage",
+    ),
+    no_switch(
+        "--return-tokens-as-token-ids",
+        refused="a request asks for token ids itself, with return_token_ids",
+    ),
+    no_switch("--enable-custom-logit-processor", refused="a request's code is never run; leave it out"),
+    no_value("--logits-processors", refused="logits processors of one's own are not built; leave it out"),
+    no_switch("--enable-return-hidden-states", refused="hidden states are not sent; see --task embed"),
+    no_switch("--enable-prompt-embeds", refused="prompts are text or token ids; leave it out"),
+    no_switch("--allow-auto-truncate", refused="a prompt that is too long is refused; cut it first"),
+    # -- The KV cache and the scheduler -------------------------------------------------------------------
+    switch("--enable-chunked-prefill", taken="prompts are always computed in chunks", refused_off=_CHUNKS),
+    understood("--enable-mixed-chunk", batching_type="inflight_fused"),
+    value(
+        "--max-prefill-tokens",
+        taken="--chunked-prefill-size is what bounds the tokens of a step",
+    ),
+    value("--swap-space", taken="nothing is swapped: a request taken back is computed again"),
+    value(
+        "--cpu-offload-gb",
+        taken="weights stay on their device",
+        neutral=("0", "0.0"),
+        refused="weights stay on their device; --tp-size divides them, --quantization int8 halves a CPU's",
+    ),
+    value(
+        "--preemption-mode",
+        taken="a request taken back is computed again",
+        neutral=("recompute",),
+        refused="a request taken back is computed again; leave it out",
+    ),
+    no_value("--kv-cache-memory-bytes", "--num-gpu-blocks-override", refused=_POOL),
+    value("--prefix-caching-hash-algo", taken="the cache compares the tokens themselves"),
+    no_switch("--enable-hierarchical-cache", "--enable-lmcache", refused=_NO_TRANSFER),
+    no_value("--kv-transfer-config", "--kv-events-config", "--kv-offloading-size", refused=_NO_TRANSFER),
+    value(
+        "--disaggregation-mode",
+        taken="one server computes prompts and outputs",
+        neutral=("null",),
+        refused="one server computes prompts and outputs; leave it out",
+    ),
+    no_value(
+        "--max-num-partial-prefills",
+        "--max-long-partial-prefills",
+        "--long-prefill-token-threshold",
+        refused="--chunked-prefill-size divides a step; which prompts are in it is --schedule-policy's",
+    ),
+    no_value("--prefill-max-requests", refused="--max-batch-size bounds the requests of a step"),
+    no_switch(
+        "--enable-priority-scheduling",
+        "--schedule-low-priority-values-first",
+        refused="--schedule-policy priority: higher values go first, and may take rows back",
+    ),
+    value("--scheduler-delay-factor", taken="a step begins when there is something to compute"),
+    value(
+        *("--num-scheduler-steps", "--num-continuous-decode-steps", "--num-lookahead-slots"),
+        taken="steps are planned one ahead while one computes",
+    ),
+    switch("--use-v2-block-manager", taken="there is one manager of pages"),
+    # -- How it computes ----------------------------------------------------------------------------------
+    value(
+        "--sampling-backend",
+        taken="sampling is the device's: C++ on a CPU, Triton on CUDA; the result is the same",
+    ),
+    value(
+        *("--compilation-config", "-O", "-cc", "--optimization-level"),
+        taken="kernels are compiled as they are needed, not by torch.compile",
+    ),
+    switch("--enable-torch-compile", taken="kernels are compiled as they are needed, not by torch.compile"),
+    understood("--enable-deterministic-inference", deterministic=True),
+    no_value(
+        "--prefill-attention-backend",
+        "--decode-attention-backend",
+        refused="--attention-backend computes prompts and outputs alike",
+    ),
+    switch("--disable-cascade-attn", taken="a shared prefix is read by each row for itself"),
+    switch("--disable-custom-all-reduce", taken="ranks add up over NCCL, or shared memory on a CPU"),
+    switch("--enable-p2p-check", taken="NCCL finds out itself what GPUs can reach"),
+    no_switch("--enable-sleep-mode", "--enable-memory-saver", refused="weights stay on their device"),
+    value(
+        "--pipeline-parallel-size",
+        "--pp-size",
+        "--pp",
+        "-pp",
+        taken="a model is not divided by layers",
+        neutral=("1",),
+        refused="pipeline parallelism is not built; --tp-size divides a model",
+    ),
+    value(
+        "--data-parallel-size",
+        "--dp-size",
+        "--dp",
+        "-dp",
+        taken="a launch has one engine",
+        neutral=("1",),
+        refused=f"data parallelism is not built; {_SEVERAL}",
+    ),
+    value(
+        "--expert-parallel-size",
+        "--ep-size",
+        "--ep",
+        taken="experts are divided by --tp-size",
+        neutral=("1",),
+        refused="expert parallelism is not built; --tp-size divides the experts, too",
+    ),
+    no_switch(
+        "--enable-expert-parallel",
+        "-ep",
+        refused="expert parallelism is not built; --tp-size divides the experts, too",
+    ),
+    no_switch("--enable-dp-attention", refused=f"data parallelism is not built; {_SEVERAL}"),
+    no_value("--load-balance-method", "--data-parallel-backend", refused=f"there is one engine; {_SEVERAL}"),
+    value(
+        "--nnodes",
+        "-n",
+        taken="a launch runs on one machine",
+        neutral=("1",),
+        refused=_NO_NODES,
+    ),
+    value("--node-rank", "-r", taken="a launch runs on one machine", neutral=("0",), refused=_NO_NODES),
+    no_value("--dist-init-addr", "--master-addr", "--master-port", refused=_NO_NODES),
+    no_switch("--headless", refused=_NO_NODES),
+    value(
+        "--distributed-executor-backend",
+        taken="each rank is a process of this machine",
+        neutral=("mp", "uni"),
+        refused=_NO_NODES,
+    ),
+    no_value("--base-gpu-id", refused="CUDA_VISIBLE_DEVICES says which GPUs a launch sees"),
+    # -- Server and log -----------------------------------------------------------------------------------
+    switch(
+        "--disable-log-requests",
+        taken="what requests ask for is not logged; --log-level-http warning "
+        "leaves out the lines of the HTTP server",
+    ),
+    no_switch(
+        "--enable-log-requests",
+        "--log-requests",
+        refused="what requests ask for is never logged; --log-level info names path and status of each",
+    ),
+    value("--log-requests-level", "--max-log-len", taken="what requests ask for is not logged"),
+    understood("--disable-log-stats", decode_log_interval=1 << 20),
+    understood("--disable-uvicorn-access-log", log_level_http="warning"),
+    no_value("--log-config-file", refused="lines go to standard error; --log-level says how many"),
+    switch("--enable-metrics", taken="/metrics is always there"),
+    switch("--enable-server-load-tracking", taken="/stats says what runs and waits"),
+    no_value("--otlp-traces-endpoint", "--collect-detailed-traces", refused=_NO_TRACES),
+    no_switch("--enable-trace", refused=_NO_TRACES),
+    value("--stream-interval", taken="tokens go out with their step; what a slow reader leaves is joined"),
+    switch("--skip-server-warmup", taken="no request is made to warm up; the worker does without"),
+    no_value("--warmups", refused="the worker warms up by itself; leave it out"),
+    switch("--disable-frontend-multiprocessing", taken="--api-workers says how many processes serve HTTP"),
+    switch("--disable-fastapi-docs", taken="there are no pages of docs; /openapi.json stays"),
+    no_switch("--allow-credentials", refused=_CORS),
+    no_value("--allowed-methods", "--allowed-headers", refused=_CORS),
+    no_value("--middleware", refused="code of one's own is not run in the server; use a proxy"),
+    no_value("--uds", refused="HTTP is served over TCP; the client library needs no port (--no-http)"),
+    no_value("--admin-api-key", refused="--api-keys gives keys roles (docs/security.md)"),
+    no_value("--weight-version", refused="weights are not changed while a server runs; leave it out"),
+    no_value("--crash-dump-folder", refused="requests are not written to files; leave it out"),
+    value(
+        "--max-beam-width",
+        taken="one sequence is one beam",
+        neutral=("1",),
+        refused="beam search is not built; n and best_of are",
+    ),
+)
+"""The rows, by subject."""
+
+VALUES: Mapping[str, Mapping[str, str]] = {
+    "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+    "log_level": {"critical": "error"},
+    "log_level_http": {"critical": "error", "trace": "debug"},
+    "model_impl": {"vllm": "native", "sglang": "native"},
+}
+"""Values of settings of ours under the peers' names."""
+NEUTRAL_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {
+    "load_format": {"safetensors": ("auto", "safetensors files are all that is ever read")},
+}
+"""Values of settings of ours that say what is so anyway: the value they are, and why."""
+REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
+    "quantization": dict.fromkeys(
+        ("fp8", "compressed-tensors", "modelopt", "modelopt_fp8", "w8a8_int8", "w8a8_fp8", "fbgemm_fp8"),
+        "a checkpoint in float8 or int8 is recognised without it; leave it out (docs/models.md)",
+    )
+    | dict.fromkeys(
+        ("awq", "gptq", "awq_marlin", "gptq_marlin", "gguf", "bitsandbytes", "mxfp4", "modelopt_fp4"),
+        "this format is not built; docs/models.md says which are",
+    ),
+    "chunked_prefill_size": {"-1": _CHUNKS},
+    "context_length": dict.fromkeys(
+        ("-1", "auto"), "leave it out for the model's own length, or name one that fits the KV cache"
+    ),
+    "load_format": dict.fromkeys(
+        ("pt", "npcache", "gguf", "bitsandbytes", "mistral", "tensorizer", "runai_streamer"),
+        "safetensors files are all that is ever read; convert the checkpoint",
+    ),
+}
+"""Values of the peers that settings of ours do not have, and what to do instead."""
+
+_BY_NAME = {name: flag for flag in PEER_FLAGS for name in flag.names}
+
+
+def peer_flag(option: str) -> PeerFlag | None:
+    """The row of an option, spelled as the peers spell it."""
+    return _BY_NAME.get(option)
+
+
+def value_of(setting: str, option: str, text: str) -> Meaning:
+    """A value of a setting as its peers' users write it. Raises ConfigError for one that is refused."""
+    if (reason := REFUSED_VALUES.get(setting, {}).get(text)) is not None:
+        raise ConfigError(f"{option} {text}: {reason}")
+    if text in (neutral := NEUTRAL_VALUES.get(setting, {})):
+        own, note = neutral[text]
+        return Meaning({setting: own}, note)
+    return Meaning({setting: VALUES.get(setting, {}).get(text, text)}, "")

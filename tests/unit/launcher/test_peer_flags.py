@@ -1,0 +1,312 @@
+"""Flags of vLLM and SGLang: each is understood, taken with a line, or refused with what to do instead."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from runtime.base.errors import ConfigError
+from runtime.launcher.command_line import make_parser, option_names, parse_args, parse_command_line
+from runtime.settings.config import SETTINGS, RuntimeConfig, flags_of, from_values
+from runtime.settings.peer_flag import Meaning, PeerFlag
+from runtime.settings.peer_flags import (
+    NEUTRAL_VALUES,
+    PEER_FLAGS,
+    REFUSED_VALUES,
+    VALUES,
+    peer_flag,
+)
+from runtime.wire.sampling_params import MAX_LOGPROBS
+from tests.harness.sources import ROOT
+
+# As they stand in scripts: of a spelling, the setting that it becomes, or the words of its line or refusal.
+UNDERSTOOD = """
+--host 127.0.0.1 | host = 127.0.0.1
+--dtype bfloat16 | dtype = bfloat16
+--max-model-len 1024 | context_length = 1024
+--max-model-len 1k | context_length = 1000
+--gpu-memory-utilization 0.5 | mem_fraction_static = 0.5
+--tensor-parallel-size 1 | tp_size = 1
+-tp 1 | tp_size = 1
+--max-num-seqs 16 | max_running_requests = 16
+--max-num-batched-tokens 512 | chunked_prefill_size = 512
+--served-model-name a | served_model_name = a
+--enforce-eager | disable_cuda_graph = True
+--enable-prefix-caching | disable_radix_cache = False
+--no-enable-prefix-caching | disable_radix_cache = True
+--kv-cache-dtype auto | kv_cache_dtype = auto
+--kv-cache-dtype fp8 | kv_cache_dtype = fp8_e4m3
+--download-dir /tmp | download_dir = /tmp
+--load-format auto | load_format = auto
+--disable-log-stats | decode_log_interval = 1048576
+--uvicorn-log-level warning | log_level_http = warning
+--api-key k | api_key = k
+--chat-template /tmp/x.jinja | chat_template = /tmp/x.jinja
+--block-size 16 | page_size = 16
+--shutdown-timeout 5 | drain_timeout = 5.0
+--task generate | task = generate
+--runner generate | task = generate
+--allowed-origins '["*"]' | cors_origins = *
+--scheduling-policy priority | schedule_policy = priority
+--api-server-count 2 | api_workers = 2
+--skip-tokenizer-init | skip_tokenizer_init = True
+--model-impl transformers | model_impl = transformers
+--model-path /nonexistent | model = /nonexistent
+--tp 1 | tp_size = 1
+--tp-size 1 | tp_size = 1
+--mem-fraction-static 0.5 | mem_fraction_static = 0.5
+--context-length 1024 | context_length = 1024
+--max-running-requests 8 | max_running_requests = 8
+--max-total-tokens 4096 | max_total_tokens = 4096
+--chunked-prefill-size 512 | chunked_prefill_size = 512
+--schedule-policy lpm | schedule_policy = lpm
+--schedule-conservativeness 1.0 | schedule_conservativeness = 1.0
+--disable-radix-cache | disable_radix_cache = True
+--disable-cuda-graph | disable_cuda_graph = True
+--cuda-graph-max-bs 8 | cuda_graph_max_bs = 8
+--log-level info | log_level = info
+--log-level-http warning | log_level_http = warning
+--attention-backend torch_native | attention_backend = torch_native
+--enable-mixed-chunk | batching_type = inflight_fused
+--disable-overlap-schedule | disable_overlap_schedule = True
+--watchdog-timeout 300 | step_timeout = 300.0
+--page-size 16 | page_size = 16
+--device cpu | device = cpu
+--decode-log-interval 10 | decode_log_interval = 10
+--tokenizer-worker-num 2 | tokenizer_workers = 2
+--is-embedding | task = embed
+--revision main | revision = main
+"""
+TAKEN = """
+--trust-remote-code | code of a model's repository is never run
+--enable-chunked-prefill | always computed in chunks
+--seed 1 | a request's own seed decides
+--tokenizer-mode auto | tokenizers library
+--disable-log-requests | not logged
+--no-enable-log-requests | off is what it is anyway
+--max-logprobs 20 | 20 log-probabilities
+--enable-prompt-tokens-details | usage always says
+--swap-space 4 | nothing is swapped
+--cpu-offload-gb 0 | weights stay on their device
+--pipeline-parallel-size 1 | not divided by layers
+--data-parallel-size 1 | one engine
+--max-prefill-tokens 4096 | --chunked-prefill-size
+--random-seed 1 | a request's own seed decides
+--enable-metrics | /metrics is always there
+--sampling-backend pytorch | the result is the same
+--stream-interval 2 | with their step
+--dp 1 | one engine
+--skip-server-warmup | no request is made to warm up
+--enable-cache-report | usage always says
+"""
+REFUSED = """
+--served-model-name a b | 'b' after --served-model-name, which takes one value
+--quantization fp8 | recognised without it; leave it out
+--generation-config vllm | generation_config.json is always read
+--enable-auto-tool-choice --tool-call-parser hermes | tool calls are not built
+--reasoning-parser qwen3 | it comes as part of the text
+--enable-lora | LoRA adapters are not built
+--config c.yaml | give them as flags
+--chunked-prefill-size -1 | --chunked-prefill-size as large as --context-length
+--log-requests | never logged; --log-level info
+--grammar-backend xgrammar | structured output is not built
+"""
+
+
+def cases(table: str) -> list[tuple[str, str]]:
+    rows = [line.split(" | ") for line in table.strip().splitlines()]
+    return [(line, expected) for line, expected in rows]
+
+
+@pytest.mark.parametrize(("line", "expected"), cases(UNDERSTOOD))
+def test_what_has_a_setting_here_becomes_it(line: str, expected: str) -> None:
+    name, _, value = expected.partition(" = ")
+    config, notes = parse_command_line(shlex.split(line))
+    assert str(getattr(config, name)) == value
+    assert not notes
+
+
+@pytest.mark.parametrize(("line", "reason"), cases(TAKEN))
+def test_what_asks_for_nothing_new_is_taken_with_one_line(line: str, reason: str) -> None:
+    config, notes = parse_command_line(shlex.split(line))
+    assert config == RuntimeConfig()
+    (note,) = notes
+    assert note.startswith(line + ": nothing changes: ")
+    assert reason in note
+
+
+@pytest.mark.parametrize(("line", "reason"), cases(REFUSED))
+def test_what_cannot_be_had_is_refused_with_what_to_do(line: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        parse_args(shlex.split(line))
+
+
+@pytest.mark.parametrize("flag", PEER_FLAGS, ids=lambda flag: flag.names[0])
+def test_every_row_does_as_it_says(flag: PeerFlag) -> None:
+    """Each of its values, and one that nobody has thought of; a switch on and off."""
+    name = flag.names[-1]
+    for value, settings in flag.understood.items():
+        assert parse_args([name, value]) == from_values(dict(settings))
+    for value in flag.neutral:
+        assert flag.meaning(name, value) == ({}, flag.taken)
+    if not flag.has_value:
+        off = Meaning({}, flag.taken or "off is what it is anyway")
+        assert flag.refused_off or flag.meaning(name, "false") == off
+    if flag.refused:
+        with pytest.raises(ConfigError, match=f"^{name}(?: thing)?: {re.escape(flag.refused)}$"):
+            parse_args([name, "thing"] if flag.has_value else [name])
+    elif flag.taken:
+        assert parse_command_line([name, "thing"] if flag.has_value else [name]).notes
+
+
+def test_no_row_hides_behind_a_setting_of_ours() -> None:
+    own = {"--" + name.replace("_", "-") for name in SETTINGS}.union(*map(flags_of, SETTINGS))
+    names = [name for flag in PEER_FLAGS for name in flag.names]
+    assert not own.intersection(names)
+    assert all(peer_flag(name) for name in names)
+    assert len(set(names)) == len(names)
+    assert set(names) < set(option_names(make_parser()))
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        (["--max_model_len=25.6k"], "context_length", 25_600),
+        (["--max-model-len", "8K"], "context_length", 8192),
+        (["--max-num-batched-tokens=4k"], "chunked_prefill_size", 4000),
+        (["-tp=2"], "tp_size", 2),
+        (["--api-key", "one", "two"], "api_key", "one,two"),
+        (["--cuda-graph-bs", "1", "2", "4"], "cuda_graph_bs", "1,2,4"),
+        (
+            ["--allowed-origins", '["https://a.example", "https://b.example"]'],
+            "cors_origins",
+            "https://a.example,https://b.example",
+        ),
+        (["--runner", "pooling"], "task", "embed"),
+        (["--model-impl", "vllm"], "model_impl", "native"),
+        (["--enable-deterministic-inference"], "deterministic", True),
+        (["--no-enable-deterministic-inference"], "deterministic", False),
+        (["--preset", "trtllm", "--enable-prefix-caching"], "disable_radix_cache", False),
+        (["--preset", "trtllm", "--no-disable-radix-cache"], "disable_radix_cache", False),
+        (["--no-async-scheduling", "--async-scheduling"], "disable_overlap_schedule", False),
+        (["--no-enforce-eager"], "disable_cuda_graph", False),
+    ],
+)
+def test_values_and_switches_read_as_the_peers_read_them(words: list[str], name: str, value: object) -> None:
+    assert getattr(parse_args(words), name) == value
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are computed in chunks"),
+        (["--enable-chunked-prefill=False"], "--enable-chunked-prefill: prompts are computed in chunks"),
+        (["--trust-remote-code", "maybe"], "--trust-remote-code: expected nothing, true or false"),
+        (["--data-parallel-size", "2"], "--data-parallel-size 2: data parallelism is not built"),
+        (["-pp", "2"], "-pp 2: pipeline parallelism is not built; --tp-size"),
+        (["--max-model-len", "auto"], "--max-model-len auto: leave it out"),
+        (["--max-model-len", "1.5K"], "8k (8,000) or 8K (8,192), got '1.5K'"),
+        (
+            ["--max-model-len", "long"],
+            "--max-model-len/--max-seq-len: expected a whole number",
+        ),
+        (["--gpu-memory-utilization", "most"], "expected a number, got 'most'"),
+        (["--max-logprobs", "5"], "--max-logprobs 5: "),
+        (["--load-format", "pt"], "--load-format pt: safetensors files are all that is ever read"),
+        (["--seed"], "argument --seed/--random-seed: expected at least one argument"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_option_that_was_given(words: list[str], reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        parse_args(words)
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        ("--max-model-length 1024", "--max-model-len"),
+        ("--max-model-length=1024", "--max-model-len"),
+        ("--tensor-paralel-size 2", "--tensor-parallel-size"),
+        ("--gpu-mem-utilization 0.5", "--gpu-memory-utilization"),
+        ("--max-run 4", ""),
+        ("--prot 8000", "--port"),
+        ("--served-model a", "--served-model-name"),
+        ("--trust-remote-cod", "--trust-remote-code"),
+        ("--no-such-flag", ""),
+        ("-x", ""),
+    ],
+)
+def test_a_misspelt_option_gets_the_nearest_name(words: str, meant: str) -> None:
+    """The beginning of a name is not the name: of another server it might be one of its own."""
+    name = re.split("[ =]", words)[0]
+    expected = f"did you mean {meant}?" if meant else "--help lists"
+    with pytest.raises(ConfigError, match=rf"^unknown option {name}; {re.escape(expected)}"):
+        parse_args(words.split())
+
+
+@pytest.mark.parametrize("words", ["serve some/model", "some/model"])
+def test_a_command_or_a_bare_model_is_refused_with_the_option(words: str) -> None:
+    with pytest.raises(ConfigError, match=r"^unexpected argument .* named with --model"):
+        parse_args(words.split())
+
+
+def test_help_has_groups_and_an_example() -> None:
+    text = make_parser("carousel").format_help()
+    for title in ("model", "KV cache", "scheduler", "HTTP, client library, logs"):
+        assert f"\n{title}:\n" in text
+    for line in re.findall(r"^  carousel (.*)", text, re.MULTILINE):
+        assert parse_args(shlex.split(line)).model
+    assert "docs/migrating.md" in text
+    assert "--trust-remote-code" not in text
+
+
+def test_the_figures_of_the_table_are_the_products() -> None:
+    assert peer_flag("--max-logprobs").neutral == (str(MAX_LOGPROBS),)  # type: ignore[union-attr]
+
+
+def test_the_page_shows_the_table() -> None:
+    page = (ROOT / "docs" / "migrating.md").read_text()
+    shown = re.findall(r"^\| `-.*$", page, re.MULTILINE)
+    assert shown == rows(), "\n" + "\n".join(rows())
+
+
+def rows() -> list[str]:
+    """The table as docs/migrating.md has it."""
+    found = []
+    for name in SETTINGS:
+        if spellings := flags_of(name):
+            found.append((spellings, f"`{_flag(name)}`"))
+        for value, own in VALUES.get(name, {}).items():
+            found.append(((f"{_flag(name)} {value}",), f"`{_flag(name)} {own}`"))
+        for value, (own, note) in NEUTRAL_VALUES.get(name, {}).items():
+            found.append(((f"{_flag(name)} {value}",), f"`{_flag(name)} {own}`: {note}"))
+        reasons = REFUSED_VALUES.get(name, {})
+        for reason in dict.fromkeys(reasons.values()):
+            refused = tuple(f"{_flag(name)} {value}" for value in reasons if reasons[value] == reason)
+            found.append((refused, f"refused: {reason}"))
+    found += [(flag.names, _fate(flag)) for flag in PEER_FLAGS]
+    return [f"| {', '.join(f'`{name}`' for name in names)} | {fate} |" for names, fate in found]
+
+
+def _fate(flag: PeerFlag) -> str:
+    parts = []
+    for value, settings in flag.understood.items():
+        own = " ".join(
+            _flag(name) if setting is True else f"{_flag(name)} {setting}"
+            for name, setting in settings.items()
+        )
+        parts.append(f"`{value}`: `{own}`" if flag.has_value else f"`{own}`")
+    if flag.taken:
+        values = ", ".join(f"`{value}`" for value in flag.neutral)
+        parts.append(f"{values}{': ' if values else ''}taken: {flag.taken}")
+    if flag.refused_off:
+        parts.append(f"off is refused: {flag.refused_off}")
+    if flag.refused:
+        parts.append(f"{'else ' if parts else ''}refused: {flag.refused}")
+    return ". ".join(parts)
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
