@@ -218,6 +218,7 @@ def _load_runner(
             "attention_window": layout.attention_window,
             "group": group,
             "max_tokens": config.chunked_prefill_size,
+            "records_steps": not config.disable_cuda_graph,
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)

@@ -61,10 +61,12 @@ class ModelRunner:
         group: RankGroup = SOLO,
         graph_sizes: Sequence[int] = (),
         max_tokens: int = 0,
+        records_steps: bool = True,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_tokens: of the largest step that it computes; 0: of a short prompt.
+        records_steps: steps of kernels alone are recorded on a CPU.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -90,6 +92,7 @@ class ModelRunner:
         self._program: ForwardProgram | None = None
         self._graphs: GraphRunner | None = None
         self._graph_sizes = graph_sizes
+        self._records_steps = records_steps
         self._max_tokens = max_tokens
         self._group = group
 
@@ -217,7 +220,7 @@ class ModelRunner:
         def forward(batch: ForwardBatch) -> Tensor:
             return self._model(batch, self.kv_pool, self._backend)
 
-        if self._group.size == 1:  # a program does not know of other ranks
+        if self._records_steps and self._group.size == 1:  # a program does not know of other ranks
             example, _ = self.apply(decode)
             self._program = record_forward(
                 forward,

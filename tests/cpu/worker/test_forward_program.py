@@ -52,15 +52,22 @@ IDS = torch.randint(1, 4096, (NUM_ROWS, 150), generator=torch.Generator().manual
 
 
 def _runner(
-    change: Callable[[CausalLM], None] = lambda _: None, quant: QuantMethod = UNQUANTIZED
+    change: Callable[[CausalLM], None] = lambda _: None,
+    quant: QuantMethod = UNQUANTIZED,
+    *,
+    records_steps: bool = True,
 ) -> ModelRunner:
     config = ModelConfig.from_path(Path(DEMO_MODEL))
     model = load_model(Path(DEMO_MODEL), config, torch.bfloat16, "cpu", quant=quant)
-    return _runner_of(model, config, change)
+    return _runner_of(model, config, change, records_steps=records_steps)
 
 
 def _runner_of(
-    model: CausalLM, config: ModelConfig, change: Callable[[CausalLM], None] = lambda _: None
+    model: CausalLM,
+    config: ModelConfig,
+    change: Callable[[CausalLM], None] = lambda _: None,
+    *,
+    records_steps: bool = True,
 ) -> ModelRunner:
     kernels = packing_kernels()
     model.use_native(kernels)
@@ -85,6 +92,7 @@ def _runner_of(
         max_rows=NUM_ROWS,
         max_len=PAGES_PER_ROW * PAGE_SIZE,
         vocab_size=config.vocab_size,
+        records_steps=records_steps,
     )
 
 
@@ -140,6 +148,18 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
     assert all(torch.equal(a, b) for a, b in zip(expected, got, strict=True))
     assert [len(unpack_ids(plan.input_ids)) for plan in by_program] == [5, 3, 155, 4, 4, 4]
     assert torch.equal(plain.kv_pool.layer(0)[0][PAGE_SIZE:], recorded.kv_pool.layer(0)[0][PAGE_SIZE:])
+
+
+def test_nothing_is_recorded_where_that_is_asked_for() -> None:
+    """As --disable-cuda-graph does on a CPU, too; what it computes is the same."""
+    runner = _runner(records_steps=False)
+    runner.warm_up()
+    assert runner._program is None
+    recorded = _runner()
+    recorded.warm_up()
+    assert recorded._program is not None
+    for own, other in zip(_all_logits(runner), _all_logits(recorded), strict=True):
+        assert torch.equal(own, other)
 
 
 def _torch_gate(model: CausalLM) -> None:

@@ -30,7 +30,13 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def load(checkpoint: Path, dtype: DType = "float32", backend: str = "torch_native") -> int:
+def load(
+    checkpoint: Path,
+    dtype: DType = "float32",
+    backend: str = "torch_native",
+    *,
+    disable_cuda_graph: bool = False,
+) -> int:
     """Load the worker; how often it showed that it lives."""
     config = RuntimeConfig(
         model=str(checkpoint),
@@ -40,6 +46,7 @@ def load(checkpoint: Path, dtype: DType = "float32", backend: str = "torch_nativ
         context_length=64,
         max_running_requests=2,
         max_total_tokens=256,
+        disable_cuda_graph=disable_cuda_graph,
     )
     beats = []
     worker.load_worker(config, make_device("cpu", threaded=False), lambda: beats.append(1)).close()
@@ -73,6 +80,18 @@ def test_loading_says_so_once_an_interval_at_most(
         for n in range(1, 25):
             progress.note(n, 100)
     assert [line.split()[2] for line in lines(caplog, "loading weights")] == ["8", "16", "24"]
+
+
+@pytest.mark.parametrize("is_disabled", [False, True])
+def test_a_worker_records_nothing_where_the_settings_say_so(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, is_disabled: bool
+) -> None:
+    recorded: list[object] = []
+    monkeypatch.setattr(
+        "model_worker.runner.model_runner.record_forward", lambda *parts: recorded.append(parts)
+    )
+    load(checkpoint, disable_cuda_graph=is_disabled)
+    assert bool(recorded) is not is_disabled
 
 
 @needs_compiler
