@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import logging
 import os
 import re
 from pathlib import Path
@@ -16,6 +17,8 @@ from runtime.ring.endpoints import tcp_endpoints
 from runtime.ring.tenants import read_tenants
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
+
+logger = logging.getLogger(__name__)
 
 NAMES = {
     "attention_backend": ("cpu_native", "flashinfer", "torch_native", "triton"),
@@ -35,6 +38,8 @@ NAMES = {
     ),
 }
 """What may be chosen by name; beside these the user's own, as package.module:Class."""
+BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
+"""Schedule policies that look at what of a prompt is cached."""
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 HTTP_SETTINGS = (
     "allowed_hosts",
@@ -91,6 +96,7 @@ def resolve(
     if not config.has_api_keys:
         config = msgspec.structs.replace(config, api_key=api_key())
     _check_api_keys(config)
+    _check_idle(config)
     return msgspec.structs.replace(
         config,
         model=str(model_path),
@@ -247,6 +253,11 @@ def _check_tcp(config: RuntimeConfig) -> None:
 def _check_kv_cache(config: RuntimeConfig) -> None:
     if config.disable_radix_cache and config.radix_eviction_policy != "lru":
         raise ConfigError("radix_eviction_policy: with disable_radix_cache there is nothing to evict")
+    if config.disable_radix_cache and config.schedule_policy in BY_PREFIX:
+        raise ConfigError(
+            f"schedule_policy: {config.schedule_policy} orders by cached prefixes, and with "
+            "disable_radix_cache there are none; take fcfs"
+        )
 
 
 def _check_graphs(config: RuntimeConfig, device: str) -> None:
@@ -254,6 +265,29 @@ def _check_graphs(config: RuntimeConfig, device: str) -> None:
     for name in ("cuda_graph_bs", "cuda_graph_max_bs"):
         if device == "cpu" and getattr(config, name):
             raise ConfigError(f"{name}: the device is a CPU, which has no CUDA graphs; leave it out")
+        if config.task == "embed" and getattr(config, name):
+            raise ConfigError(f"{name}: steps of an embedding model are not recorded; leave it out")
+    if config.disable_cuda_graph and config.task == "embed":
+        logger.info("disable_cuda_graph: nothing changes: steps of an embedding model are not recorded")
+    elif config.disable_cuda_graph and device == "cpu" and config.tp_size > 1:
+        logger.info("disable_cuda_graph: nothing changes: steps of several ranks on a CPU are not recorded")
+
+
+def _check_idle(config: RuntimeConfig) -> None:
+    """Refuse settings of what this launch does not have, which would do nothing."""
+    default = RuntimeConfig()
+    if config.restart == "never":
+        for name in ("max_restarts", "max_engine_restarts", "restart_window"):
+            if getattr(config, name) != getattr(default, name):
+                raise ConfigError(f"{name}: with --restart never nothing is restarted; leave it out")
+    gathers = config.gather_context_logits or config.gather_generation_logits
+    if config.max_logits_bytes != default.max_logits_bytes and not gathers:
+        raise ConfigError(
+            "max_logits_bytes: no request may ask for raw logits; allow it with --gather-context-logits or "
+            "--gather-generation-logits, or leave it out"
+        )
+    if config.metrics_open and not config.has_api_keys:
+        raise ConfigError("metrics_open: without an API key /metrics is open; leave it out")
 
 
 def _check_scheduling(config: RuntimeConfig) -> None:

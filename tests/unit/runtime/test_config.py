@@ -137,6 +137,35 @@ def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_pat
         resolved(RuntimeConfig(no_http=True, **setting), tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"restart": "never", "max_restarts": 3}, "max_restarts: with --restart never"),
+        ({"restart": "never", "max_engine_restarts": 3}, "max_engine_restarts: with --restart never"),
+        ({"restart": "never", "restart_window": 3.0}, "restart_window: with --restart never"),
+        ({"max_logits_bytes": 3}, "max_logits_bytes: .* --gather-context-logits"),
+        ({"metrics_open": True}, "metrics_open: without an API key"),
+        ({"disable_radix_cache": True, "schedule_policy": "lpm"}, "schedule_policy: lpm orders by cached"),
+        (
+            {"disable_radix_cache": True, "schedule_policy": "dfs-weight"},
+            "schedule_policy: dfs-weight orders",
+        ),
+    ],
+)
+def test_a_setting_that_would_do_nothing_is_refused(
+    settings: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved(RuntimeConfig(**settings), tmp_path)
+
+
+def test_a_setting_of_what_there_is_is_taken(tmp_path: Path) -> None:
+    resolved(RuntimeConfig(max_restarts=3), tmp_path)
+    resolved(RuntimeConfig(max_logits_bytes=3, gather_context_logits=True), tmp_path)
+    resolved(RuntimeConfig(metrics_open=True, api_key="secret"), tmp_path)
+    resolved(RuntimeConfig(schedule_policy="lpm"), tmp_path)
+
+
 def test_every_setting_has_a_help_text() -> None:
     text = make_parser("x").format_help()
     for field in msgspec.structs.fields(RuntimeConfig):

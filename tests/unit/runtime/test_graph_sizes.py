@@ -37,6 +37,7 @@ def test_the_largest_or_all_of_them_may_be_named() -> None:
         ({"cuda_graph_bs": "2", "cuda_graph_max_bs": 4}, "cuda_graph_max_bs: cuda_graph_bs names every size"),
         ({"cuda_graph_bs": "2", "disable_cuda_graph": True}, "cuda_graph_bs: with disable_cuda_graph"),
         ({"cuda_graph_max_bs": 2, "device": "cpu"}, "cuda_graph_max_bs: the device is a CPU"),
+        ({"cuda_graph_bs": "2", "task": "embed"}, "cuda_graph_bs: steps of an embedding model"),
     ],
 )
 def test_settings_that_record_nothing_are_refused(
@@ -45,3 +46,21 @@ def test_settings_that_record_nothing_are_refused(
     config = RuntimeConfig(**{"device": "cuda", **settings})
     with pytest.raises(ConfigError, match=message):
         resolve(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"device": "cpu"}, ""),
+        ({"device": "cpu", "tp_size": 2}, "steps of several ranks on a CPU"),
+        ({"device": "cpu", "task": "embed"}, "steps of an embedding model"),
+        ({"device": "cuda"}, ""),
+    ],
+)
+def test_where_nothing_is_recorded_a_line_says_that_nothing_changes(
+    settings: dict[str, Any], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    config = RuntimeConfig(disable_cuda_graph=True, **settings)
+    resolve(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
+    assert [said in message for message in caplog.messages] == [True] * bool(said)
