@@ -49,6 +49,7 @@ OWN_SETTINGS = frozenset(
         "parent_pid",
         "port",
         "run_dir",
+        "sampling_defaults",
         "share_prefixes_across_keys",
     }
 )

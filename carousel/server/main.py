@@ -21,7 +21,7 @@ from carousel.server.http.server import HttpServer
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.tenant_table import TenantTable
 from runtime.base.errors import RequestError
-from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.checkpoint_config import CheckpointConfig, SamplingDefaults
 from runtime.ring.process import ProcessContext
 
 # Between two looks at whether to stop: short against the second after which the launcher kills what is left.
@@ -75,6 +75,8 @@ async def serve(context: ProcessContext) -> None:
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
     metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
     sampling = CheckpointConfig.read(Path(config.model)).sampling
+    if config.sampling_defaults == "openai":
+        sampling = SamplingDefaults()
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)
     server = _http_server(ServerState(client, config, sampling, context.status, metrics, tenants))
     listener = _listening_socket(context.http_fd, config.slow_reader_timeout)

@@ -194,7 +194,9 @@ def _add_peer_flag(parser: argparse.ArgumentParser, flag: PeerFlag, own: set[str
     options: dict[str, Any] = {"action": _PeerAction, "flag": flag, "dest": argparse.SUPPRESS}
     names = [name for name in flag.names if name not in own]
     if names and flag.has_value:
-        parser.add_argument(*names, **options, nargs="+", help=argparse.SUPPRESS)
+        # What is refused is refused however many words follow it.
+        num_words = None if flag.taken or flag.understood else "+"
+        parser.add_argument(*names, **options, nargs=num_words, help=argparse.SUPPRESS)
     elif names:
         parser.add_argument(*names, **options, nargs="?", const="true", help=argparse.SUPPRESS)
         if opposites := {_opposite(name) for name in names if name.startswith("--")} - own:

@@ -50,6 +50,7 @@ HTTP_SETTINGS = (
     "max_connections",
     "max_connections_per_address",
     "metrics_open",
+    "sampling_defaults",
 )
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}

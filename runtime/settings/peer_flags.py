@@ -85,17 +85,11 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         refused="of a decoder embeddings can be had, with --task embed; classes and rewards are not built",
     ),
     understood("--is-embedding", task="embed"),
-    value(
+    chosen(
         "--generation-config",
-        taken="the model's generation_config.json is read",
-        neutral=("auto",),
-        refused="the model's generation_config.json is always read; what a request says goes first",
-    ),
-    value(
-        "--sampling-defaults",
-        taken="the model's generation_config.json is read",
-        neutral=("model",),
-        refused="the model's generation_config.json is always read; what a request says goes first",
+        auto={"sampling_defaults": "model"},
+        vllm={"sampling_defaults": "openai"},
+        refused="generation_config.json is read from the model's directory; put it there",
     ),
     no_value(
         "--override-generation-config",

@@ -317,6 +317,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     host: Annotated[str, setting("address of the HTTP server")] = "127.0.0.1"
     port: Annotated[int, setting("port of the HTTP server; 0 takes a free one", ge=0, le=65535)] = 30000
+    sampling_defaults: Annotated[
+        Literal["model", "openai"],
+        setting(
+            "what a sampling field is that a request over HTTP leaves out: as the model's "
+            "generation_config.json recommends, or OpenAI's neutral value"
+        ),
+    ] = "model"
     api_key: Annotated[
         str,
         setting(

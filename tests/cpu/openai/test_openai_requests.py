@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -85,6 +86,15 @@ def test_the_models_own_defaults_come_before_those_of_openai_and_after_the_calle
     assert sampling(SamplingDefaults()) == (1.0, -1, 1.0)
     assert sampling(recommended) == (0.25, 20, 1.0)
     assert sampling(recommended, temperature=1.5) == (1.5, 20, 1.0)
+
+
+@pytest.mark.parametrize(("defaults", "temperature"), [("model", 0.7), ("openai", 1.0)])
+def test_a_launch_may_leave_the_models_own_defaults_out(
+    tmp_path: Path, defaults: str, temperature: float
+) -> None:
+    with http_front(tmp_path, spell("abc"), sampling_defaults=defaults) as front:
+        assert sampling_of(front).temperature == temperature
+        assert sampling_of(front, temperature=0.25).temperature == 0.25
 
 
 def test_both_spellings_of_the_token_limit_work_in_chat(front: Front) -> None:

@@ -43,6 +43,7 @@ UNDERSTOOD = """
 --disable-log-stats | decode_log_interval = 1048576
 --uvicorn-log-level warning | log_level_http = warning
 --api-key k | api_key = k
+--generation-config vllm | sampling_defaults = openai
 --chat-template /tmp/x.jinja | chat_template = /tmp/x.jinja
 --block-size 16 | page_size = 16
 --shutdown-timeout 5 | drain_timeout = 5.0
@@ -104,7 +105,6 @@ TAKEN = """
 REFUSED = """
 --served-model-name a b | 'b' after --served-model-name, which takes one value
 --quantization fp8 | recognised without it; leave it out
---generation-config vllm | generation_config.json is always read
 --enable-auto-tool-choice --tool-call-parser hermes | tool calls are not built
 --reasoning-parser qwen3 | it comes as part of the text
 --enable-lora | LoRA adapters are not built
@@ -215,7 +215,12 @@ def test_values_and_switches_read_as_the_peers_read_them(words: list[str], name:
         (["--gpu-memory-utilization", "most"], "expected a number, got 'most'"),
         (["--max-logprobs", "5"], "--max-logprobs 5: "),
         (["--load-format", "pt"], "--load-format pt: safetensors files are all that is ever read"),
-        (["--seed"], "argument --seed/--random-seed: expected at least one argument"),
+        (["--seed"], "argument --seed/--random-seed: expected one argument"),
+        (
+            ["--seed", "1", "some/model"],
+            "unexpected argument 'some/model' after --seed",
+        ),
+        (["--lora-modules", "a=x", "b=y"], "--lora-modules: LoRA adapters are not built"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_option_that_was_given(words: list[str], reason: str) -> None:

@@ -130,6 +130,7 @@ def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
         {"max_connections_per_address": 9},
         {"metrics_open": True},
         {"log_level_http": "info"},
+        {"sampling_defaults": "openai"},
     ],
 )
 def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_path: Path) -> None:
