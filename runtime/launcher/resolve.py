@@ -46,6 +46,7 @@ HTTP_SETTINGS = (
     "api_workers",
     "cors_origins",
     "forwarded_allow_ips",
+    "host",
     "log_level_http",
     "max_connections",
     "max_connections_per_address",
@@ -223,6 +224,8 @@ def _check_http(config: RuntimeConfig) -> None:
     for name in HTTP_SETTINGS:
         if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
             raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
+    if config.no_http and config.port not in (0, RuntimeConfig().port):  # 0 asks for none in particular
+        raise ConfigError("port: with no_http there is no HTTP server; leave it out")
 
 
 def _is_network(text: str) -> bool:

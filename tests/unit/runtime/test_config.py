@@ -130,6 +130,8 @@ def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
         {"max_connections_per_address": 9},
         {"metrics_open": True},
         {"log_level_http": "info"},
+        {"host": "10.0.0.1"},
+        {"port": 8000},
         {"sampling_defaults": "openai"},
     ],
 )
@@ -162,6 +164,7 @@ def test_a_setting_that_would_do_nothing_is_refused(
 
 def test_a_setting_of_what_there_is_is_taken(tmp_path: Path) -> None:
     resolved(RuntimeConfig(max_restarts=3), tmp_path)
+    resolved(RuntimeConfig(no_http=True, port=0), tmp_path)
     resolved(RuntimeConfig(max_logits_bytes=3, gather_context_logits=True), tmp_path)
     resolved(RuntimeConfig(metrics_open=True, api_key="secret"), tmp_path)
     resolved(RuntimeConfig(schedule_policy="lpm"), tmp_path)
