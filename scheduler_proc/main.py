@@ -103,7 +103,11 @@ def build_scheduler(
         roster=roster,
         patience=Patience(config.max_starvation, config.queue_timeout),
     )
-    step_limits = StepLimits(config.chunked_prefill_size, config.max_batch_size or limits.max_rows)
+    step_limits = StepLimits(
+        config.chunked_prefill_size,
+        config.max_batch_size or limits.max_rows,
+        cuts_prompts=not config.disable_chunked_prefill,
+    )
     controls = Controls(
         lifecycle,
         make_questions(config, lifecycle, step_limits, limits.device),
@@ -175,6 +179,7 @@ def _limits_of_requests(
         config.max_logits_bytes,
         of_client,
         of_tenant,
+        max_prompt_len=config.max_prompt_len,
     )
 
 
@@ -197,6 +202,7 @@ def _settings_in_force(
         "radix_eviction_policy": "none" if config.disable_radix_cache else config.radix_eviction_policy,
         "max_batch_size": config.max_batch_size or limits.max_rows,
         "chunked_prefill_size": config.chunked_prefill_size,
+        "disable_chunked_prefill": config.disable_chunked_prefill,
         "max_steps_in_flight": executor.max_in_flight,
     }
 

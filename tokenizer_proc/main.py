@@ -80,6 +80,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             config.context_length,
             takes_text=not config.skip_tokenizer_init,
             task=config.task,
+            max_prompt_len=config.max_prompt_len,
         ),
         admission=Admission(config.max_waiting, config.max_waiting_of_client, config.max_running_requests),
         scheduler_status=lambda: context.status.read("scheduler"),

@@ -40,6 +40,8 @@ class Validator:
     """There is a tokenizer."""
     task: Task = "generate"
     """What the model is served for."""
+    max_prompt_len: int | None = None
+    """Tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
 
     def check_request(self, request: GenerateRequest) -> PromptField:
         """Check what needs no tokenizer; say which field holds the prompt. Raises InvalidRequest."""
@@ -113,6 +115,13 @@ class Validator:
             raise InvalidRequest(
                 f"{field}: the prompt has {num_tokens} tokens, the longest sequence is {limit} tokens, "
                 "and one of them is needed for the output",
+                param=field,
+                code="context_length_exceeded",
+            )
+        if self.max_prompt_len is not None and num_tokens > self.max_prompt_len:
+            raise InvalidRequest(
+                f"{field}: the prompt has {num_tokens} tokens; without chunked prefill it is computed in one "
+                f"step, which has at most {self.max_prompt_len} (--chunked-prefill-size)",
                 param=field,
                 code="context_length_exceeded",
             )

@@ -20,7 +20,7 @@ import msgspec
 from runtime.base.environment import child_environment
 from runtime.base.errors import ConfigError, StartError
 from runtime.ring.endpoints import Endpoints
-from runtime.settings.config import RuntimeConfig, from_values, setting_of
+from runtime.settings.config import PRESETS, RuntimeConfig, from_values, setting_of
 from runtime.settings.peer_flags import peer_flag, value_of
 
 logger = logging.getLogger(__name__)
@@ -166,13 +166,20 @@ def _flags(settings: dict[str, Any]) -> list[str]:
     """Settings as a command line. Raises ConfigError that names a wrong one."""
     known = set(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
     values: dict[str, Any] = {}
+    preset = settings.get("preset")
+    if preset is not None and (not isinstance(preset, str) or preset not in PRESETS):
+        raise ConfigError(f"preset: {preset!r} is unknown; known: {', '.join(PRESETS)}")
     for spelling, value in settings.items():
+        if spelling == "preset":
+            continue
         for name, meant in _meaning(spelling, value).items():
             if name not in known:
                 raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")
             if name in values:
                 raise ConfigError(f"{spelling}: {name} is given twice, under two names; give one of them")
             values[name] = str(meant) if isinstance(meant, Path) else meant
+    if preset is not None:
+        values = PRESETS[preset] | values  # so that what the caller says wins
     config = from_values(values)
     flags = []
     for name in values:

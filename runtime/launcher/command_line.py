@@ -16,19 +16,11 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
-from runtime.settings.config import SETTINGS, RuntimeConfig, flags_of, from_values
+from runtime.settings.config import PRESETS, SETTINGS, RuntimeConfig, flags_of, from_values
 from runtime.settings.peer_flag import PeerFlag
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 from runtime.settings.table import GROUPS
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "trtllm": {
-        "capacity_scheduler": "guaranteed_no_evict",
-        "disable_radix_cache": True,
-        "mem_fraction_static": 0.9,
-    },
-}
-"""Settings by preset: what the server of that name does when nothing is said."""
 COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens")
 """Settings that take 4k and 4K, as vLLM has them."""
 LISTS = ("allowed_hosts", "api_key", "cors_origins", "cuda_graph_bs", "forwarded_allow_ips")

@@ -49,6 +49,11 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
         return self.max_waiting_of_client if self.max_queued_requests_per_client else self.max_waiting
 
     @property
+    def max_prompt_len(self) -> int | None:
+        """Tokens of a prompt that is computed in one step. None: it may be computed in chunks."""
+        return self.chunked_prefill_size if self.disable_chunked_prefill else None
+
+    @property
     def batching(self) -> str:
         """The batching type under its own name."""
         return BATCHING_SPELLINGS.get(self.batching_type, self.batching_type)
@@ -97,6 +102,16 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
         return [proxy.strip() for proxy in self.forwarded_allow_ips.split(",") if proxy.strip()]
 
 
+PRESETS: dict[str, dict[str, Any]] = {
+    "trtllm": {
+        "capacity_scheduler": "guaranteed_no_evict",
+        "chunked_prefill_size": 8192,
+        "disable_chunked_prefill": True,
+        "disable_radix_cache": True,
+        "mem_fraction_static": 0.9,
+    },
+}
+"""Settings by preset: what the server of that name does when nothing is said."""
 BATCHING_SPELLINGS = {
     "InflightFusedBatching": "inflight_fused",
     "InflightBatching": "inflight",

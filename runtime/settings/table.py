@@ -249,6 +249,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             le=1 << 20,
         ),
     ] = 2048
+    disable_chunked_prefill: Annotated[
+        bool,
+        setting(
+            "compute each prompt whole, in one step; one of more than chunked_prefill_size tokens is refused",
+            "--no-enable-chunked-prefill",
+        ),
+    ] = False
     max_batch_size: Annotated[
         int, setting("requests computed in one step, at most; 0: all that run", ge=0, le=4096)
     ] = 0

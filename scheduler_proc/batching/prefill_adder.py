@@ -26,6 +26,8 @@ class StepLimits(NamedTuple):
     max_tokens: int
     """New tokens."""
     max_requests: int
+    cuts_prompts: bool = True
+    """A prompt may be computed in chunks. False: in one step, and it waits for one that has room for it."""
 
 
 class PrefillTotals(NamedTuple):
@@ -57,7 +59,8 @@ class PrefillAdder:
         self._capacity = capacity
         self._guards_growth = capacity.guards_growth
         self._slots = slots
-        self._token_budget, self._request_budget = limits
+        self._limits = limits
+        self._token_budget, self._request_budget = limits.max_tokens, limits.max_requests
         self._num_admitted = 0
         self._num_prefill_tokens = 0
         self._num_cached_tokens = 0
@@ -107,6 +110,8 @@ class PrefillAdder:
         if num_left <= 0 or self._token_budget <= 0 or self._request_budget <= 0:
             return True
         num_new = self._chunk_len(req, start, num_left)
+        if not num_new:
+            return True
         if self._kv.window is not None:
             self._kv.give_back_unseen(np.array([req.row], np.intp))
         if not self._try_reserve(req, start + num_new):
@@ -121,14 +126,16 @@ class PrefillAdder:
         self.was_withheld = False
         if not self.can_admit or not self._can_afford(cost):
             return False
+        start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
+        num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
+        if not num_new and not self._capacity.closes_batches:
+            return False
         # Locked before the room is counted: its own prefix is not there for it to evict.
         kv.cache.lock(prefix.node)
         if not self._capacity.try_promise(req, prefix, cost.pages):
             self.was_withheld = kv.guard.num_withheld(prefix.node, kv.num_pages_for(req.max_len)) > 0
             kv.cache.unlock(prefix.node)
             return False
-        start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
-        num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
         self._capacity.note_seated(kv.seat(req, prefix, num_new))
         if req.features:
             self._open_features(req, cost)
@@ -155,11 +162,16 @@ class PrefillAdder:
     def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
         """What the budget allows; a chunk that is not the last one ends with a page, if it reaches the end of
         one. While logits of the prompt are wanted, no chunk goes beyond it.
+
+        0: prompts are not to be cut, and this one needs a step with more room. More than any step has can
+        only be what a retraction or a restart took back with its output; that is computed in chunks.
         """
         if req.wanted_from < req.num_prompt and start < req.num_prompt:
             num_left = min(num_left, req.num_prompt - start)
         if num_left <= self._token_budget:
             return num_left
+        if not self._limits.cuts_prompts and num_left <= self._limits.max_tokens:
+            return 0
         end = start + self._token_budget
         aligned = end - end % self._kv.page_size
         return (aligned if aligned > start else end) - start

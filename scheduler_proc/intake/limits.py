@@ -60,6 +60,8 @@ class Limits:
     """Share of one client. None: it may fill the queue."""
     tenant_share: QueueShare | None = None
     """Share of one tenant other than the owner, by all its clients, likewise."""
+    max_prompt_len: int | None = None
+    """Tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
 
     def check(self, message: TokenizedRequest) -> int:
         """The number of its prompt tokens. Raises InvalidRequest when it can never run, or may not."""
@@ -71,6 +73,12 @@ class Limits:
             raise InvalidRequest(
                 f"the prompt has {num_prompt} tokens; with at least one token of output, at most"
                 f" {self.max_len} fit",
+                param="input_ids",
+                code="context_length_exceeded",
+            )
+        if self.max_prompt_len is not None and num_prompt > self.max_prompt_len:
+            raise InvalidRequest(
+                f"the prompt has {num_prompt} tokens; computed whole, at most {self.max_prompt_len} fit",
                 param="input_ids",
                 code="context_length_exceeded",
             )

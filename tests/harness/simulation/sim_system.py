@@ -109,6 +109,7 @@ class Setting:
     patience: Patience = FOR_EVER
     tenants: tuple[Tenant, ...] = ()
     """Besides the owner."""
+    cuts_prompts: bool = True
 
     @property
     def tenant_share(self) -> QueueShare | None:
@@ -180,6 +181,7 @@ class Setting:
             tenants=draw_tenants(random.Random(aside(rng).getrandbits(32))),
             num_tenants=aside(rng).choice([1, 3, 3]),
             shares=aside(rng).choice(SHARES),
+            cuts_prompts=random.Random(aside(rng).getrandbits(48)).random() < 0.8,
         )
 
 
@@ -264,7 +266,8 @@ class System:
             patience=setting.patience,
         )
         self.executor = WatchedExecutor.of(setting, self._check_plan)
-        limits = StepLimits(setting.budget, setting.max_requests or setting.max_rows)
+        most = setting.max_requests or setting.max_rows
+        limits = StepLimits(setting.budget, most, setting.cuts_prompts)
         self.stats = StepStats(self.lifecycle, setting.stats(limits), clock, lambda: WALL_S)
         self.watch = StatsWatch(self.stats, self.lifecycle, clock)
         controls = Controls(self.lifecycle, StatsQuestions(self.stats, self.output), setting.max_len)

@@ -16,11 +16,17 @@ from tests.harness.scheduler.scheduler_parts import manager, request, seat
 
 
 def adder_for(
-    kv: KVCacheManager, budget: int, conservativeness: float = 1.0, num_slots: int = 0
+    kv: KVCacheManager,
+    budget: int,
+    conservativeness: float = 1.0,
+    num_slots: int = 0,
+    *,
+    cuts_prompts: bool = True,
 ) -> tuple[PrefillAdder, ScheduleBatch]:
     batch = ScheduleBatch(kv.rows)
     capacity = MaxUtilization(kv, conservativeness)
-    return PrefillAdder(batch, kv, capacity, SlotPool(num_slots), StepLimits(budget, 99)), batch
+    limits = StepLimits(budget, 99, cuts_prompts)
+    return PrefillAdder(batch, kv, capacity, SlotPool(num_slots), limits), batch
 
 
 def admit(kv: KVCacheManager, adder: PrefillAdder, req: Request) -> bool:
@@ -53,6 +59,31 @@ def test_decodes_come_out_of_the_budget_first() -> None:
     assert len(batch.decodes) == 3
     assert batch.loose[0].num_new == 4
     assert not adder.try_continue_together(np.array([req.row for req in running])), "the budget is spent"
+
+
+def test_a_prompt_that_is_not_to_be_cut_waits_for_a_step_with_room_for_all_of_it() -> None:
+    kv = manager(num_pages=32)
+    adder, batch = adder_for(kv, 30, cuts_prompts=False)
+    assert admit(kv, adder, request(kv, 1, list(range(8))))
+    newcomer = request(kv, 2, [9] * 25)
+    assert not admit(kv, adder, newcomer), "22 are left"
+    assert newcomer.row == -1
+    assert newcomer.lease is None
+    assert admit(kv, adder, request(kv, 3, [3] * 22))
+    assert [row.num_new for row in batch.single + batch.loose] == [8, 22]
+    kv.check()
+    adder, batch = adder_for(kv, 30, cuts_prompts=False)
+    assert admit(kv, adder, newcomer)
+    assert [row.num_new for row in batch.single + batch.loose] == [25]
+
+
+def test_what_comes_back_with_its_output_and_fits_no_step_is_computed_in_chunks() -> None:
+    kv = manager(num_pages=32)
+    adder, batch = adder_for(kv, 8, cuts_prompts=False)
+    req = request(kv, 1, list(range(20)))
+    assert admit(kv, adder, req)
+    assert [row.num_new for row in batch.single + batch.loose] == [8]
+    kv.check()
 
 
 def test_a_newcomer_must_fit_beside_what_running_requests_still_want() -> None:

@@ -135,6 +135,19 @@ def test_llm_takes_flags_of_other_engines_as_the_command_line_does(caplog: pytes
         _flags({"quantization": "awq"})
 
 
+def test_llm_has_presets_and_what_the_caller_says_wins() -> None:
+    assert parse_args(_flags({"preset": "trtllm"})) == parse_args(["--preset", "trtllm"])
+    # Also a value that is the default without a preset.
+    chosen = {"chunked_prefill_size": 2048, "gpu_memory_utilization": 0.85, "disable_radix_cache": False}
+    config = parse_args(_flags({"preset": "trtllm", **chosen}))
+    assert (config.chunked_prefill_size, config.mem_fraction_static) == (2048, 0.85)
+    assert not config.disable_radix_cache
+    assert config.disable_chunked_prefill
+    for unknown in ("vllm", 7):
+        with pytest.raises(ConfigError, match=r"preset: .* is unknown; known: trtllm"):
+            _flags({"preset": unknown})
+
+
 @pytest.mark.parametrize("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))
 def test_llm_refuses_what_is_not_its_setting_by_name(name: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not a setting of LLM"):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from runtime.launcher.command_line import PRESETS
+from runtime.settings.config import PRESETS
 from scheduler_proc.batching.phases import BATCHING_TYPES
 from scheduler_proc.capacity import CAPACITY_POLICIES
 from scheduler_proc.policy import POLICIES

@@ -57,6 +57,10 @@ def test_no_arguments_give_the_declared_defaults() -> None:
         (["--capacity-scheduler", "My.module:Class"], "capacity_policy", "My.module:Class"),
         (["--preset", "trtllm"], "capacity_policy", "guaranteed_no_evict"),
         (["--preset", "trtllm"], "disable_radix_cache", True),
+        (["--preset", "trtllm"], "max_prompt_len", 8192),
+        (["--no-enable-chunked-prefill"], "max_prompt_len", 2048),
+        (["--disable-chunked-prefill", "--max-num-tokens", "99"], "max_prompt_len", 99),
+        ([], "max_prompt_len", None),
         (["--capacity-scheduler", "static_batch", "--preset", "trtllm"], "capacity_policy", "static_batch"),
     ],
 )

@@ -94,6 +94,14 @@ def test_a_prompt_must_leave_room_for_one_token_of_output(num_tokens: int, max_l
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "text")
 
 
+def test_a_prompt_that_is_computed_whole_must_fit_a_step() -> None:
+    validator = Validator(vocab_size=100, context_length=32, max_prompt_len=8)
+    validator.check_prompt("text", np.zeros(8, np.int32), 0)
+    with pytest.raises(InvalidRequest, match=r"9 tokens.*at most 8 \(--chunked-prefill-size\)") as caught:
+        validator.check_prompt("text", np.zeros(9, np.int32), 0)
+    assert (caught.value.param, caught.value.code) == ("text", "context_length_exceeded")
+
+
 def test_an_empty_prompt_is_refused() -> None:
     with pytest.raises(InvalidRequest, match="empty") as caught:
         VALIDATOR.check_prompt("messages", np.zeros(0, np.int32), 0)
