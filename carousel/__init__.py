@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from carousel.trtllm.batch_manager import BatchManager
     from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
+    from carousel.trtllm.executor_config import (
+        CapacitySchedulerPolicy,
+        ExecutorConfig,
+        KvCacheConfig,
+        SchedulerConfig,
+    )
     from carousel.trtllm.generation_request import GenerationRequest
     from carousel.trtllm.generation_result import GenerationResult
     from carousel.trtllm.inference_request import InferenceRequest
@@ -36,11 +42,12 @@ if TYPE_CHECKING:
     from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
-    "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CarouselError", "Client", "Completion",
-    "CompletionOutput", "ConfigError", "Delta", "ExecutorStats", "GenerationExecutor", "GenerationRequest",
-    "GenerationResult", "InferenceRequest", "InvalidRequest", "KvCacheRetentionConfig", "ModelError",
-    "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
-    "RingClosed", "SamplingParams", "StartError", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
+    "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CapacitySchedulerPolicy", "CarouselError",
+    "Client", "Completion", "CompletionOutput", "ConfigError", "Delta", "ExecutorConfig", "ExecutorStats",
+    "GenerationExecutor", "GenerationRequest", "GenerationResult", "InferenceRequest", "InvalidRequest",
+    "KvCacheConfig", "KvCacheRetentionConfig", "ModelError", "Overloaded", "ProtocolMismatch",
+    "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
+    "SchedulerConfig", "StartError", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
 _MODULES = {
@@ -48,17 +55,20 @@ _MODULES = {
     "AsyncResultStream": "carousel.client.async_",
     "BatchManager": "carousel.trtllm.batch_manager",
     "CarouselError": "runtime.base.errors",
+    "CapacitySchedulerPolicy": "carousel.trtllm.executor_config",
     "Client": "carousel.client.sync",
     "Completion": "carousel.client.core.result",
     "CompletionOutput": "carousel.client.core.result",
     "ConfigError": "runtime.base.errors",
     "Delta": "carousel.client.core.result",
+    "ExecutorConfig": "carousel.trtllm.executor_config",
     "ExecutorStats": "carousel.trtllm.executor",
     "GenerationExecutor": "carousel.trtllm.executor",
     "GenerationRequest": "carousel.trtllm.generation_request",
     "GenerationResult": "carousel.trtllm.generation_result",
     "InferenceRequest": "carousel.trtllm.inference_request",
     "InvalidRequest": "runtime.base.errors",
+    "KvCacheConfig": "carousel.trtllm.executor_config",
     "KvCacheRetentionConfig": "carousel.retention",
     "LLM": "carousel.client.offline",
     "ModelError": "runtime.base.errors",
@@ -70,6 +80,7 @@ _MODULES = {
     "ResultStream": "carousel.client.sync",
     "RingClosed": "runtime.base.errors",
     "SamplingParams": "runtime.wire.sampling_params",
+    "SchedulerConfig": "carousel.trtllm.executor_config",
     "StartError": "runtime.base.errors",
     "TokenLogprob": "carousel.client.core.result",
     "TokenRangeRetentionConfig": "carousel.retention",

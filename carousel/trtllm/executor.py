@@ -23,6 +23,7 @@ from carousel.client.core.request_builder import TokenIds, is_single_prompt, one
 from carousel.client.core.session import Session, deadline_after
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.sync import CONNECT_TIMEOUT_S
+from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, SchedulerConfig
 from carousel.trtllm.executor_settings import runtime_settings
 from carousel.trtllm.executor_stats import StatsReader
 from carousel.trtllm.generation_request import GenerationRequest
@@ -106,18 +107,26 @@ class GenerationExecutor(StatsReader):
         num_postprocess_workers: int | None = None,
         postprocess_tokenizer_dir: str | Path | None = None,
         gather_all_token_logits: bool | None = None,
+        enable_chunked_context: bool | None = None,
+        executor_config: ExecutorConfig | None = None,
+        scheduler_config: SchedulerConfig | None = None,
+        kv_cache_config: KvCacheConfig | None = None,
+        preset: str | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_S,
         ring_timeout: float = RING_TIMEOUT_S,
         **settings: Any,
     ) -> Self:
         """Start a runtime and wait until it is ready, or attach to the one at `run_dir`.
 
-        `engine_dir` is another name of `model`, a directory in Hugging Face format; without either the demo
-        model runs. `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting `tokenizer`, of which a
-        runtime has one; the default is the model's. `num_postprocess_workers` is the number of detokenizer
-        processes, of which there is always one. `gather_all_token_logits` is both `gather_context_logits`
-        and `gather_generation_logits`. After `ring_timeout` seconds in which the runtime lacks a process that
-        is to be replaced, requests end with RingClosed. `settings` are those of launch.py.
+        `engine_dir` is another name of `model`, a directory in Hugging Face format or owner/name on the Hub;
+        without either the demo model runs. `tokenizer_dir` and `postprocess_tokenizer_dir` are the setting
+        `tokenizer`, of which a runtime has one; the default is the model's. `num_postprocess_workers` is the
+        number of detokenizer processes, of which there is always one. `gather_all_token_logits` is both
+        `gather_context_logits` and `gather_generation_logits`. With `enable_chunked_context=False` each
+        prompt is computed whole, in one step; one of more than max_num_tokens (8192 then, unless given) is
+        refused. `executor_config`, or two of its parts, say the same in TensorRT-LLM's objects, whose
+        defaults then hold; `preset` is launch.py's. After `ring_timeout` seconds in which the runtime lacks a
+        process that is to be replaced, requests end with RingClosed. `settings` are those of launch.py.
         Raises: ConfigError for a wrong or contradictory argument, before anything is started; StartError with
         the runtime's last words; RingClosed or ProtocolMismatch when there is none to attach to.
         """
@@ -128,6 +137,11 @@ class GenerationExecutor(StatsReader):
             "num_postprocess_workers": num_postprocess_workers,
             "postprocess_tokenizer_dir": postprocess_tokenizer_dir,
             "gather_all_token_logits": gather_all_token_logits,
+            "enable_chunked_context": enable_chunked_context,
+            "executor_config": executor_config,
+            "scheduler_config": scheduler_config,
+            "kv_cache_config": kv_cache_config,
+            "preset": preset,
             **settings,
         }
         if run_dir is not None:

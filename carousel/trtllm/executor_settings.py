@@ -8,14 +8,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from carousel.trtllm.executor_config import without_configs
 from runtime.base.errors import ConfigError
+from runtime.checkpoint.hub import is_hub_id
+from runtime.settings.config import setting_of
 
 MAX_POSTPROCESS_WORKERS = 64
+WHOLE_PROMPT_TOKENS = 8192
+"""TensorRT-LLM's max_num_tokens when none is given: the longest prompt that is computed whole."""
 ALIASES = {
     "engine_dir": ("model",),
     "tokenizer_dir": ("tokenizer",),
     "postprocess_tokenizer_dir": ("tokenizer",),
     "num_postprocess_workers": ("detokenizer_workers",),
+    "enable_chunked_context": ("disable_chunked_prefill",),
     "gather_all_token_logits": ("gather_context_logits", "gather_generation_logits"),
 }
 """TensorRT-LLM's name -> the settings that it stands for."""
@@ -24,46 +30,52 @@ ALIASES = {
 def runtime_settings(given: Mapping[str, Any]) -> dict[str, Any]:
     """The settings that `given` asks for; None stands for what was not given.
 
-    Raises: ConfigError for a directory that is not there, for prompts that are not to be cut into chunks, for
-    two names of one setting that say different things, and for a wrong number of workers.
+    Raises: ConfigError for a directory that is not there, for two names of one setting that say different
+    things, for a wrong number of workers, and for what a configuration object asks for and is not built.
     """
+    plain, asked = without_configs(given)
     settings: dict[str, Any] = {}
     named_by: dict[str, str] = {}
-    for name, value in given.items():
-        if value is None:
-            continue
-        if name == "enable_chunked_context":
-            _check_chunked_context(value)
-            continue
-        translated = _translated(name, value)
-        for setting in ALIASES.get(name, (name,)):
-            if settings.setdefault(setting, translated) != translated:
-                raise ConfigError(f"{name}: contradicts {named_by[setting]}; give one of them")
-            named_by.setdefault(setting, name)
+
+    def add(name: str, setting: str, value: Any) -> None:
+        if settings.setdefault(setting, value) != value:
+            raise ConfigError(f"{name}: contradicts {named_by[setting]}; give one of them")
+        named_by.setdefault(setting, name)
+
+    for name, value in plain.items():
+        if value is not None:
+            translated = _translated(name, value)
+            for setting in ALIASES.get(name, (setting_of(name),)):
+                add(name, setting, translated)
+    for setting, (name, value) in asked.by_caller.items():
+        for own_name in ALIASES.get(setting, (setting,)):
+            add(name, own_name, _translated(setting, value))
+    # A preset says what is done when nothing is said, and so do these objects.
+    if "preset" in settings and (asked.by_caller or asked.by_default):
+        raise ConfigError("preset: a configuration object has defaults of its own; give one of them")
+    for setting, (_, value) in asked.by_default.items():
+        for own_name in ALIASES.get(setting, (setting,)):
+            settings.setdefault(own_name, _translated(setting, value))
+    if settings.get("disable_chunked_prefill") is True and "preset" not in settings:
+        settings.setdefault("chunked_prefill_size", WHOLE_PROMPT_TOKENS)
     return settings
 
 
 def _translated(name: str, value: Any) -> Any:
     if name in ("model", "engine_dir", "tokenizer_dir", "postprocess_tokenizer_dir"):
-        return _existing_directory(name, value)
+        return _directory_or_hub_name(name, value)
     if name == "num_postprocess_workers":
         return _num_detokenizers(value)
-    if name == "gather_all_token_logits" and not isinstance(value, bool):
-        raise ConfigError("gather_all_token_logits: true or false")
-    return value
+    if name in ("gather_all_token_logits", "enable_chunked_context") and not isinstance(value, bool):
+        raise ConfigError(f"{name}: true or false")
+    return not value if name == "enable_chunked_context" else value
 
 
-def _check_chunked_context(value: Any) -> None:
-    if value is not True:
-        raise ConfigError(
-            f"enable_chunked_context: {value} is not supported, prompts are computed in chunks; a"
-            " chunked_prefill_size as large as the longest prompt lets each be one"
-        )
-
-
-def _existing_directory(name: str, value: Any) -> Path:
+def _directory_or_hub_name(name: str, value: Any) -> Path | str:
     if not isinstance(value, str | Path):
-        raise ConfigError(f"{name}: a directory, got {type(value).__name__}")
+        raise ConfigError(f"{name}: a directory or owner/name on the Hub, got {type(value).__name__}")
+    if isinstance(value, str) and is_hub_id(value):
+        return value
     path = Path(value).expanduser()
     if not path.is_dir():
         raise ConfigError(f"{name}: there is no directory {path}")

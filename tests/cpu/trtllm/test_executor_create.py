@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from carousel import ConfigError, GenerationExecutor, GenerationRequest, RingClosed
+from carousel import ConfigError, GenerationExecutor, GenerationRequest, KvCacheConfig, RingClosed
 from carousel.trtllm import executor as executor_module
 from tests.harness.ring.executor_back_ends import StandInRuntime, echo
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, say_nothing
@@ -34,6 +34,16 @@ ROOT = Path(__file__).resolve().parents[3]
         ({"tokenizer_dir": "nowhere"}, "tokenizer_dir: there is no directory nowhere"),
         ({"postprocess_tokenizer_dir": "nowhere"}, "postprocess_tokenizer_dir: there is no directory"),
         ({"engine_dir": 7}, "engine_dir"),
+        ({"engine_dir": Path("owner/name")}, "engine_dir: there is no directory"),
+        ({"enable_chunked_context": 0}, "enable_chunked_context: true or false"),
+        (
+            {"enable_chunked_context": False, "disable_chunked_prefill": False},
+            "disable_chunked_prefill: contradicts enable_chunked_context",
+        ),
+        ({"preset": "vllm"}, "preset"),
+        ({"run_dir": "x", "preset": "trtllm"}, "preset"),
+        ({"run_dir": "x", "kv_cache_config": KvCacheConfig()}, "kv_cache_config"),
+        ({"executor_config": {}}, "executor_config: a carousel.ExecutorConfig, got dict"),
         ({"page_sise": 16}, "page_sise"),
     ],
 )
@@ -65,6 +75,20 @@ def test_create_refuses_a_wrong_argument_by_name_and_starts_nothing(
             {"gather_context_logits": True, "gather_generation_logits": True},
         ),
         ({"gather_context_logits": True}, "", {"gather_context_logits": True}),
+        ({"engine_dir": "owner/name"}, "owner/name", {}),
+        ({"tokenizer_dir": "owner/name"}, "", {"tokenizer": "owner/name"}),
+        ({"preset": "trtllm"}, "", {"preset": "trtllm"}),
+        ({"enable_chunked_context": True}, "", {"disable_chunked_prefill": False}),
+        (
+            {"enable_chunked_context": False},
+            "",
+            {"disable_chunked_prefill": True, "chunked_prefill_size": 8192},
+        ),
+        (
+            {"enable_chunked_context": False, "max_num_tokens": 64},
+            "",
+            {"disable_chunked_prefill": True, "chunked_prefill_size": 64},
+        ),
     ],
 )
 def test_create_passes_its_arguments_on_as_settings(

@@ -19,6 +19,7 @@ from carousel import (
     BatchManager,
     CarouselError,
     Client,
+    ExecutorConfig,
     GenerationExecutor,
     GenerationRequest,
     InferenceRequest,
@@ -287,11 +288,28 @@ def test_statistics_of_each_iteration_are_pulled_and_pushed(executor: Generation
         executor.get_latest_request_stats()
 
 
+def _check_prompts_are_computed_whole(executor: GenerationExecutor, longest: int) -> None:
+    short = SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True)
+    prompts = [[5 + number] * longest for number in range(3)]
+    executor.generate(prompts, short, timeout=60)
+    contexts = [
+        batch.num_ctx_tokens
+        for each in executor.get_latest_iteration_stats()
+        if (batch := each.inflight_batching_stats) is not None and batch.num_context_requests
+    ]
+    assert contexts == [longest] * 3, "each in a step of its own, and whole"
+    with pytest.raises(RequestError, match=rf"{longest + 1} tokens; without chunked prefill.*{longest} "):
+        executor.generate([5] * (longest + 1), short, timeout=60)
+    assert executor.config.capacity_scheduler == "guaranteed_no_evict"
+
+
 def test_an_executor_of_its_own_leaves_no_process_and_no_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    executor = GenerationExecutor.create(dtype="float32", cpu_threads=1, max_running_requests=4)
+    config = ExecutorConfig(max_batch_size=4, max_num_tokens=64, enable_chunked_context=False)
+    executor = GenerationExecutor.create(executor_config=config, dtype="float32", cpu_threads=1)
+    _check_prompts_are_computed_whole(executor, longest=64)
     state = json.loads(Endpoints(executor.run_dir).state_file.read_bytes())
     pids = [state["pid"], *(child["pid"] for child in state["children"])]
     assert len(pids) > 1

@@ -48,6 +48,8 @@ FLOORS: dict[str, set[str]] = {
         "runtime.base",
         "runtime.wire",
         "runtime.ring",
+        "runtime.settings",  # other spellings of a setting
+        "runtime.checkpoint",  # what reads as a name on the Hub
     },
     "carousel.server": {"carousel.client", *RUNTIME, "runtime.text"},  # text: logprobs show tokens
     "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
+from carousel.trtllm.executor_config import ExecutorConfig, KvCacheConfig, SchedulerConfig
 from carousel.trtllm.generation_request import NOT_BUILT, GenerationRequest
 from carousel.trtllm.inference_request import KNOWN, SPELLINGS
 from carousel.trtllm.output_tensors import OutputTensors
@@ -43,6 +44,7 @@ def test_every_option_of_a_request_is_named_also_those_that_are_refused() -> Non
 def test_every_argument_of_create_and_every_field_of_a_response_is_named() -> None:
     names = named_in("executor.md")
     assert parameters_of(GenerationExecutor.create) - {"connect_timeout"} <= names
+    assert fields_of(ExecutorConfig, SchedulerConfig, KvCacheConfig) <= names
     assert fields_of(Response, Result, ExecutorStats) <= names
 
 

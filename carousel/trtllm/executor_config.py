@@ -1,0 +1,334 @@
+"""TensorRT-LLM's configuration objects of an executor, and the settings of launch.py that they stand for.
+
+Pure data: nothing is started or looked at. What is not built is refused by name, unless it holds the value of
+one who does not ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, NamedTuple
+
+from runtime.base.errors import ConfigError
+
+FREE_MEMORY_FRACTION = 0.9
+"""TensorRT-LLM's share of free memory for the KV cache when none is given."""
+BATCHING_TYPES = {"INFLIGHT": "inflight_fused", "STATIC": "static"}
+CHUNKING_POLICIES = (None, "FIRST_COME_FIRST_SERVED")
+MAX_INT32 = (1 << 31) - 1
+
+
+class CapacitySchedulerPolicy(Enum):
+    """Who fits; the name says it, and so does the value, a setting of launch.py."""
+
+    MAX_UTILIZATION = "max_utilization"
+    GUARANTEED_NO_EVICT = "guaranteed_no_evict"
+    STATIC_BATCH = "static_batch"
+
+
+class Asked(NamedTuple):
+    """Settings of launch.py, each with the name of the field that stands for it."""
+
+    by_caller: dict[str, tuple[str, Any]]
+    """What the caller has said."""
+    by_default: dict[str, tuple[str, Any]]
+    """What TensorRT-LLM does when nothing is said. Whatever else the caller says goes before it."""
+
+    def add(self, field: str, setting: str, value: Any, *, is_default: bool) -> None:
+        """Take in what one field stands for."""
+        (self.by_default if is_default else self.by_caller)[setting] = (field, value)
+
+    def extend(self, other: Asked) -> None:
+        self.by_caller.update(other.by_caller)
+        self.by_default.update(other.by_default)
+
+
+def nothing_asked() -> Asked:
+    return Asked({}, {})
+
+
+@dataclass(slots=True)
+class SchedulerConfig:
+    """Who fits into the KV cache. `policy` is an older name of `capacity_scheduler_policy`."""
+
+    capacity_scheduler_policy: str | Enum = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+    """A name, TensorRT-LLM's enum or ours, or your own as package.module:Class."""
+    context_chunking_policy: str | Enum | None = None
+    """FIRST_COME_FIRST_SERVED is what is done. EQUAL_PROGRESS is not built."""
+    dynamic_batch_config: Any = None
+    """Not built."""
+    policy: str | Enum | None = None
+
+    def asked(self) -> Asked:
+        """The settings that it stands for. Raises ConfigError."""
+        _refuse_unbuilt(self, "scheduler_config", {"dynamic_batch_config": (None,)})
+        if _name(self.context_chunking_policy) not in CHUNKING_POLICIES:
+            raise ConfigError(
+                "scheduler_config.context_chunking_policy: only FIRST_COME_FIRST_SERVED is built"
+            )
+        field = "capacity_scheduler_policy" if self.policy is None else "policy"
+        chosen = getattr(self, field)
+        default = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
+        if field == "policy" and self.capacity_scheduler_policy not in (default, chosen):
+            raise ConfigError(
+                "scheduler_config.policy: contradicts capacity_scheduler_policy, which it is another name of"
+            )
+        asked = nothing_asked()
+        is_default = self.policy is None and chosen is default
+        value = _capacity_scheduler(f"scheduler_config.{field}", chosen)
+        asked.add(f"scheduler_config.{field}", "capacity_scheduler", value, is_default=is_default)
+        return asked
+
+
+@dataclass(slots=True)
+class KvCacheConfig:
+    """How large the KV cache is, and what is kept in it."""
+
+    enable_block_reuse: bool = True
+    """Whole pages are reused, whatever the two fields about partial reuse say."""
+    max_tokens: int | None = None
+    max_attention_window: int | list[int] | None = None
+    """A list has one for each layer; here they must all be the same."""
+    sink_token_length: int | None = None
+    """Not built."""
+    free_gpu_memory_fraction: float | None = None
+    """None is 0.9. On a CPU it is a share of its free memory."""
+    host_cache_size: int | None = None
+    """Not built, nor what follows."""
+    onboard_blocks: bool = True
+    cross_kv_cache_fraction: float | None = None
+    secondary_offload_min_priority: int | None = None
+    event_buffer_max_size: int = 0
+    enable_partial_reuse: bool = True
+    copy_on_partial_reuse: bool = True
+
+    def asked(self) -> Asked:
+        """The settings that it stands for. Raises ConfigError."""
+        unbuilt = {
+            "sink_token_length": (None, 0),
+            "host_cache_size": (None, 0),
+            "onboard_blocks": (True,),
+            "cross_kv_cache_fraction": (None,),
+            "secondary_offload_min_priority": (None,),
+            "event_buffer_max_size": (0,),
+        }
+        _refuse_unbuilt(self, "kv_cache_config", unbuilt)
+        for name in ("enable_block_reuse", "enable_partial_reuse", "copy_on_partial_reuse"):
+            _check_bool(f"kv_cache_config.{name}", getattr(self, name))
+        asked = nothing_asked()
+        reuses = self.enable_block_reuse
+        asked.add("kv_cache_config.enable_block_reuse", "disable_radix_cache", not reuses, is_default=reuses)
+        field, fraction = "kv_cache_config.free_gpu_memory_fraction", self.free_gpu_memory_fraction
+        value = FREE_MEMORY_FRACTION if fraction is None else _fraction(field, fraction)
+        asked.add(field, "mem_fraction_static", value, is_default=fraction is None)
+        if self.max_tokens is not None:
+            field = "kv_cache_config.max_tokens"
+            asked.add(field, "max_total_tokens", _count(field, self.max_tokens), is_default=False)
+        if self.max_attention_window is not None:
+            field = "kv_cache_config.max_attention_window"
+            window = _window(field, self.max_attention_window)
+            asked.add(field, "max_attention_window", window, is_default=False)
+        return asked
+
+
+@dataclass(slots=True, kw_only=True)
+class ExecutorConfig:
+    """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
+
+    max_beam_width: int = 1
+    """There are no beams."""
+    scheduler_config: SchedulerConfig | None = None
+    """None is SchedulerConfig(), with static batching its static_batch."""
+    kv_cache_config: KvCacheConfig | None = None
+    """None is KvCacheConfig()."""
+    enable_chunked_context: bool = True
+    """False: each prompt is computed whole, in one step; one of more than max_num_tokens is refused."""
+    normalize_log_probs: bool = True
+    """About beams alone: either value means the same with one."""
+    iter_stats_max_iterations: int = 1000
+    request_stats_max_iterations: int = 0
+    batching_type: str | Enum = "INFLIGHT"
+    """INFLIGHT or STATIC."""
+    max_batch_size: int | None = None
+    """Sequences that run at the same time: max_running_requests."""
+    max_num_tokens: int | None = None
+    """Tokens computed in one step: chunked_prefill_size."""
+    max_queue_size: int | None = None
+    """Requests that may wait; more are refused."""
+    gather_generation_logits: bool = False
+    parallel_config: Any = None
+    """Not built, nor what follows."""
+    peft_cache_config: Any = None
+    logits_post_processor_config: Any = None
+    decoding_config: Any = None
+    use_gpu_direct_storage: bool = False
+    gpu_weights_percent: float = 1.0
+    extended_runtime_perf_knob_config: Any = None
+    debug_config: Any = None
+    recv_poll_period_ms: int = 0
+    max_seq_idle_microseconds: int = 180_000_000
+    spec_dec_config: Any = None
+    guided_decoding_config: Any = None
+    additional_model_outputs: Any = None
+    cache_transceiver_config: Any = None
+    prompt_table_offloading: bool = False
+    enable_trt_overlap: bool = False
+    fail_fast_on_attention_window_too_large: bool = False
+
+    def asked(self) -> Asked:
+        """The settings that it stands for. Raises ConfigError."""
+        _refuse_unbuilt(self, "executor_config", UNBUILT)
+        asked = nothing_asked()
+        batching = _name(self.batching_type)
+        if batching not in BATCHING_TYPES:
+            raise ConfigError(
+                f"executor_config.batching_type: {' or '.join(BATCHING_TYPES)}, got {self.batching_type!r}"
+            )
+        asked.add(
+            "executor_config.batching_type",
+            "batching_type",
+            BATCHING_TYPES[batching],
+            is_default=batching == "INFLIGHT",
+        )
+        if self.scheduler_config is not None or batching == "INFLIGHT":
+            asked.extend(asked_of("scheduler_config", self.scheduler_config or SchedulerConfig()))
+        asked.extend(asked_of("kv_cache_config", self.kv_cache_config or KvCacheConfig()))
+        self._add_flags(asked)
+        self._add_counts(asked)
+        return asked
+
+    def _add_flags(self, asked: Asked) -> None:
+        _check_bool("executor_config.normalize_log_probs", self.normalize_log_probs)
+        for name, default in (("enable_chunked_context", True), ("gather_generation_logits", False)):
+            value = getattr(self, name)
+            _check_bool(f"executor_config.{name}", value)
+            asked.add(f"executor_config.{name}", name, value, is_default=value is default)
+
+    def _add_counts(self, asked: Asked) -> None:
+        for name, setting in COUNTS.items():
+            value = getattr(self, name)
+            if value is not None:
+                field = f"executor_config.{name}"
+                asked.add(field, setting, _count(field, value), is_default=False)
+        for name, default in (("iter_stats_max_iterations", 1000), ("request_stats_max_iterations", 0)):
+            value = getattr(self, name)
+            field = f"executor_config.{name}"
+            asked.add(field, name, _count(field, value, least=0), is_default=value == default)
+
+
+COUNTS = {
+    "max_batch_size": "max_running_requests",
+    "max_num_tokens": "chunked_prefill_size",
+    "max_queue_size": "max_queued_requests",
+}
+"""Field of ExecutorConfig -> the setting that it is another name of."""
+UNBUILT: dict[str, tuple[Any, ...]] = {
+    "max_beam_width": (1,),
+    "parallel_config": (None,),
+    "peft_cache_config": (None,),
+    "logits_post_processor_config": (None,),
+    "decoding_config": (None,),
+    "use_gpu_direct_storage": (False,),
+    "gpu_weights_percent": (1.0,),
+    "extended_runtime_perf_knob_config": (None,),
+    "debug_config": (None,),
+    "recv_poll_period_ms": (0,),
+    "max_seq_idle_microseconds": (180_000_000,),
+    "spec_dec_config": (None,),
+    "guided_decoding_config": (None,),
+    "additional_model_outputs": (None, []),
+    "cache_transceiver_config": (None,),
+    "prompt_table_offloading": (False,),
+    "enable_trt_overlap": (False,),
+    "fail_fast_on_attention_window_too_large": (False,),
+}
+"""Field of ExecutorConfig -> the values with which it asks for nothing."""
+CONFIGS: dict[str, type[ExecutorConfig | SchedulerConfig | KvCacheConfig]] = {
+    "executor_config": ExecutorConfig,
+    "scheduler_config": SchedulerConfig,
+    "kv_cache_config": KvCacheConfig,
+}
+"""Arguments of `GenerationExecutor.create` that are such objects."""
+
+
+def asked_of(name: str, config: Any) -> Asked:
+    """The settings that the argument `name` stands for. Raises ConfigError."""
+    if not isinstance(config, CONFIGS[name]):
+        raise ConfigError(f"{name}: a carousel.{CONFIGS[name].__name__}, got {type(config).__name__}")
+    return config.asked()
+
+
+def without_configs(given: Mapping[str, Any]) -> tuple[dict[str, Any], Asked]:
+    """The arguments that are no such objects, and what those that are ask for. Raises ConfigError."""
+    asked = nothing_asked()
+    if given.get("executor_config") is not None:
+        for name in ("scheduler_config", "kv_cache_config"):
+            if given.get(name) is not None:
+                raise ConfigError(f"{name}: give it as a field of executor_config, which is given, too")
+    for name in CONFIGS:
+        if given.get(name) is not None:
+            asked.extend(asked_of(name, given[name]))
+    return {name: value for name, value in given.items() if name not in CONFIGS}, asked
+
+
+def _refuse_unbuilt(config: object, where: str, unbuilt: Mapping[str, tuple[Any, ...]]) -> None:
+    for name, neutral in unbuilt.items():
+        value = getattr(config, name)
+        if not any(_is_same(value, each) for each in neutral):
+            raise ConfigError(f"{where}.{name}: {value!r} is not supported; leave it at {neutral[0]}")
+
+
+def _is_same(value: object, neutral: object) -> bool:
+    """Tell whether they are equal, and either both of them or none are true or false."""
+    if isinstance(neutral, bool) or isinstance(value, bool) or neutral is None:
+        return value is neutral
+    return bool(value == neutral)
+
+
+def _name(value: object) -> str | None:
+    """The name of a member of an enum, whoever's it is, or in a string."""
+    if isinstance(value, Enum):
+        return value.name
+    name = getattr(value, "name", value)  # members of a compiled library's enum are of no class of Python's
+    return name.upper() if isinstance(name, str) else None if value is None else repr(value)
+
+
+def _capacity_scheduler(field: str, value: object) -> str:
+    if isinstance(value, str) and ":" in value:
+        return value
+    name = _name(value)
+    if name not in CapacitySchedulerPolicy.__members__:
+        known = ", ".join(CapacitySchedulerPolicy.__members__)
+        raise ConfigError(f"{field}: {known}, or your own as package.module:Class, got {value!r}")
+    return str(CapacitySchedulerPolicy[name].value)
+
+
+def _check_bool(field: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ConfigError(f"{field}: true or false, got {value!r}")
+
+
+def _count(field: str, value: object, least: int = 1) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MAX_INT32:
+        raise ConfigError(f"{field}: an integer from {least} on, got {value!r}")
+    return value
+
+
+def _fraction(field: str, value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+        raise ConfigError(f"{field}: a number between 0 and 1, got {value!r}")
+    return float(value)
+
+
+def _window(field: str, value: object) -> int:
+    windows = set(_each_window(field, value))
+    if len(windows) != 1:
+        raise ConfigError(f"{field}: {value!r} differs from layer to layer; only one for all is built")
+    return windows.pop()
+
+
+def _each_window(field: str, value: object) -> Iterator[int]:
+    for each in value if isinstance(value, list | tuple) else [value]:
+        yield _count(field, each)
