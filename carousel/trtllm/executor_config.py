@@ -299,7 +299,7 @@ def _capacity_scheduler(field: str, value: object) -> str:
     if isinstance(value, str) and ":" in value:
         return value
     name = _name(value)
-    if name not in CapacitySchedulerPolicy.__members__:
+    if name is None or name not in CapacitySchedulerPolicy.__members__:
         known = ", ".join(CapacitySchedulerPolicy.__members__)
         raise ConfigError(f"{field}: {known}, or your own as package.module:Class, got {value!r}")
     return str(CapacitySchedulerPolicy[name].value)

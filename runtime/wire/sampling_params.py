@@ -115,6 +115,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Raw logits of each output position; the server must allow it."""
     return_perf_metrics: bool = False
     """Times and KV pages of each sequence, with its end."""
+    prompt_logprobs_start: Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)] = 0
+    """Position in the prompt of the last token without a logprob; what is before it is not computed for
+    logprobs, and may come from the cache.
+    """
 
     if TYPE_CHECKING:
 
@@ -151,6 +155,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             return_context_logits: bool = False,
             return_generation_logits: bool = False,
             return_perf_metrics: bool = False,
+            prompt_logprobs_start: int = 0,
         ) -> None: ...
 
     def validate(self) -> None:
@@ -206,6 +211,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             seed=None if self.seed is None else (self.seed + number) % SEEDS,
             # They belong to the prompt, which all share: the first one brings them.
             prompt_logprobs=None,
+            prompt_logprobs_start=0,
             return_context_logits=False,
         )
 
@@ -224,6 +230,12 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         for name in ("logprobs", "prompt_logprobs"):
             if getattr(self, name) is not None:
                 _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
+        _check_int("prompt_logprobs_start", self.prompt_logprobs_start, 0, MAX_TOKENS_LIMIT)
+        if self.prompt_logprobs_start and self.prompt_logprobs is None:
+            raise InvalidRequest(
+                "prompt_logprobs_start: without prompt_logprobs there are none to begin; set both",
+                param="prompt_logprobs_start",
+            )
         _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
         _check_int("n", self.n, 1, MAX_SEQUENCES)
         if self.best_of is not None:

@@ -34,7 +34,9 @@ class PromptOutputs(RequestFeature):
         self._num_logprobs = -1 if req.sampling.prompt_logprobs is None else req.sampling.prompt_logprobs
         # The last position has logits, but no next token in the prompt whose logprob they would tell.
         self._end = req.num_prompt if self._wants_logits else req.num_prompt - 1
-        self._done_upto(0 if self._wants_logits else req.num_prompt_logprobs)
+        self._first = req.sampling.prompt_logprobs_start + req.num_prompt_logprobs
+        """The first position whose logprob is wanted and was not delivered by an earlier attempt."""
+        self._done_upto(0 if self._wants_logits else self._first)
 
     def _done_upto(self, position: int) -> None:
         self._req.wanted_from = position if position < self._end else NOTHING_WANTED
@@ -59,9 +61,9 @@ class PromptOutputs(RequestFeature):
         self._done_upto(result.start + result.num_positions)
 
     def _deliver(self, start: int, got: RowLogprobs) -> None:
-        """All but what an earlier attempt delivered, and but that of the last position."""
+        """All but what is not wanted or was delivered before, and but that of the last position."""
         req = self._req
-        first = max(0, req.num_prompt_logprobs - start)
+        first = max(0, self._first - start)
         end = min(len(got.chosen), req.num_prompt - 1 - start)
         if first < end:
             self._emit_logprobs(

@@ -97,9 +97,10 @@ class Limits:
         """What an earlier attempt is said to have delivered must be what one can."""
         num_output = len(message.output_ids) // TOKEN_BYTES
         max_output = self.last_len(num_prompt, message.sampling.max_tokens) - num_prompt
+        max_logprobs = max(0, num_prompt - 1 - message.sampling.prompt_logprobs_start)
         for what, count, limit in (
             ("tokens of output", num_output, max_output),
-            ("logprobs of the prompt", message.num_prompt_logprobs, num_prompt - 1),
+            ("logprobs of the prompt", message.num_prompt_logprobs, max_logprobs),
         ):
             if count > limit:
                 raise InvalidRequest(f"resume: {count} {what}, there are at most {limit}", param="resume")

@@ -45,6 +45,7 @@ class SequenceState:
     __slots__ = (
         "_pieces",
         "_prompt_ids",
+        "_prompt_logprobs_start",
         "_tensors",
         "_wants_logprobs",
         "_wants_prompt_logprobs",
@@ -67,6 +68,7 @@ class SequenceState:
         self._pieces: list[str] = []
         self._prompt_ids = request.input_ids
         self._wants_logprobs = wants_logprobs
+        self._prompt_logprobs_start = request.sampling.prompt_logprobs_start
         self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self._tensors: dict[TensorName, _RowCollector] = {}
 
@@ -150,10 +152,16 @@ class SequenceState:
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:
-        """What an output adds; the first token's None comes with the first ones, or at the end."""
+        """What an output adds; None for each token before those that were asked for, the first one at least,
+        comes with the first ones, or at the end.
+        """
         new: PromptLogprobs = []
-        if not self.prompt_logprobs and (output.prompt_logprobs or output.finish is not None):
-            new.append(None)
+        if not self.prompt_logprobs:
+            if output.prompt_logprobs:
+                new = [None] * (self._prompt_logprobs_start + 1)
+            elif output.finish is not None:
+                num_prompt = output.finish.usage.prompt_tokens
+                new = [None] * max(1, min(self._prompt_logprobs_start + 1, num_prompt))
         if output.prompt_logprobs:
             num_values = len(output.prompt_logprobs) // 4
             start = len(self.prompt_logprobs) + len(new)

@@ -35,6 +35,7 @@ PARAM_NAMES = {
     **{name: f"sampling_params.{SPELLINGS.get(name, name)}" for name in SamplingParams.__struct_fields__},
     "logprobs": "top_logprobs_num",
     "prompt_logprobs": "logprob_start_len",
+    "prompt_logprobs_start": "logprob_start_len",
     "label": "rid",
 }
 
@@ -80,7 +81,8 @@ async def generate(request: Request) -> Response:
             view.input_start = body.logprob_start_len or 0
             tenant = tenant_of(request.scope).name
             view.input_ids = await encode_prompts(server.tokenizer, job.prompts, options, tenant)
-            job.check_prompt_logprobs(sum(map(len, view.input_ids)) * sampling.n)
+            num_shown = sum(max(0, len(ids) - view.input_start) for ids in view.input_ids)
+            job.check_prompt_logprobs(num_shown * sampling.n)
             job = job.with_ids(view.input_ids)
     except RequestError as error:
         raise respelled(error, names) from None
@@ -137,4 +139,5 @@ def _sampling(body: GenerateBody, sampling: GenerateSampling, defaults: Sampling
     given["logprobs"] = logprobs
     if body.logprob_start_len is not None and body.logprob_start_len >= 0:
         given["prompt_logprobs"] = logprobs
+        given["prompt_logprobs_start"] = body.logprob_start_len
     return checked_sampling(defaults, given)

@@ -69,6 +69,8 @@ def sampling() -> list[SamplingParams]:
                 return_context_logits=n % 5 == 1,
                 return_generation_logits=n % 5 in (1, 2),
             )
+            if s.prompt_logprobs is not None:
+                s = structs.replace(s, prompt_logprobs_start=n % 2)
         made.append(s)
     return made
 
@@ -106,7 +108,8 @@ def check(prompt: list[int], s: SamplingParams, got: Generated) -> None:
     assert len(got.tokens) == NUM_TOKENS
     assert bool(got.prompt_logprobs.chosen) == (s.prompt_logprobs is not None)
     if s.prompt_logprobs is not None:
-        check_scores(got.prompt_logprobs, logits[:end], prompt[1:], s.prompt_logprobs)
+        start = s.prompt_logprobs_start
+        check_scores(got.prompt_logprobs, logits[start:end], prompt[start + 1 :], s.prompt_logprobs)
     assert bool(got.logprobs.chosen) == (s.logprobs is not None)
     if s.logprobs is not None:
         check_scores(got.logprobs, logits[end:-1], got.tokens, s.logprobs)
@@ -151,6 +154,7 @@ def test_only_requests_that_look_at_their_prompt_bypass_the_cache() -> None:
         SamplingParams(max_tokens=2, seed=0, logprobs=3, return_generation_logits=True),
         SamplingParams(max_tokens=2, seed=0, prompt_logprobs=0),
         SamplingParams(max_tokens=2, seed=0, return_context_logits=True),
+        SamplingParams(max_tokens=2, seed=0, prompt_logprobs=0, prompt_logprobs_start=20),
     ]
     try:
         ring.generate([prompt], ask[2:3], solo=True)
@@ -158,4 +162,4 @@ def test_only_requests_that_look_at_their_prompt_bypass_the_cache() -> None:
     finally:
         ring.close()
     closed = [got.closed for got in outputs]
-    assert [end.cached_tokens for end in closed if end is not None] == [32, 32, 0, 0]
+    assert [end.cached_tokens for end in closed if end is not None] == [32, 32, 0, 0, 16]

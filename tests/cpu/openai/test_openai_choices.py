@@ -30,8 +30,9 @@ def prompt_part(request: GenerateRequest) -> dict[str, Any]:
     num_top = request.sampling.prompt_logprobs
     if num_top is None:
         return {}
-    ids = unpack_ids(request.input_ids or b"").tolist()[1:]
-    fields: dict[str, Any] = {"prompt_logprobs": floats(*(-1.0 - i for i in range(len(ids))))}
+    start = request.sampling.prompt_logprobs_start
+    ids = unpack_ids(request.input_ids or b"").tolist()[start + 1 :]
+    fields: dict[str, Any] = {"prompt_logprobs": floats(*(-1.0 - start - i for i in range(len(ids))))}
     if num_top:
         top = [[token, 7, 8][:num_top] for token in ids]
         fields["prompt_top_ids"] = np.array(top, np.int32).tobytes()

@@ -305,7 +305,7 @@ STEP_MUTANTS = [
         "a resumed prompt told again",
         PromptOutputs,
         "_deliver",
-        "max(0, req.num_prompt_logprobs - start)",
+        "max(0, self._first - start)",
         "0",
         35,
     ),

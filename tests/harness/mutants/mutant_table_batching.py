@@ -100,7 +100,7 @@ BATCHING_MUTANTS = [
         "make_way",
         "self._kv.cache.unlock(prefix.node)",
         "pass",
-        4,
+        5,
         changes=PREEMPTING,
     ),
     Mutant(
@@ -145,7 +145,7 @@ BATCHING_MUTANTS = [
         "of",
         "yield ready[decodes], False",
         "return",
-        4,
+        1,
         changes=STATIC,
     ),
     Mutant(

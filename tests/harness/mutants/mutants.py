@@ -26,9 +26,15 @@ from tests.harness.mutants.mutant_table_waiting import WAITING_MUTANTS
 from tests.harness.mutants.mutant_table_window import WINDOW_MUTANTS
 from tests.harness.simulation import simulation
 
-PLAIN: dict[str, Any] = {"window": 0, "patience": FOR_EVER, "tenants": (), "num_tenants": 1}
-"""Most shows in a model that sees all of its context, and where nobody is in a hurry; the rest is for those
-mistakes that need it.
+PLAIN: dict[str, Any] = {
+    "window": 0,
+    "patience": FOR_EVER,
+    "tenants": (),
+    "num_tenants": 1,
+    "cuts_prompts": True,
+}
+"""Most shows in a model that sees all of its context, where nobody is in a hurry and prompts are cut; the
+rest is for those mistakes that need it.
 """
 MUTANTS = [
     *STEP_MUTANTS,

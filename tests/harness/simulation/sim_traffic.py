@@ -102,9 +102,11 @@ class Traffic:
             ignore_eos=rng.random() < 0.3,
             logprobs=rng.randrange(0, NUM_TOP + 1) if rng.random() < 0.2 else None,
             prompt_logprobs=prompt_logprobs,
+            # Nothing is drawn here and below: the seeds of the mutants stay.
+            prompt_logprobs_start=0 if prompt_logprobs is None else max(0, max_tokens % 16 - 8),
             return_context_logits=rng.random() < (0.05 if prompt_logprobs is None else 0.4),
             return_generation_logits=rng.random() < 0.1,
-            return_perf_metrics=max_tokens % 5 == 0,  # draws nothing: the seeds of the mutants stay
+            return_perf_metrics=max_tokens % 5 == 0,
             **({} if has_grammar else self._draw_prohibitions()),
             **self._draw_top_p_decay(),
         )

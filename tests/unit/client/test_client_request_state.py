@@ -170,6 +170,15 @@ def test_prompt_logprobs_begin_with_none_and_come_once() -> None:
     assert state.completion().prompt_logprobs == first.prompt_logprobs + last.prompt_logprobs
 
 
+def test_prompt_logprobs_from_a_later_token_on_begin_with_none_for_each_before() -> None:
+    state = state_of([10, 11, 12, 13], prompt_logprobs=1, prompt_logprobs_start=2)
+    state.receive([out(state, 0, "a", prompt_logprobs=floats(-3.0), finish=end())])
+    assert state.completion().prompt_logprobs == [None, None, None, TokenLogprob(13, -3.0)]
+    none = state_of([10, 11, 12, 13, 14], prompt_logprobs=1, prompt_logprobs_start=7)
+    none.receive([out(none, 0, "a", finish=end())])
+    assert none.completion().prompt_logprobs == [None] * 5
+
+
 def test_prompt_logprobs_of_a_text_have_no_ids_and_those_of_one_token_are_none() -> None:
     text = state_of("abc", prompt_logprobs=0)
     text.receive([out(text, 0, "a", prompt_logprobs=floats(-1.0), finish=end())])

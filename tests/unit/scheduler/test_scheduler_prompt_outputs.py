@@ -9,6 +9,7 @@ import pytest
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import TokenizedRequest
+from runtime.wire.plan import BatchPlan
 from scheduler_proc.core.samples import RawLogits
 from tests.harness.scheduler.scheduler_parts import SETTING, message, request, run_until_idle, running
 from tests.harness.scheduler.scheduler_parts import manager as make_manager
@@ -80,6 +81,46 @@ def test_positions_that_are_wanted_are_computed_although_they_are_cached() -> No
         assert system.executor.num_computed - num_computed == len(PROMPT) + 3
         assert system.detokenizer.closed[wanting.handle].cached_tokens == 0
         check(system, plain, wanting)
+
+
+@pytest.mark.parametrize(
+    ("start", "num_computed", "num_wanted"), [(0, 40, 39), (1, 40, 38), (30, 12, 9), (38, 4, 1), (39, 4, 0)]
+)
+@pytest.mark.parametrize("budget", [5, 64])
+def test_only_positions_from_the_wanted_one_on_are_computed(
+    start: int, num_computed: int, num_wanted: int, budget: int
+) -> None:
+    """start: the position of the last token without a logprob. What is before it may come from the cache."""
+    with running(budget=budget) as system:
+        run_until_idle(system, message(1, PROMPT))
+        num_before = system.executor.num_computed
+        counted: list[int] = []
+        launch = system.executor.launch
+
+        def count_and_launch(plan: BatchPlan) -> Any:
+            counted.extend(len(each.targets) // 4 for each in plan.prompt_positions)
+            return launch(plan)
+
+        system.executor.launch = count_and_launch  # type: ignore[method-assign]
+        sampling = {"prompt_logprobs": 1, "prompt_logprobs_start": start}
+        wanting = message(2, PROMPT, sampling=sampling)
+        run_until_idle(system, wanting)
+        assert system.executor.num_computed - num_before == num_computed + 3
+        # The last position of a prompt goes with the others: its row of logits is there for the first token.
+        assert sum(counted) in (num_wanted, num_wanted + 1)
+        assert len(system.detokenizer.prompt_logprobs[wanting.handle]) == num_wanted
+        check(system, wanting)
+
+
+@pytest.mark.parametrize("num_delivered", [0, 4, 19])
+def test_a_resumed_request_counts_from_where_it_was_to_begin(num_delivered: int) -> None:
+    with running(budget=16) as system:
+        run_until_idle(system, message(1, PROMPT))
+        sampling = {"prompt_logprobs": 1, "prompt_logprobs_start": 20}
+        resumed = message(2, PROMPT, attempt=1, num_prompt_logprobs=num_delivered, sampling=sampling)
+        run_until_idle(system, resumed)
+        check(system, resumed)
+        assert len(system.detokenizer.prompt_logprobs[resumed.handle]) == 19 - num_delivered
 
 
 def test_what_was_computed_for_its_logprobs_serves_others() -> None:
