@@ -48,9 +48,12 @@ OWN_SETTINGS = frozenset(
         "no_http",
         "parent_pid",
         "port",
+        "root_path",
         "run_dir",
         "sampling_defaults",
         "share_prefixes_across_keys",
+        "ssl_certfile",
+        "ssl_keyfile",
     }
 )
 """What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""

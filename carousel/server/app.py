@@ -12,6 +12,7 @@ from starlette.routing import Route
 from carousel.server.endpoints import ENDPOINTS, Endpoint
 from carousel.server.http.errors import HANDLERS
 from carousel.server.http.request_id import RequestIdMiddleware
+from carousel.server.http.root_path import RootPathMiddleware
 from carousel.server.http.web_origin import WebOriginMiddleware, machine_names
 from carousel.server.openapi import document_endpoint
 from carousel.server.server_state import ServerState
@@ -46,6 +47,8 @@ def _middleware(server: ServerState, endpoints: Sequence[Endpoint]) -> list[Midd
     """The outermost first."""
     config = server.config
     middleware = [Middleware(RequestIdMiddleware)]
+    if config.root_path:
+        middleware.append(Middleware(RootPathMiddleware, root_path=config.root_path))
     if config.checks_web_origin:
         middleware.append(
             Middleware(

@@ -72,6 +72,8 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
         "paths": paths,
         "components": {"schemas": components},
     }
+    if config.root_path:
+        document["servers"] = [{"url": config.root_path}]
     if config.has_api_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         document["security"] = [{"key": []}]

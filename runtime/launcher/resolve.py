@@ -6,6 +6,7 @@ import ipaddress
 import logging
 import os
 import re
+import ssl
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,13 @@ HTTP_SETTINGS = (
     "max_connections_per_address",
     "metrics_open",
     "sampling_defaults",
+    "root_path",
+    "ssl_certfile",
+    "ssl_keyfile",
 )
+OWN_PATHS = ("/stats", "/v1", "/v1/chat", "/v1/models")
+"""Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
+ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
 DTYPE_SPELLINGS = {"half": "float16", "float": "float32"}
 
@@ -86,6 +93,7 @@ def resolve(
     _check_tokenizer(config)
     _check_task(config, model_path)
     _check_http(config)
+    _check_tls(config)
     _check_tcp(config)
     _check_kv_cache(config)
     _check_profile_dir(config)
@@ -110,8 +118,15 @@ def resolve(
         capacity_scheduler="auto" if config.request_scheduler else config.capacity_policy,
         device=device,
         context_length=config.context_length or context_length,
+        root_path=config.root_path.rstrip("/"),
+        ssl_certfile=_absolute(config.ssl_certfile),
+        ssl_keyfile=_absolute(config.ssl_keyfile),
         cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
     )
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).absolute()) if path else ""
 
 
 def _check_names(config: RuntimeConfig) -> None:
@@ -221,11 +236,41 @@ def _check_http(config: RuntimeConfig) -> None:
     for proxy in config.proxies:
         if proxy != "*" and not _is_network(proxy):
             raise ConfigError(f"forwarded_allow_ips: {proxy} is neither * nor like 10.0.0.1 or 10.0.0.0/8")
+    if config.root_path and not ROOT_PATH.fullmatch(config.root_path):
+        raise ConfigError(f"root_path: {config.root_path!r} is not like /llm or /a/b")
+    if config.root_path.rstrip("/") in OWN_PATHS:
+        raise ConfigError(f"root_path: paths of this server begin with {config.root_path}; choose another")
     for name in HTTP_SETTINGS:
         if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
             raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
     if config.no_http and config.port not in (0, RuntimeConfig().port):  # 0 asks for none in particular
         raise ConfigError("port: with no_http there is no HTTP server; leave it out")
+
+
+def _check_tls(config: RuntimeConfig) -> None:
+    """Refuse here what each process of the HTTP server would fail at."""
+    if config.ssl_keyfile and not config.ssl_certfile:
+        raise ConfigError("ssl_keyfile: a key needs its certificate; name the file with --ssl-certfile")
+    if not config.ssl_certfile:
+        return
+    for name in ("ssl_certfile", "ssl_keyfile"):
+        path = getattr(config, name)
+        try:
+            if path:
+                Path(path).open("rb").close()
+        except OSError as error:
+            raise ConfigError(f"{name}: {path} cannot be read: {error.strerror}") from None
+    try:
+        # Without the third argument an encrypted key would be asked for at the terminal.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(
+            config.ssl_certfile, config.ssl_keyfile or None, lambda: ""
+        )
+    except (ssl.SSLError, ValueError) as error:
+        name = "ssl_keyfile" if config.ssl_keyfile else "ssl_certfile"
+        raise ConfigError(
+            f"{name}: {config.ssl_certfile} and {config.ssl_keyfile or 'itself'} are not a certificate and "
+            f"its key, both in PEM and the key without a password ({error})"
+        ) from None
 
 
 def _is_network(text: str) -> bool:

@@ -77,7 +77,8 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
     def http_url(self, port: int) -> str:
         """Of the HTTP server that listens on this port."""
-        return f"http://[{self.host}]:{port}" if ":" in self.host else f"http://{self.host}:{port}"
+        scheme = "https" if self.ssl_certfile else "http"
+        return f"{scheme}://[{self.host}]:{port}" if ":" in self.host else f"{scheme}://{self.host}:{port}"
 
     @property
     def origins(self) -> list[str]:

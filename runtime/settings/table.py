@@ -396,6 +396,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "X-Forwarded-Proto are believed; * for all; default: none"
         ),
     ] = ""
+    root_path: Annotated[
+        str,
+        setting(
+            "beginning of the path, such as /llm, by which a proxy serves this server; requests come with it "
+            "or without it"
+        ),
+    ] = ""
+    ssl_certfile: Annotated[
+        str,
+        setting("serve HTTPS with the certificate in this PEM file, and those above it (docs/security.md)"),
+    ] = ""
+    ssl_keyfile: Annotated[
+        str, setting("PEM file with the certificate's private key; default: it is in ssl_certfile")
+    ] = ""
     no_http: Annotated[bool, setting("serve the ZMQ client library only, without an HTTP server")] = False
     zmq_bind: Annotated[
         str,

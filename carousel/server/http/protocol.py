@@ -42,9 +42,14 @@ class HttpProtocol(HttpToolsProtocol):
 
     flow: Flow
 
-    def __init__(self, count: ConnectionCount, turns: ConnectionTurns, *args: Any, **kwargs: Any) -> None:
-        """count, turns: those of all connections of this process."""
+    def __init__(
+        self, count: ConnectionCount, turns: ConnectionTurns, root_path: bytes, *args: Any, **kwargs: Any
+    ) -> None:
+        """count, turns: those of all connections of this process. root_path: what the application takes off
+        a path.
+        """
         super().__init__(*args, **kwargs)
+        self._root_path = root_path
         self._count = count
         self._logs_access: bool = self.access_log
         self._turns = turns
@@ -221,7 +226,8 @@ class HttpProtocol(HttpToolsProtocol):
         self._awaits_head = False
         self._framing_room = MAX_FRAMING_BYTES
         self._stop_head_timer()
-        self.access_log = self._logs_access and self.url.partition(b"?")[0] not in UNLOGGED_PATHS
+        path = self.url.partition(b"?")[0].removeprefix(self._root_path)
+        self.access_log = self._logs_access and path not in UNLOGGED_PATHS
         super().on_headers_complete()
         self._read_on_behind_pipeline()
 

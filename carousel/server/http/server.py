@@ -18,6 +18,10 @@ from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
 
 RETRY_S = 1.0
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Longest time that a client has for the TLS handshake, as for the head of a request."""
+TLS_CLOSE_TIMEOUT_S = 5.0
+"""Longest time that a client has to answer the end of a TLS connection."""
 
 logger = logging.getLogger(__name__)
 
@@ -28,8 +32,19 @@ class HttpServer(uvicorn.Server):
     them.
     """
 
-    def __init__(self, app: Any, *, max_connections: int, max_per_address: int, **settings: Any) -> None:
-        """max_per_address: 0 for any number; one more is answered with 503. settings: those of uvicorn."""
+    def __init__(
+        self,
+        app: Any,
+        *,
+        max_connections: int,
+        max_per_address: int,
+        own_root_path: str = "",
+        **settings: Any,
+    ) -> None:
+        """max_per_address: 0 for any number; one more is answered with 503. own_root_path: what the
+        application takes off a path. settings: those of uvicorn.
+        """
+        self._root_path = own_root_path.encode()
         most = openable(max_connections)
         if most < max_connections:
             logger.warning(
@@ -52,10 +67,23 @@ class HttpServer(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Begin to accept. There is no lifespan to wait for."""
         assert sockets
         (self._listener,) = sockets
-        # What is closed when no more are accepted is a copy.
-        await super().startup([self._listener.dup()])
+        self.servers = [await self._create_server()]
+        self.started = True
+
+    async def _create_server(self) -> asyncio.Server:
+        """What is closed when no more connections are accepted is a copy of the listening socket."""
+        assert self._listener is not None
+        limits = {"ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": TLS_CLOSE_TIMEOUT_S}
+        return await asyncio.get_running_loop().create_server(
+            self._make_protocol,
+            sock=self._listener.dup(),
+            backlog=self.config.backlog,
+            ssl=self.config.ssl,
+            **(limits if self.config.ssl else {}),
+        )
 
     def _stop_accepting(self) -> None:
         logger.warning("all connections are in use; the next is accepted when one ends (--max-connections)")
@@ -67,15 +95,9 @@ class HttpServer(uvicorn.Server):
             self._accepting = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
-        loop = asyncio.get_running_loop()
         while self._count.has_room() and not self.should_exit:
             try:
-                assert self._listener is not None
-                self.servers = [
-                    await loop.create_server(
-                        self._make_protocol, sock=self._listener.dup(), backlog=self.config.backlog
-                    )
-                ]
+                self.servers = [await self._create_server()]
             except OSError as error:
                 logger.warning("no connection can be accepted: %s", error)
                 await asyncio.sleep(RETRY_S)
@@ -83,7 +105,7 @@ class HttpServer(uvicorn.Server):
                 return
 
     def _read_connection(self, **about: Any) -> PacedReader:
-        make_protocol = partial(HttpProtocol, self._count, self._turns, **about)
+        make_protocol = partial(HttpProtocol, self._count, self._turns, self._root_path, **about)
         return PacedReader(make_protocol, self._turns, self._buffer)
 
     def _make_protocol(self) -> asyncio.Protocol:

@@ -119,7 +119,7 @@ class BareServer:
         transport = Transport()
         state = {"wild": True} if stream.is_wild else {}
         protocol = HttpProtocol(
-            self._count, self._turns, config=self._config, server_state=self._state, app_state=state
+            self._count, self._turns, b"", config=self._config, server_state=self._state, app_state=state
         )
         transport.protocol = protocol
         protocol.connection_made(transport)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +41,7 @@ class Front:
 
     def __init__(self, ring: FakeRing, config: RuntimeConfig) -> None:
         self.ring = ring
+        self.config = config
         listener = socket.socket()
         listener.bind(("127.0.0.1", 0))
         # Small, so that a client that does not read is felt soon.
@@ -81,7 +83,10 @@ class Front:
 
     def open_client(self) -> httpx.Client:
         """Another HTTP client."""
-        return httpx.Client(base_url=f"http://127.0.0.1:{self.port}", timeout=WAIT_S)
+        trusted = (
+            ssl.create_default_context(cafile=self.config.ssl_certfile) if self.config.ssl_certfile else True
+        )
+        return httpx.Client(base_url=self.config.http_url(self.port), timeout=WAIT_S, verify=trusted)
 
     def connect(self) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=WAIT_S)

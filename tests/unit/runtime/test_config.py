@@ -8,15 +8,27 @@ from typing import Any
 import msgspec
 import pytest
 
+from carousel.server.endpoints import ENDPOINTS
 from model_worker.attention import ATTENTION_BACKENDS
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import make_parser, parse_args
-from runtime.launcher.resolve import NAMES, resolve
+from runtime.launcher.resolve import NAMES, OWN_PATHS, resolve
 from runtime.ring.endpoints import tcp_endpoints
 from runtime.settings.config import RuntimeConfig, from_values
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
 from scheduler_proc.capacity import CAPACITY_POLICIES
 from scheduler_proc.policy import POLICIES
+from tests.harness.http.tls import CERTIFICATE, FILES, KEY
+
+ENCRYPTED_KEY = """-----BEGIN ENCRYPTED PRIVATE KEY-----
+MIHsMFcGCSqGSIb3DQEFDTBKMCkGCSqGSIb3DQEFDDAcBAgmCZJFpJFA1QICCAAw
+DAYIKoZIhvcNAgkFADAdBglghkgBZQMEASoEEF4IQpppjYU0BZfKDJ0FYnYEgZCd
+N/PioAsTyn1j+41VqD+GpwrGRxEzgchrYbontcBSKgaa/G3xzrm8lOsAc6yLL7Ps
+bHy2zphQctjl9J17NAIHvovNX+Bs+8Hi4uIElaNHPi7iVpnrHtLhDHYMMKF/O8kW
+d+g9a7mLY1JlU/vazTlG5IFW4MyfB5bIVcPiwl2w31ORhsmJp1foOtJZlWbsRwE=
+-----END ENCRYPTED PRIVATE KEY-----
+"""
+"""The key of the tests behind a password."""
 
 
 def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
@@ -124,6 +136,56 @@ def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "path", ["llm", "/", "//a", "/a b", "/a?b", "https://a/b", "/v1", "/v1/chat/", "/stats"]
+)
+def test_a_root_path_is_a_path_and_none_of_the_servers_own(path: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^root_path: "):
+        resolved(RuntimeConfig(root_path=path), tmp_path)
+
+
+def test_a_root_path_may_end_with_a_slash(tmp_path: Path) -> None:
+    assert resolved(RuntimeConfig(root_path="/a/b-1/"), tmp_path).root_path == "/a/b-1"
+    own = {path.rpartition("/")[0] for endpoint in ENDPOINTS for path in [endpoint.path]} - {""}
+    assert own <= set(OWN_PATHS)
+
+
+def test_a_certificate_and_its_key_are_read_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(CERTIFICATE.parent)
+    config = resolved(RuntimeConfig(ssl_certfile=CERTIFICATE.name, ssl_keyfile=str(KEY)), tmp_path)
+    assert config.ssl_certfile == str(CERTIFICATE), "wherever the server's processes are started"
+    assert config.http_url(1) == "https://127.0.0.1:1"
+    both = tmp_path / "both.pem"
+    both.write_bytes(CERTIFICATE.read_bytes() + KEY.read_bytes())
+    assert resolved(RuntimeConfig(ssl_certfile=str(both)), tmp_path).ssl_certfile == str(both)
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        ({"ssl_keyfile": str(KEY)}, "ssl_keyfile: a key needs its certificate"),
+        ({"ssl_certfile": "no.pem"}, "ssl_certfile: no.pem cannot be read: No such file"),
+        ({**FILES, "ssl_keyfile": "no.pem"}, "ssl_keyfile: no.pem cannot be read"),
+        ({"ssl_certfile": "/"}, "ssl_certfile: / cannot be read: Is a directory"),
+        ({"ssl_certfile": str(CERTIFICATE)}, "ssl_certfile: .*are not a certificate and its key"),
+        ({**FILES, "ssl_keyfile": str(CERTIFICATE)}, "ssl_keyfile: .*are not a certificate and its key"),
+        ({**FILES, "ssl_keyfile": "other"}, "ssl_keyfile: .*are not a certificate and its key"),
+        ({**FILES, "ssl_keyfile": "encrypted"}, "ssl_keyfile: .*the key without a password"),
+    ],
+)
+def test_files_of_tls_that_will_not_do_are_refused_by_name(
+    files: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that is encrypted is not asked for a password, for nobody may be there to give it."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "other").write_text("no key")
+    (tmp_path / "encrypted").write_text(ENCRYPTED_KEY)
+    with pytest.raises(ConfigError, match=said):
+        resolved(RuntimeConfig(**files), tmp_path)
+
+
+@pytest.mark.parametrize(
     "setting",
     [
         {"api_workers": 2},
@@ -137,6 +199,8 @@ def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
         {"host": "10.0.0.1"},
         {"port": 8000},
         {"sampling_defaults": "openai"},
+        {"root_path": "/llm"},
+        FILES,
     ],
 )
 def test_a_setting_of_the_http_server_needs_one(setting: dict[str, Any], tmp_path: Path) -> None:

@@ -1,0 +1,14 @@
+"""Certificate of the tests, for localhost and 127.0.0.1 until 2126, signed by itself; its key is open.
+
+Made by `openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 36500 -subj /CN=localhost
+-addext subjectAltName=DNS:localhost,IP:127.0.0.1`.
+"""
+
+from __future__ import annotations
+
+from tests.harness.sources import ROOT
+
+CERTIFICATE = ROOT / "tests" / "data" / "tls_certificate.pem"
+KEY = ROOT / "tests" / "data" / "tls_key.pem"
+FILES = {"ssl_certfile": str(CERTIFICATE), "ssl_keyfile": str(KEY)}
+"""Settings of a server that has them."""
