@@ -7,6 +7,7 @@ Knows no connection: the executor aborts, as long as there is one.
 from __future__ import annotations
 
 import asyncio
+import queue
 import threading
 import time
 import weakref
@@ -18,7 +19,9 @@ from carousel.client.core.result import PromptLogprobs
 from carousel.client.core.session import deadline_after
 from carousel.trtllm.generation_output import Extent, GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
+from carousel.trtllm.responses import Response, response_of
 from carousel.trtllm.result_mailbox import ResultMailbox
+from runtime.base.errors import CarouselError
 from runtime.wire.format import FloatArray
 
 
@@ -114,6 +117,11 @@ class GenerationResult:
         """Abort, as one closes an iteration that was left early."""
         self.abort()
 
+    @property
+    def queue(self) -> ResultQueue:
+        """What comes for this request, as responses; it takes from what an iteration takes from."""
+        return ResultQueue(self, self._mailbox)
+
     # -- as it comes -----------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[GenerationOutput]:
@@ -134,7 +142,7 @@ class GenerationResult:
                 return output
             if self.is_exhausted:
                 raise StopIteration
-            self._mailbox.wait(self._has_more_than(seen), None)
+            self._mailbox.wait(self._mailbox.has_more_than(seen), None)
 
     def __aiter__(self) -> AsyncIterator[GenerationOutput]:
         return self
@@ -148,7 +156,7 @@ class GenerationResult:
                 return output
             if self.is_exhausted:
                 raise StopAsyncIteration
-            await self._mailbox.wait_async(self._has_more_than(seen))
+            await self._mailbox.wait_async(self._mailbox.has_more_than(seen))
 
     def take_output(self) -> GenerationOutput | None:
         """What is new of one sequence, without waiting; None when nothing is. Sequences take turns. Of one
@@ -164,6 +172,15 @@ class GenerationResult:
                 self._error_taken = self._state.error is not None
                 self._state.check()
             return None
+
+    def take_response(self) -> Response | None:
+        """What `take_output` gives or raises, as one who awaits responses gets it. None: nothing is new."""
+        request = self.request
+        try:
+            output = self.take_output()
+        except CarouselError as error:
+            return Response(request.id, request.client_id, error)
+        return None if output is None else response_of(request, output, is_final=self.is_exhausted)
 
     def num_ready(self) -> int:
         """How many times `take_output` would give or raise something now."""
@@ -234,9 +251,65 @@ class GenerationResult:
         if items:
             self._state.receive(items)
 
-    def _has_more_than(self, num_seen: int) -> Callable[[], bool]:
-        return lambda: self._mailbox.num_put > num_seen
-
     def _check_streaming(self) -> None:
         if not self.streaming:
             raise RuntimeError("the request is not streaming: wait for it with result() or aresult()")
+
+
+class ResultQueue:
+    """Responses of one request, for any thread and any event loop: the methods of the library's `queue.Queue`
+    that take something out, and `get_async`. Holds nothing itself.
+    """
+
+    def __init__(self, result: GenerationResult, mailbox: ResultMailbox) -> None:
+        self._result = result
+        self._mailbox = mailbox
+
+    def get(self, block: bool = True, timeout: float | None = None) -> Response:
+        """Wait for the next response, `timeout` seconds at most.
+
+        Raises: queue.Empty when the time is over, or at once when nothing is there and `block` is False, or
+        when the final response has been taken, by whomever.
+        """
+        deadline = deadline_after(timeout if block else 0.0, time.monotonic())
+        while True:
+            seen = self._mailbox.num_put
+            response = self._take()
+            if response is not None:
+                return response
+            try:
+                self._mailbox.wait(self._mailbox.has_more_than(seen), deadline)
+            except TimeoutError:
+                raise queue.Empty from None
+
+    def get_nowait(self) -> Response:
+        """As `get(block=False)`."""
+        return self.get(block=False)
+
+    async def get_async(self, timeout: float | None = None) -> Response:
+        """As `get`. Cancelling the task that waits takes nothing away."""
+        try:
+            async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
+                while True:
+                    seen = self._mailbox.num_put
+                    response = self._take()
+                    if response is not None:
+                        return response
+                    await self._mailbox.wait_async(self._mailbox.has_more_than(seen))
+        except TimeoutError:
+            raise queue.Empty from None
+
+    def qsize(self) -> int:
+        """How many responses could be taken now."""
+        return self._result.num_ready()
+
+    def empty(self) -> bool:
+        """Tell whether there is none to take now."""
+        return not self.qsize()
+
+    def _take(self) -> Response | None:
+        """Raises queue.Empty when there is nothing, and nothing will be."""
+        response = self._result.take_response()
+        if response is None and self._result.is_exhausted:
+            raise queue.Empty
+        return response

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from carousel.client.core.session import deadline_after
 from carousel.trtllm.generation_result import GenerationResult
-from carousel.trtllm.responses import Response, response_of
+from carousel.trtllm.responses import Response
 from runtime.base.errors import CarouselError, InvalidRequest
 
 TICK_S = 0.1
@@ -97,16 +97,10 @@ class ResponseBoard:
         """All that a request has. Nothing, when what made it ready went out with an earlier response."""
         del self._ready[request_id]
         result = self._results[request_id]
-        request = result.request
         while True:
-            try:
-                output = result.take_output()
-            except CarouselError as error:
-                response = Response(request_id, request.client_id, error)
-            else:
-                if output is None:
-                    return
-                response = response_of(request, output, is_final=result.is_exhausted)
+            response = result.take_response()
+            if response is None:
+                return
             if response.is_final:
                 del self._results[request_id]
             yield response

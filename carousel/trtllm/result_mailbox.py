@@ -79,6 +79,10 @@ class ResultMailbox:
             with self._changed:
                 self._listeners.remove(wake)
 
+    def has_more_than(self, num_seen: int) -> Callable[[], bool]:
+        """A condition to wait for: more has been put in than these."""
+        return lambda: self.num_put > num_seen
+
     def add_listener(self, listener: Callable[[], None]) -> None:
         """Have `listener` called after each item from now on, in the I/O thread."""
         with self._changed:

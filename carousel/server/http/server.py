@@ -76,13 +76,14 @@ class HttpServer(uvicorn.Server):
     async def _create_server(self) -> asyncio.Server:
         """What is closed when no more connections are accepted is a copy of the listening socket."""
         assert self._listener is not None
-        limits = {"ssl_handshake_timeout": HANDSHAKE_TIMEOUT_S, "ssl_shutdown_timeout": TLS_CLOSE_TIMEOUT_S}
+        has_tls = self.config.ssl is not None
         return await asyncio.get_running_loop().create_server(
             self._make_protocol,
             sock=self._listener.dup(),
             backlog=self.config.backlog,
             ssl=self.config.ssl,
-            **(limits if self.config.ssl else {}),
+            ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if has_tls else None,
+            ssl_shutdown_timeout=TLS_CLOSE_TIMEOUT_S if has_tls else None,
         )
 
     def _stop_accepting(self) -> None:

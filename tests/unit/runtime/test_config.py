@@ -175,14 +175,14 @@ def test_a_certificate_and_its_key_are_read_before_anything_starts(
     ],
 )
 def test_files_of_tls_that_will_not_do_are_refused_by_name(
-    files: dict[str, str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    files: dict[str, Any], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that is encrypted is not asked for a password, for nobody may be there to give it."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other").write_text("no key")
     (tmp_path / "encrypted").write_text(ENCRYPTED_KEY)
     with pytest.raises(ConfigError, match=said):
-        resolved(RuntimeConfig(**files), tmp_path)
+        resolved(from_values(files), tmp_path)
 
 
 @pytest.mark.parametrize(

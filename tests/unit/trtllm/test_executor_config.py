@@ -38,6 +38,11 @@ class TheirCompiledPolicy:
     name = "STATIC_BATCH"
 
 
+def _with(config: Any, name: str, value: object) -> Any:
+    setattr(config, name, value)
+    return config
+
+
 def test_without_a_word_they_are_what_tensorrt_llm_does() -> None:
     assert runtime_settings({"executor_config": ExecutorConfig()}) == TENSORRT_LLM
     assert set(TENSORRT_LLM) <= set(RuntimeConfig.__struct_fields__)
@@ -121,12 +126,15 @@ def test_keywords_beside_an_object_win_over_its_defaults_and_may_not_contradict_
     ("given", "named"),
     [
         *(
-            ({"executor_config": ExecutorConfig(**{name: 77})}, f"executor_config.{name}")
+            ({"executor_config": _with(ExecutorConfig(), name, 77)}, f"executor_config.{name}")
             for name in [*UNBUILT, "batching_type", "normalize_log_probs", "enable_chunked_context"]
         ),
-        *(({"executor_config": ExecutorConfig(**{name: 0})}, f"executor_config.{name}") for name in COUNTS),
         *(
-            ({"kv_cache_config": KvCacheConfig(**{each.name: "x"})}, f"kv_cache_config.{each.name}")
+            ({"executor_config": _with(ExecutorConfig(), name, 0)}, f"executor_config.{name}")
+            for name in COUNTS
+        ),
+        *(
+            ({"kv_cache_config": _with(KvCacheConfig(), each.name, "x")}, f"kv_cache_config.{each.name}")
             for each in dataclasses.fields(KvCacheConfig)
         ),
         ({"kv_cache_config": KvCacheConfig(max_attention_window=[8, 9])}, "layer to layer"),
