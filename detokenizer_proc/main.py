@@ -46,7 +46,7 @@ def main(context: ProcessContext) -> None:
         scheduler=context.outbox(context.endpoints.scheduler_in),
         clients=clients,
         decoders=open_decoders(open_tokenizer(config.tokenizer, prepared=context.endpoints.tokenizer_file)),
-        eos_token_ids=CheckpointConfig.read(Path(config.model)).eos_token_ids,
+        eos_token_ids=CheckpointConfig.read(Path(config.model), config.hf_overrides).eos_token_ids,
         slow_reader_timeout_s=config.slow_reader_timeout,
         engine_epoch=lambda: context.status.read("scheduler").epoch,
     )

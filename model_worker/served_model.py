@@ -48,7 +48,9 @@ def load_served_model(
     """Load this rank's part of the model of resolved settings. Raises ModelError or ConfigError."""
     model_path = Path(config.model)
     dtype: torch.dtype = getattr(torch, config.dtype)
-    checkpoint = read_model_config(model_path, config.model_impl, config.context_length, config.model_spec)
+    checkpoint = read_model_config(
+        model_path, config.model_impl, config.context_length, config.model_spec, config.hf_overrides
+    )
     if not isinstance(checkpoint, ModelConfig):
         assert group.size == 1, "settings with ranks are refused for it"
         return _by_transformers(config, checkpoint, dtype, device, progress)
@@ -101,7 +103,13 @@ def _by_transformers(
         checkpoint.architecture,
     )
     hf = load_transformers_model(
-        Path(config.model), checkpoint, dtype, device.torch_device, config.load_format, progress
+        Path(config.model),
+        checkpoint,
+        dtype,
+        device.torch_device,
+        config.load_format,
+        progress,
+        overrides=config.hf_overrides,
     )
     reference = reference_logits(hf, checkpoint.vocab_size, config.context_length)
     model = TransformersModel(hf, find_layers(hf))

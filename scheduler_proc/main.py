@@ -297,7 +297,7 @@ def main(context: ProcessContext) -> None:
         if context.stop.is_set():
             return
         raise
-    eos_ids = frozenset(CheckpointConfig.read(Path(config.model)).eos_token_ids)
+    eos_ids = frozenset(CheckpointConfig.read(Path(config.model), config.hf_overrides).eos_token_ids)
     outboxes = [
         context.outbox(context.endpoints.detokenizer_in(i)) for i in range(config.detokenizer_workers)
     ]

@@ -76,7 +76,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
             allow_special_tokens=config.allow_special_tokens,
         ),
         validator=Validator(
-            CheckpointConfig.read(Path(config.model)).vocab_size,
+            CheckpointConfig.read(Path(config.model), config.hf_overrides).vocab_size,
             config.context_length,
             takes_text=not config.skip_tokenizer_init,
             task=config.task,

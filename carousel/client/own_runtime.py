@@ -180,6 +180,8 @@ def _flags(settings: dict[str, Any]) -> list[str]:
                 raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")
             if name in values:
                 raise ConfigError(f"{spelling}: {name} is given twice, under two names; give one of them")
+            if isinstance(meant, dict) and name in ("hf_overrides", "rope_scaling"):
+                meant = msgspec.json.encode(meant).decode()
             values[name] = str(meant) if isinstance(meant, Path) else meant
     if preset is not None:
         values = PRESETS[preset] | values  # so that what the caller says wins

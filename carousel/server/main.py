@@ -74,7 +74,7 @@ async def serve(context: ProcessContext) -> None:
     config = context.config
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
     metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
-    sampling = CheckpointConfig.read(Path(config.model)).sampling
+    sampling = CheckpointConfig.read(Path(config.model), config.hf_overrides).sampling
     if config.sampling_defaults == "openai":
         sampling = SamplingDefaults()
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)

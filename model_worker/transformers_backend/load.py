@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import torch
 import transformers
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.utils.logging import set_tqdm_hook
@@ -20,7 +20,7 @@ from transformers.utils.logging import set_tqdm_hook
 from model_worker.loading.loader import LoadFormat, Progress, refuse_faults, weight_files
 from model_worker.transformers_backend.attention import ATTENTION_NAME
 from runtime.base.errors import ModelError
-from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.checkpoint_config import CheckpointConfig, config_file, read_whole_keys
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -38,14 +38,16 @@ def load_transformers_model(
     device: torch.device,
     load_format: LoadFormat = "auto",
     progress: Progress | None = None,
+    overrides: str = "",
 ) -> PreTrainedModel:
-    """The causal model with our attention function, every weight in `dtype` on `device`.
+    """The causal model with our attention function, every weight in `dtype` on `device`. overrides: as
+    CheckpointConfig's.
 
     Raises: ModelError for an architecture that the library has not or our attention cannot serve, and for
     weights that are missing, unexpected or misshapen.
     """
     transformers.logging.set_verbosity_error()
-    hf_config = _hf_config(model_path)
+    hf_config = _hf_config(model_path, overrides)
     kind = _refuse_config(hf_config, config)
     hf_config._attn_implementation = ATTENTION_NAME
     for wish in ("output_attentions", "output_hidden_states", "output_router_logits"):
@@ -60,8 +62,11 @@ def load_transformers_model(
     return hf
 
 
-def _hf_config(model_path: Path) -> PreTrainedConfig:
+def _hf_config(model_path: Path, overrides: str) -> PreTrainedConfig:
     try:
+        if overrides:
+            raw = read_whole_keys(config_file(model_path), overrides)
+            return CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
         hf_config: PreTrainedConfig = AutoConfig.from_pretrained(
             model_path, local_files_only=True, trust_remote_code=False
         )

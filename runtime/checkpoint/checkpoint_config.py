@@ -6,6 +6,7 @@ imports neither torch nor transformers.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 
@@ -66,6 +67,9 @@ class _SharedKeys(msgspec.Struct):
     eos_token_id: Count | list[Count] | None = None
 
 
+SHARED_KEYS = _SharedKeys.__struct_fields__
+
+
 class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """One checkpoint. max_position_embeddings is the context in tokens."""
 
@@ -82,14 +86,14 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
     """False: a decoder that ends with its final norm, as embedding models are published."""
 
     @staticmethod
-    def read(path: Path) -> CheckpointConfig:
-        """Read the checkpoint in the directory `path`.
+    def read(path: Path, overrides: str = "") -> CheckpointConfig:
+        """Read the checkpoint in the directory `path`. overrides: a JSON object over its config.json.
 
         Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable
         or does not say what is needed.
         """
-        raw = text_keys(read_json(config_file(path), dict[str, Any]))
-        keys = _shared_keys(config_file(path), raw)
+        raw = read_decoder_keys(config_file(path), overrides)
+        keys = convert_keys(config_file(path), raw, _SharedKeys)
         generation = GenerationFile()
         if (path / "generation_config.json").is_file():
             generation = read_json(path / "generation_config.json", GenerationFile)
@@ -130,9 +134,27 @@ def read_json(path: Path, kind: type[T]) -> T:
         raise ModelError(f"{path} cannot be read: {error}") from error
 
 
-def _shared_keys(path: Path, raw: dict[str, Any]) -> _SharedKeys:
+def read_whole_keys(path: Path, overrides: str = "") -> dict[str, Any]:
+    """Return what a config.json says, with the keys of a JSON object in the place of its own."""
+    return read_json(path, dict[str, Any]) | _object(overrides)
+
+
+def read_decoder_keys(path: Path, overrides: str = "") -> dict[str, Any]:
+    """Return the keys that a decoder of text has, of a multimodal config.json, too. Raises ModelError.
+
+    The overrides are the decoder's keys, but for the few that a multimodal file has outside text_config.
+    """
+    return text_keys(read_whole_keys(path, overrides)) | _object(overrides)
+
+
+def _object(overrides: str) -> dict[str, Any]:
+    return msgspec.json.decode(overrides, type=dict[str, Any]) if overrides else {}
+
+
+def convert_keys(path: Path, raw: Mapping[str, Any], kind: type[T]) -> T:
+    """Return keys of the config.json in `path` as a struct. Raises ModelError."""
     try:
-        return msgspec.convert(raw, _SharedKeys)
+        return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
 

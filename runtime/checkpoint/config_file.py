@@ -13,9 +13,14 @@ import msgspec
 
 from runtime.base.errors import ModelError
 from runtime.checkpoint.architectures import ARCHITECTURES, TEXT_PARTS, Architecture, row_of
-from runtime.checkpoint.checkpoint_config import Count, read_json
+from runtime.checkpoint.checkpoint_config import (
+    SHARED_KEYS,
+    Count,
+    convert_keys,
+    read_decoder_keys,
+    read_whole_keys,
+)
 from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
-from runtime.checkpoint.text_keys import text_keys
 
 StructT = TypeVar("StructT", bound=msgspec.Struct)
 
@@ -94,28 +99,29 @@ class ConfigKeys(msgspec.Struct, frozen=True):
     optional: OptionalKeys
 
 
-def read_config(path: Path, own: Architecture | None = None) -> ConfigKeys:
+def read_config(path: Path, own: Architecture | None = None, overrides: str = "") -> ConfigKeys:
     """Return what a checkpoint's config.json says. own: the row for it, in place of one of the table.
+    overrides: as CheckpointConfig's.
 
     Raises ModelError for an architecture that needs its own code or is in no row of the table.
     """
-    preamble = read_json(path, _Preamble)
+    preamble = _read_preamble(path, overrides)
     name, row = _architecture(preamble) if own is None else ((preamble.architectures or [""])[0], own)
-    raw = text_keys(read_json(path, dict[str, Any]))
+    raw = read_decoder_keys(path, overrides)
     return ConfigKeys(
         name, row, _in_our_words(raw, row, ConfigFile), _in_our_words(raw, row, OptionalKeys, only_named=True)
     )
 
 
-def has_spec(path: Path) -> bool:
+def has_spec(path: Path, overrides: str = "") -> bool:
     """Whether the table has a row for the architecture of this config.json."""
-    names = read_json(path, _Preamble).architectures or []
+    names = _read_preamble(path, overrides).architectures or []
     return any(row_of(_served_as(name)) is not None for name in names)
 
 
-def refuse_without_spec(path: Path) -> None:
+def refuse_without_spec(path: Path, overrides: str = "") -> None:
     """Raise ModelError for what no implementation but a spec may compute, or none at all."""
-    preamble = read_json(path, _Preamble)
+    preamble = _read_preamble(path, overrides)
     _refuse_own_code(preamble)
     _refuse_quantised(preamble)
     names = preamble.architectures or []
@@ -129,6 +135,28 @@ def refuse_without_spec(path: Path) -> None:
             f"Architecture {_found(preamble)} is not a decoder of text ({', '.join(_DECODER_SUFFIXES)}): "
             "models with other inputs or outputs are not supported."
         )
+
+
+def known_keys(raw: Mapping[str, Any], own: Architecture | None = None) -> set[str]:
+    """Keys that a decoder's config.json has or that somebody here would read in it, but for the code's."""
+    names = raw.get("architectures")
+    rows = (
+        [row_of(_served_as(name)) for name in names if isinstance(name, str)]
+        if isinstance(names, list)
+        else []
+    )
+    row = own or next((row for row in rows if row is not None), None)
+    known = {"architectures", "model_type", "quantization_config", *SHARED_KEYS, *raw}
+    if row is not None:
+        for kind in (ConfigFile, OptionalKeys):
+            for field in msgspec.structs.fields(kind):
+                if kind is ConfigFile or field.name in row.keys:
+                    known.update(_spellings(row, field.name))
+    return known - {"auto_map", "text_config"}
+
+
+def _read_preamble(path: Path, overrides: str) -> _Preamble:
+    return convert_keys(path, read_whole_keys(path, overrides), _Preamble)
 
 
 def _architecture(preamble: _Preamble) -> tuple[str, Architecture]:

@@ -70,16 +70,19 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
     logits_softcap: float | None  # after the multiplier
 
     @classmethod
-    def from_path(cls, path: Path, context_length: int | None = None, model_spec: str = "") -> ModelConfig:
+    def from_path(
+        cls, path: Path, context_length: int | None = None, model_spec: str = "", overrides: str = ""
+    ) -> ModelConfig:
         """Read the checkpoint in the directory `path`. context_length: the longest sequence that will be
         served, where that is not the checkpoint's own; some rotary embeddings depend on it. model_spec:
-        import string of a spec or a row of the user's own, in place of those of the table.
+        import string of a spec or a row of the user's own, in place of those of the table. overrides: as
+        CheckpointConfig's.
 
         Raises: ModelError, saying what to do, when the directory or its config.json is missing or unreadable,
         or asks for something that is not served; ConfigError when model_spec names neither.
         """
-        keys = read_config(config_file(path), own_row(model_spec) if model_spec else None)
-        return _build(CheckpointConfig.read(path), keys, context_length)
+        keys = read_config(config_file(path), own_row(model_spec) if model_spec else None, overrides)
+        return _build(CheckpointConfig.read(path, overrides), keys, context_length)
 
     @property
     def text_part(self) -> TextPart | None:
@@ -251,20 +254,24 @@ def _expert_layers(config: ConfigFile, optional: OptionalKeys) -> tuple[bool, ..
 
 
 def read_model_config(
-    path: Path, model_impl: ModelImpl, context_length: int | None = None, model_spec: str = ""
+    path: Path,
+    model_impl: ModelImpl,
+    context_length: int | None = None,
+    model_spec: str = "",
+    overrides: str = "",
 ) -> CheckpointConfig:
     """The checkpoint in `path`: a ModelConfig where it is computed by a spec, which "auto" prefers.
 
-    context_length, model_spec: see ModelConfig.from_path. Raises: ModelError, also for what the transformers
-    library is not asked to compute; ConfigError for a model_spec that is none.
+    context_length, model_spec, overrides: see ModelConfig.from_path. Raises: ModelError, also for what the
+    transformers library is not asked to compute; ConfigError for a model_spec that is none.
     """
     if model_spec:
         if model_impl == "transformers":
             raise ConfigError(
                 "model_spec: with --model-impl transformers no spec computes the model; give only one of them"
             )
-        return ModelConfig.from_path(path, context_length, model_spec)
-    if model_impl == "native" or (model_impl == "auto" and has_spec(config_file(path))):
-        return ModelConfig.from_path(path, context_length)
-    refuse_without_spec(config_file(path))
-    return CheckpointConfig.read(path)
+        return ModelConfig.from_path(path, context_length, model_spec, overrides)
+    if model_impl == "native" or (model_impl == "auto" and has_spec(config_file(path), overrides)):
+        return ModelConfig.from_path(path, context_length, overrides=overrides)
+    refuse_without_spec(config_file(path), overrides)
+    return CheckpointConfig.read(path, overrides)

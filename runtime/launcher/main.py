@@ -18,6 +18,7 @@ from runtime.base.environment import find_users_modules
 from runtime.base.errors import EXIT_OK, StartError
 from runtime.checkpoint.hub import localize
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
+from runtime.checkpoint.overrides import with_overrides
 from runtime.checkpoint.own_spec import own_row
 from runtime.launcher.command_line import parse_command_line
 from runtime.launcher.resolve import resolve
@@ -43,7 +44,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             own_row(config.model_spec)  # a wrong one is said before a model is downloaded
         config = localize(config)
         model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
-        model = read_model_config(model_path, config.model_impl, model_spec=config.model_spec)
+        config = with_overrides(config, model_path)
+        model = read_model_config(
+            model_path, config.model_impl, model_spec=config.model_spec, overrides=config.hf_overrides
+        )
         config = resolve(
             config,
             context_length=model.max_position_embeddings,

@@ -83,7 +83,8 @@ def resolve(
         )
     if config.context_length > context_length:
         raise ConfigError(
-            f"context_length: {config.context_length} is more than the model's own {context_length} positions"
+            f"context_length: {config.context_length} is more than the model's own {context_length} "
+            "positions; --rope-scaling stretches them, --hf-overrides says another number (docs/models.md)"
         )
     device = _pick_device() if config.device == "auto" else config.device
     if device == "cuda" and config.tp_size > max(1, num_gpus := _num_gpus()):

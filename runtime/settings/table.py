@@ -85,6 +85,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "activations of 8 bits (CPU; docs/models.md)",
         ),
     ] = "auto"
+    rope_scaling: Annotated[
+        str,
+        setting(
+            "JSON object in the place of the rotary scaling in the model's config.json; of linear and yarn "
+            "the context becomes as much longer (docs/models.md)"
+        ),
+    ] = ""
+    hf_overrides: Annotated[
+        str, setting("JSON object whose keys take the place of those in the model's config.json")
+    ] = ""
     context_length: Annotated[
         int,
         setting(

@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.cpu_native import CpuNativeAttention
@@ -18,7 +19,11 @@ from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.transformers_backend.load import load_transformers_model
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.overrides import with_overrides
+from runtime.settings.config import RuntimeConfig
 from tests.harness.models.model_registry import CASES, FAMILIES, TINY, VOCAB_SIZE, Case
 from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.paged_forward import PagedForward
@@ -172,3 +177,61 @@ def test_bfloat16_logits_stay_close_to_float32(
     expected = paged(demo[1], 16, kernels).step([(0, ids)])
     error = (paged(narrow, 16, kernels).step([(0, ids)]) - expected).abs().max() / expected.abs().max()
     assert error < 0.05
+
+
+OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
+    "yarn": (
+        {},
+        {"rope_type": "yarn", "factor": 4.0},
+        {
+            "max_position_embeddings": 4 * TINY["max_position_embeddings"],
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "rope_theta": 10000.0,
+                "original_max_position_embeddings": TINY["max_position_embeddings"],
+            },
+        },
+    ),
+    "linear": (
+        {"rms_norm_eps": 0.25},
+        {"rope_type": "linear", "factor": 3.0},
+        {
+            "rms_norm_eps": 0.25,
+            "rope_parameters": {"rope_type": "linear", "factor": 3.0, "rope_theta": 10000.0},
+        },
+    ),
+    "theta": (
+        {"rope_theta": 37.0},
+        {},
+        {"rope_parameters": {"rope_type": "default", "rope_theta": 37.0}},
+    ),
+}
+"""Of each case: --hf-overrides, --rope-scaling, and what transformers is told instead."""
+
+
+@pytest.mark.parametrize("name", OVERRIDES)
+def test_overrides_give_what_transformers_gives_with_the_same(name: str, tmp_path: Path) -> None:
+    case = CASES["llama"]
+    plain = make_checkpoint(case, tmp_path)
+    hf_overrides, rope_scaling, theirs = OVERRIDES[name]
+    settings = RuntimeConfig(
+        hf_overrides=json.dumps(hf_overrides), rope_scaling=json.dumps(rope_scaling) if rope_scaling else ""
+    )
+    overrides = with_overrides(settings, tmp_path).hf_overrides
+    config = AutoConfig.from_pretrained(tmp_path, **theirs)
+    hf = AutoModelForCausalLM.from_pretrained(tmp_path, config=config, attn_implementation="eager").float()
+    model = load_model(tmp_path, ModelConfig.from_path(tmp_path, overrides=overrides), torch.float32, "cpu")
+    pair = Pair(case, hf.eval(), model, TorchNativeAttention())
+    check_greedy_tokens(pair)
+    ids = torch.tensor([prompts()[0]])
+    assert not torch.allclose(hf(ids).logits, plain(ids).logits, atol=TOLERANCE), "they change nothing"
+    by_library = load_transformers_model(
+        tmp_path,
+        CheckpointConfig.read(tmp_path, overrides),
+        torch.float32,
+        torch.device("cpu"),
+        overrides=overrides,
+    )
+    assert by_library.config.to_dict()["rope_parameters"] == config.to_dict()["rope_parameters"]
+    assert by_library.config.rms_norm_eps == config.rms_norm_eps

@@ -1,0 +1,115 @@
+"""Overrides: what --hf-overrides and --rope-scaling say in the place of a checkpoint's config.json.
+
+The launcher makes one JSON object of both, by what the file says. All processes put it over the file, key by
+key.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from runtime.base.errors import ConfigError
+from runtime.checkpoint.architectures import Architecture
+from runtime.checkpoint.checkpoint_config import CONTEXT_KEYS, config_file, read_decoder_keys
+from runtime.checkpoint.config_file import known_keys
+from runtime.checkpoint.own_spec import own_row
+from runtime.settings.config import RuntimeConfig
+
+STRETCHING = ("linear", "yarn")
+"""Rope types whose factor says how much longer the context gets."""
+ROPE_KINDS = {"full_attention", "sliding_attention"}
+
+
+def with_overrides(config: RuntimeConfig, model_path: Path) -> RuntimeConfig:
+    """The settings with all overrides in `hf_overrides`, complete. Raises ConfigError, ModelError."""
+    if not config.hf_overrides and not config.rope_scaling:
+        return config
+    overrides = _object("hf_overrides", config.hf_overrides)
+    raw = read_decoder_keys(config_file(model_path))
+    _refuse_unknown(raw, overrides, own_row(config.model_spec) if config.model_spec else None)
+    if "rope_theta" in overrides:
+        _put_theta_where_it_is_read(raw, overrides)
+    if overrides.get("rope_scaling") is not None and raw.get("rope_parameters"):
+        if "rope_parameters" in overrides:
+            raise ConfigError("hf_overrides: rope_scaling is another name of rope_parameters; give one")
+        _put_rope(raw, overrides, "hf_overrides", overrides.pop("rope_scaling"))
+    if config.rope_scaling:
+        for key in ("rope_scaling", "rope_parameters"):
+            if key in overrides and (key == "rope_scaling" or "rope_theta" not in overrides):
+                raise ConfigError(f"rope_scaling: hf_overrides says {key} as well; give one of them")
+        scaling = _object("rope_scaling", config.rope_scaling)
+        context_key = next((key for key in CONTEXT_KEYS if raw.get(key) is not None), CONTEXT_KEYS[0])
+        if context_key not in overrides:
+            _stretch(raw, overrides, scaling, context_key)
+        _put_rope(raw, overrides, "rope_scaling", scaling)
+    return msgspec.structs.replace(
+        config, hf_overrides=msgspec.json.encode(overrides).decode(), rope_scaling=""
+    )
+
+
+def _object(name: str, text: str) -> dict[str, Any]:
+    if not text:
+        return {}
+    try:
+        return msgspec.json.decode(text, type=dict[str, Any])
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{name}: a JSON object, like '{{\"key\": 1}}', is needed: {error}") from None
+
+
+def _refuse_unknown(raw: dict[str, Any], overrides: dict[str, Any], own: Architecture | None) -> None:
+    if "text_config" in overrides:
+        raise ConfigError(
+            "hf_overrides: text_config: give the decoder's keys themselves, not below text_config"
+        )
+    known = known_keys(raw | {key: overrides[key] for key in ("architectures",) if key in overrides}, own)
+    for key in overrides:
+        if key not in known:
+            raise ConfigError(
+                f"hf_overrides: the model's config.json has no {key!r}, and nothing would read it here; its "
+                f"keys: {', '.join(sorted(raw.keys() - {'auto_map'}))}"
+            )
+
+
+def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Newer files have it among the rotary parameters, which win over one beside them."""
+    parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
+    if not parameters:
+        return
+    _refuse_kinds("hf_overrides", parameters)
+    overrides["rope_parameters"] = parameters | {"rope_theta": overrides["rope_theta"]}
+
+
+def _put_rope(raw: dict[str, Any], overrides: dict[str, Any], name: str, scaling: dict[str, Any]) -> None:
+    """Under the key that the file has; what it says beside the scaling stays."""
+    parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
+    if not parameters:
+        overrides["rope_scaling"] = scaling
+        return
+    _refuse_kinds(name, parameters)
+    kept = {key: parameters[key] for key in ("rope_theta", "partial_rotary_factor") if key in parameters}
+    overrides["rope_parameters"] = kept | scaling
+
+
+def _refuse_kinds(name: str, parameters: dict[str, Any]) -> None:
+    if parameters.keys() <= ROPE_KINDS:
+        raise ConfigError(
+            f"{name}: this model's layers have rotary embeddings of several kinds; say all of them with "
+            "--hf-overrides '{\"rope_parameters\": {...}}'"
+        )
+
+
+def _stretch(
+    raw: dict[str, Any], overrides: dict[str, Any], scaling: dict[str, Any], context_key: str
+) -> None:
+    """Let the context be as long as the scaling is for, as vLLM does."""
+    kind, factor = scaling.get("rope_type", scaling.get("type")), scaling.get("factor")
+    context = raw.get(context_key)
+    if kind not in STRETCHING or not isinstance(factor, int | float) or not isinstance(context, int):
+        return  # what reads it says what is wrong, if anything is
+    if kind == "yarn":
+        context = scaling.setdefault("original_max_position_embeddings", context)
+    if isinstance(context, int) and factor > 0:
+        overrides[context_key] = round(context * factor)
