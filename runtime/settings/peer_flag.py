@@ -30,24 +30,17 @@ class PeerFlag(NamedTuple):
     """The values that are taken; none: all of them."""
     refused: str = ""
     """What to do instead, or why it cannot be had."""
-    refused_off: str = ""
-    """The same of a switch that is switched off; nothing: off is what is so anyway."""
 
     def meaning(self, option: str, value: str) -> Meaning:
         """What this value of the flag stands for. Raises ConfigError that says what to give instead."""
         if not self.has_value and not _is_on(option, value):
-            return self._meaning_off(option)
+            return Meaning(NOTHING, self.taken or "off is what it is anyway")
         if (settings := self.understood.get(value if self.has_value else "true")) is not None:
             return Meaning(settings, "")
         if self.taken and (not self.neutral or value in self.neutral):
             return Meaning(NOTHING, self.taken)
         given = f"{option} {value}" if self.understood or self.neutral else option
         raise ConfigError(f"{given}: {self.refused}")
-
-    def _meaning_off(self, option: str) -> Meaning:
-        if self.refused_off:
-            raise ConfigError(f"{option}: {self.refused_off}")
-        return Meaning(NOTHING, self.taken or "off is what it is anyway")
 
 
 def _is_on(option: str, value: str) -> bool:
@@ -72,9 +65,9 @@ def chosen(*names: str, refused: str = "", taken: str = "", **values: Any) -> Pe
     return PeerFlag(names, has_value=True, understood=settings, taken=taken, neutral=neutral, refused=refused)
 
 
-def switch(*names: str, taken: str, refused_off: str = "") -> PeerFlag:
+def switch(*names: str, taken: str) -> PeerFlag:
     """A switch that changes nothing."""
-    return PeerFlag(names, has_value=False, taken=taken, refused_off=refused_off)
+    return PeerFlag(names, has_value=False, taken=taken)
 
 
 def value(*names: str, taken: str, neutral: tuple[str, ...] = (), refused: str = "") -> PeerFlag:

@@ -30,10 +30,6 @@ _NO_NODES = "a launch runs on one machine; --tp-size divides a model among its G
 _NO_TRANSFER = "a KV cache is its server's alone; leave it out"
 _NO_TRACES = "no traces are sent; /metrics and /stats show times (docs/statistics.md)"
 _CORS = "--cors-origins names the origins whose pages may call; methods and headers follow from the routes"
-_CHUNKS = (
-    "prompts are computed in chunks, which changes no answer; --chunked-prefill-size as large as "
-    "--context-length computes one whole"
-)
 _POOL = "the KV cache is sized by --mem-fraction-static, or in tokens by --max-total-tokens"
 
 PEER_FLAGS: tuple[PeerFlag, ...] = (
@@ -42,6 +38,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         "--trust-remote-code",
         taken="code of a model's repository is never run; a model that needs it is refused when it is read",
     ),
+    no_value("--json-model-override-args", refused="--hf-overrides takes the same JSON"),
     value("--code-revision", taken="code of a model's repository is never run"),
     no_value("--tokenizer-revision", refused="name a directory that has that revision with --tokenizer"),
     no_value("--hf-token", refused="set the environment variable HF_TOKEN, or log in with hf auth login"),
@@ -172,7 +169,6 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_switch("--enable-prompt-embeds", refused="prompts are text or token ids; leave it out"),
     no_switch("--allow-auto-truncate", refused="a prompt that is too long is refused; cut it first"),
     # -- The KV cache and the scheduler -------------------------------------------------------------------
-    switch("--enable-chunked-prefill", taken="prompts are always computed in chunks", refused_off=_CHUNKS),
     understood("--enable-mixed-chunk", batching_type="inflight_fused"),
     value(
         "--max-prefill-tokens",
@@ -316,6 +312,12 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_switch("--allow-credentials", refused=_CORS),
     no_value("--allowed-methods", "--allowed-headers", refused=_CORS),
     no_value("--middleware", refused="code of one's own is not run in the server; use a proxy"),
+    no_value("--fastapi-root-path", refused="--root-path is its name here"),
+    no_value(
+        *("--ssl-ca-certs", "--ssl-cert-reqs", "--ssl-keyfile-password", "--ssl-ciphers"),
+        refused="--ssl-keyfile and --ssl-certfile are what is taken; a proxy asks clients for certificates",
+    ),
+    no_switch("--enable-ssl-refresh", refused="a launch reads its certificate once; start it again"),
     no_value("--uds", refused="HTTP is served over TCP; the client library needs no port (--no-http)"),
     no_value("--admin-api-key", refused="--api-keys gives keys roles (docs/security.md)"),
     no_value("--weight-version", refused="weights are not changed while a server runs; leave it out"),
@@ -349,7 +351,9 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
         ("awq", "gptq", "awq_marlin", "gptq_marlin", "gguf", "bitsandbytes", "mxfp4", "modelopt_fp4"),
         "this format is not built; docs/models.md says which are",
     ),
-    "chunked_prefill_size": {"-1": _CHUNKS},
+    "chunked_prefill_size": {
+        "-1": "--disable-chunked-prefill computes prompts whole, those of up to --chunked-prefill-size tokens"
+    },
     "context_length": dict.fromkeys(
         ("-1", "auto"), "leave it out for the model's own length, or name one that fits the KV cache"
     ),

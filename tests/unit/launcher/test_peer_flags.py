@@ -39,6 +39,9 @@ UNDERSTOOD = """
 --kv-cache-dtype auto | kv_cache_dtype = auto
 --kv-cache-dtype fp8 | kv_cache_dtype = fp8_e4m3
 --download-dir /tmp | download_dir = /tmp
+--enable-chunked-prefill | disable_chunked_prefill = False
+--root-path /x | root_path = /x
+--ssl-keyfile k.pem | ssl_keyfile = k.pem
 --load-format auto | load_format = auto
 --disable-log-stats | decode_log_interval = 1048576
 --uvicorn-log-level warning | log_level_http = warning
@@ -82,7 +85,6 @@ UNDERSTOOD = """
 """
 TAKEN = """
 --trust-remote-code | code of a model's repository is never run
---enable-chunked-prefill | always computed in chunks
 --seed 1 | a request's own seed decides
 --tokenizer-mode auto | tokenizers library
 --disable-log-requests | not logged
@@ -109,7 +111,7 @@ REFUSED = """
 --reasoning-parser qwen3 | it comes as part of the text
 --enable-lora | LoRA adapters are not built
 --config c.yaml | give them as flags
---chunked-prefill-size -1 | --chunked-prefill-size as large as --context-length
+--chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info
 --grammar-backend xgrammar | structured output is not built
 """
@@ -153,7 +155,7 @@ def test_every_row_does_as_it_says(flag: PeerFlag) -> None:
         assert flag.meaning(name, value) == ({}, flag.taken)
     if not flag.has_value:
         off = Meaning({}, flag.taken or "off is what it is anyway")
-        assert flag.refused_off or flag.meaning(name, "false") == off
+        assert flag.meaning(name, "false") == off
     if flag.refused:
         with pytest.raises(ConfigError, match=f"^{name}(?: thing)?: {re.escape(flag.refused)}$"):
             parse_args([name, "thing"] if flag.has_value else [name])
@@ -191,6 +193,7 @@ def test_no_row_hides_behind_a_setting_of_ours() -> None:
         (["--preset", "trtllm", "--enable-prefix-caching"], "disable_radix_cache", False),
         (["--preset", "trtllm", "--no-disable-radix-cache"], "disable_radix_cache", False),
         (["--no-async-scheduling", "--async-scheduling"], "disable_overlap_schedule", False),
+        (["--no-enable-chunked-prefill"], "disable_chunked_prefill", True),
         (["--no-enforce-eager"], "disable_cuda_graph", False),
     ],
 )
@@ -201,8 +204,6 @@ def test_values_and_switches_read_as_the_peers_read_them(words: list[str], name:
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["--no-enable-chunked-prefill"], "--no-enable-chunked-prefill: prompts are computed in chunks"),
-        (["--enable-chunked-prefill=False"], "--enable-chunked-prefill: prompts are computed in chunks"),
         (["--trust-remote-code", "maybe"], "--trust-remote-code: expected nothing, true or false"),
         (["--data-parallel-size", "2"], "--data-parallel-size 2: data parallelism is not built"),
         (["-pp", "2"], "-pp 2: pipeline parallelism is not built; --tp-size"),
@@ -306,8 +307,6 @@ def _fate(flag: PeerFlag) -> str:
     if flag.taken:
         values = ", ".join(f"`{value}`" for value in flag.neutral)
         parts.append(f"{values}{': ' if values else ''}taken: {flag.taken}")
-    if flag.refused_off:
-        parts.append(f"off is refused: {flag.refused_off}")
     if flag.refused:
         parts.append(f"{'else ' if parts else ''}refused: {flag.refused}")
     return ". ".join(parts)
