@@ -37,6 +37,7 @@ OWN_SETTINGS = frozenset(
         "api_keys",
         "api_workers",
         "cache_salt_per_api_key",
+        "default_max_tokens",
         "drain_timeout",
         "cors_origins",
         "forwarded_allow_ips",

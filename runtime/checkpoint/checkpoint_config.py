@@ -33,6 +33,7 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_k: int | None = None
     repetition_penalty: float | None = None
 
+    max_tokens: int | None = None
 
 class GenerationFile(msgspec.Struct):
     """The keys of generation_config.json that are read."""
@@ -44,6 +45,7 @@ class GenerationFile(msgspec.Struct):
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     repetition_penalty: PositiveFloat | None = None
 
+    max_new_tokens: PositiveInt | None = None
 
 class _ModelOptFile(msgspec.Struct):
     """The keys of hf_quant_config.json that are read."""
@@ -114,6 +116,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
                 top_k=generation.top_k,
                 repetition_penalty=generation.repetition_penalty,
             ),
+                max_tokens=generation.max_new_tokens,
         )
 
 

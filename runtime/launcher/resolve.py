@@ -50,6 +50,7 @@ HTTP_SETTINGS = (
     "host",
     "log_level_http",
     "max_connections",
+    "default_max_tokens",
     "max_connections_per_address",
     "metrics_open",
     "sampling_defaults",

@@ -184,7 +184,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     # -- The KV cache: how large it is, and what is kept in it --------------------------------------------
 
     max_total_tokens: Annotated[
-        int, setting("cap of the KV cache in tokens; 0: by memory alone, the smaller wins", ge=0, le=1 << 30)
+        int,
+        setting(
+            "cap of the KV cache in tokens, rounded up to pages; 0: by memory alone, on a CPU an eighth of "
+            "it and 8 GiB at most",
+            ge=0,
+            le=1 << 30,
+        ),
     ] = 0
     mem_fraction_static: Annotated[
         float, setting("share of free memory for the KV cache", "--gpu-memory-utilization", gt=0.0, lt=1.0)
@@ -365,6 +371,16 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "nobody has a share of the cache"
         ),
     ] = False
+    default_max_tokens: Annotated[
+        int,
+        setting(
+            "tokens of an HTTP answer whose request does not say how many; 0: in chat max_new_tokens of the "
+            "model's generation_config.json, or else what the context leaves; 16 in completions, 128 in "
+            "/generate",
+            ge=0,
+            le=1 << 22,
+        ),
+    ] = 0
     metrics_open: Annotated[bool, setting("answer /metrics without the API key")] = False
     cors_origins: Annotated[
         str,

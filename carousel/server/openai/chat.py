@@ -36,7 +36,7 @@ async def create_chat_completion(request: Request) -> Response:
     sampling = sampling_params(
         body,
         server.defaults,
-        max_tokens=_max_tokens(body, server.config.context_length),
+        max_tokens=_max_tokens(body, server),
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
@@ -75,14 +75,21 @@ async def create_chat_completion(request: Request) -> Response:
     return Generation(server, job, ChatFormat(view))
 
 
-def _max_tokens(body: ChatBody, context_length: int) -> int:
-    """Without a limit, what the context leaves: the scheduler cuts this to it. Raises InvalidRequest."""
+def _max_tokens(body: ChatBody, server: ServerState) -> int:
+    """Without a limit, --default-max-tokens, or what the model's files recommend, or what the context leaves:
+    the scheduler cuts this to it. Raises InvalidRequest.
+    """
     both = (body.max_completion_tokens, body.max_tokens)
     if None not in both and both[0] != both[1]:
         raise InvalidRequest(
             "max_tokens and max_completion_tokens differ; give one", param="max_completion_tokens"
         )
-    return next((limit for limit in both if limit is not None), context_length)
+    given = next((limit for limit in both if limit is not None), None)
+    if given is not None:
+        return given
+    limit = server.config.context_length
+    default = server.config.default_max_tokens or server.defaults.max_tokens or limit
+    return max(min(default, limit), body.min_tokens or 0)  # who asks for at least so many gets them
 
 
 def _num_logprobs(body: ChatBody) -> int | None:

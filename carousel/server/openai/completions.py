@@ -40,7 +40,7 @@ async def create_completion(request: Request) -> Response:
     server.check_model(body.model)
     server.check_serving()
     check_stream_options(body)
-    max_tokens = _max_tokens(body)
+    max_tokens = _max_tokens(body, server.config.default_max_tokens or DEFAULT_MAX_TOKENS)
     sampling = _sampling(body, server, max_tokens)
     options = _options(body)
     prompts = prompts_of(body.prompt)
@@ -95,11 +95,11 @@ async def _look_at_tokens(
     return job.with_ids(view.prompt_ids) if view.prompt_ids else job
 
 
-def _max_tokens(body: CompletionBody) -> int:
+def _max_tokens(body: CompletionBody, default: int) -> int:
     """Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens must be at least 1, except with echo: true", param="max_tokens")
-    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    return default if body.max_tokens is None else body.max_tokens
 
 
 def _num_logprobs(body: CompletionBody) -> int | None:

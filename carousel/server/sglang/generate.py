@@ -20,7 +20,6 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import NEUTRAL, GenerateBody, GenerateSampling
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
-from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.wire.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
@@ -52,7 +51,7 @@ async def generate(request: Request) -> Response:
     names = {**PARAM_NAMES, "prompt": field}
     options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
     try:
-        sampling = _sampling(body, sampling_body, server.defaults)
+        sampling = _sampling(body, sampling_body, server)
         if body.rid is None:
             labels = request_labels(request.state.request_id, len(prompts))
         else:
@@ -126,7 +125,7 @@ def _num_logprobs(body: GenerateBody) -> int | None:
     return None
 
 
-def _sampling(body: GenerateBody, sampling: GenerateSampling, defaults: SamplingDefaults) -> SamplingParams:
+def _sampling(body: GenerateBody, sampling: GenerateSampling, server: ServerState) -> SamplingParams:
     """Raises InvalidRequest by the names of SamplingParams."""
     logprobs = _num_logprobs(body)
     given = {
@@ -135,9 +134,9 @@ def _sampling(body: GenerateBody, sampling: GenerateSampling, defaults: Sampling
         if name not in NEUTRAL
     }
     if sampling.max_new_tokens is None:
-        given["max_tokens"] = DEFAULT_MAX_NEW_TOKENS
+        given["max_tokens"] = server.config.default_max_tokens or DEFAULT_MAX_NEW_TOKENS
     given["logprobs"] = logprobs
     if body.logprob_start_len is not None and body.logprob_start_len >= 0:
         given["prompt_logprobs"] = logprobs
         given["prompt_logprobs_start"] = body.logprob_start_len
-    return checked_sampling(defaults, given)
+    return checked_sampling(server.defaults, given)

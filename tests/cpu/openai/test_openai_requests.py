@@ -75,6 +75,21 @@ def test_limits_default_to_those_of_openai(front: Front) -> None:
     assert chat.add_generation_prompt
 
 
+def test_limits_default_to_the_operator_s_then_to_the_model_s(tmp_path: Path) -> None:
+    """The demo model's generation_config.json says 1,024 new tokens, for chat alone."""
+    with http_front(tmp_path, spell("abc"), context_length=2048) as front:
+        assert sampling_of(front).max_tokens == 16
+        for fields, wanted in [({}, 1024), ({"min_tokens": 1500}, 1500), ({"max_tokens": 9}, 9)]:
+            assert front.chat(**fields).status_code == 200
+            assert front.ring.requests[-1].sampling.max_tokens == wanted
+    with http_front(tmp_path, spell("abc"), context_length=2048, default_max_tokens=5) as front:
+        assert sampling_of(front).max_tokens == 5
+        assert sampling_of(front, max_tokens=6).max_tokens == 6
+        assert front.chat().status_code == 200
+        assert front.post("/generate", text="x").status_code == 200
+        assert [each.sampling.max_tokens for each in front.ring.requests[-2:]] == [5, 5]
+
+
 def test_the_models_own_defaults_come_before_those_of_openai_and_after_the_callers() -> None:
     recommended = SamplingDefaults(temperature=0.25, top_k=20)
 

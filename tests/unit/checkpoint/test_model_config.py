@@ -294,10 +294,11 @@ def test_dtype_is_read_from_both_spellings(tmp_path: Path, key: str, value: str,
 
 def test_generation_config_goes_first_and_eos_ids_are_united(tmp_path: Path) -> None:
     generation = {"eos_token_id": [7, 2, 9], "bos_token_id": 5, "temperature": 0.6, "top_p": 0.9, "top_k": 20}
+    generation["max_new_tokens"] = 512
     config = _read(tmp_path, eos_token_id=[2, 3], generation=generation)
     assert config.eos_token_ids == (7, 2, 9, 3)
     assert config.bos_token_id == 5
-    assert config.sampling == SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, repetition_penalty=None)
+    assert config.sampling == SamplingDefaults(temperature=0.6, top_p=0.9, top_k=20, max_tokens=512)
 
 
 def test_token_id_zero_is_an_id(tmp_path: Path) -> None:
