@@ -21,10 +21,11 @@ import torch
 from safetensors.torch import save_file
 
 from model_worker.distributed.group import SoloGroup
-from model_worker.loading.loader import INDEX_FILE, checkpoint_targets, load_model
+from model_worker.loading.loader import checkpoint_targets, load_model
 from model_worker.models.llama import SPEC
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weight_files import INDEX_FILE
 
 NUM_SHARDS = 4
 

@@ -31,13 +31,13 @@ from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.base.errors import ModelError
 from runtime.base.registry import resolve
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weight_files import weight_files
 
 logger = logging.getLogger(__name__)
 
 LoadFormat = Literal["auto", "dummy"]
 Progress = Callable[[int, int], None]  # tensors loaded so far, tensors in all
 
-INDEX_FILE = "model.safetensors.index.json"
 # Of a file, before it is opened anew: what is mapped counts as this process's memory. Arbitrary.
 MAPPED_BYTES = 64 << 20
 _MAX_ELEMENT_BYTES = 4
@@ -132,36 +132,6 @@ def _weights(model: CausalLM) -> dict[str, Weight]:
         assert isinstance(weight, Weight)
         weights[name] = weight
     return weights
-
-
-def weight_files(model_path: Path) -> list[Path]:
-    """The checkpoint's files: those its index names, or else every *.safetensors in the directory."""
-    index = model_path / INDEX_FILE
-    if index.is_file():
-        try:
-            weight_map = msgspec.json.decode(index.read_bytes(), type=_Index).weight_map
-        except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise ModelError(f"{index} cannot be read: {error}") from error
-        names = sorted(set(weight_map.values()))
-        outside = [name for name in names if Path(name).name != name]
-        if outside:
-            raise ModelError(f"{index} names files outside the model directory: {_shown(outside)}.")
-        missing = [name for name in names if not (model_path / name).is_file()]
-        if missing:
-            raise ModelError(f"{model_path} lacks files that its index names: {_shown(missing)}.")
-        return [model_path / name for name in names]
-    # Some checkpoints carry the same weights again as "consolidated", in their authors' own layout.
-    files = [path for path in sorted(model_path.glob("*.safetensors")) if "consolidated" not in path.name]
-    if not files:
-        raise ModelError(
-            f"{model_path} has no *.safetensors file. Other formats are not read: convert the checkpoint, "
-            "or use the load format 'dummy' for random weights."
-        )
-    return files
-
-
-class _Index(msgspec.Struct):
-    weight_map: dict[str, str]
 
 
 def _fill_from_files(

@@ -17,10 +17,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from transformers.utils.loading_report import LoadStateDictInfo
 from transformers.utils.logging import set_tqdm_hook
 
-from model_worker.loading.loader import LoadFormat, Progress, refuse_faults, weight_files
+from model_worker.loading.loader import LoadFormat, Progress, refuse_faults
 from model_worker.transformers_backend.attention import ATTENTION_NAME
 from runtime.base.errors import ModelError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, config_file, read_whole_keys
+from runtime.checkpoint.weight_files import weight_files
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -72,9 +73,15 @@ def _hf_config(model_path: Path, overrides: str) -> PreTrainedConfig:
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelError(
-            f"transformers {transformers.__version__} cannot read {model_path}/config.json: {error}"
+            f"transformers {transformers.__version__} cannot read {model_path}/config.json: "
+            f"{_first_line(error)}"
         ) from error
     return hf_config
+
+
+def _first_line(error: Exception) -> str:
+    """What the library says; the rest is advice on how to install it."""
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _refuse_config(hf_config: PreTrainedConfig, config: CheckpointConfig) -> type[PreTrainedModel]:

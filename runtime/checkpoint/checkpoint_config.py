@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal, TypeVar, cast, get_args
 import msgspec
 
 from runtime.base.errors import ModelError
+from runtime.checkpoint.checkpoint_files import no_config, refuse_lfs_pointer, refuse_unless_directory
 from runtime.checkpoint.quantization import CheckpointQuantization, read_quantization
 from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
 from runtime.checkpoint.text_keys import text_keys
@@ -32,8 +33,8 @@ class SamplingDefaults(msgspec.Struct, frozen=True):
     top_p: float | None = None
     top_k: int | None = None
     repetition_penalty: float | None = None
-
     max_tokens: int | None = None
+
 
 class GenerationFile(msgspec.Struct):
     """The keys of generation_config.json that are read."""
@@ -44,8 +45,8 @@ class GenerationFile(msgspec.Struct):
     top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
     repetition_penalty: PositiveFloat | None = None
-
     max_new_tokens: PositiveInt | None = None
+
 
 class _ModelOptFile(msgspec.Struct):
     """The keys of hf_quant_config.json that are read."""
@@ -115,24 +116,25 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
                 top_p=generation.top_p,
                 top_k=generation.top_k,
                 repetition_penalty=generation.repetition_penalty,
-            ),
                 max_tokens=generation.max_new_tokens,
+            ),
         )
 
 
 def config_file(path: Path) -> Path:
     """The config.json of the checkpoint directory `path`. Raises ModelError where there is none."""
-    if not path.is_dir():
-        raise ModelError(f"Model directory {path} does not exist. Pass the path of a local checkpoint.")
+    refuse_unless_directory(path)
     if not (path / "config.json").is_file():
-        raise ModelError(f"{path} has no config.json, so it is not a checkpoint directory.")
+        raise no_config(path)
     return path / "config.json"
 
 
 def read_json(path: Path, kind: type[T]) -> T:
     """Decode one of a checkpoint's JSON files. Raises ModelError."""
     try:
-        return msgspec.json.decode(path.read_bytes(), type=kind)
+        data = path.read_bytes()
+        refuse_lfs_pointer(path, data)
+        return msgspec.json.decode(data, type=kind)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ModelError(f"{path} cannot be read: {error}") from error
 

@@ -17,6 +17,8 @@ from runtime.settings.config import RuntimeConfig
 logger = logging.getLogger(__name__)
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+MAX_HUB_ID = 96
+"""Characters, as on the Hub."""
 # No pickle and no code; what other programs keep beside it (onnx/, original/) stays where it is.
 TOKENIZER_FILES = ["*.json", "*.jinja", "*.model", "*.tiktoken", "*.txt"]
 MODEL_FILES = [*TOKENIZER_FILES, "*.safetensors"]
@@ -54,7 +56,15 @@ def localize(config: RuntimeConfig) -> RuntimeConfig:
 
 def is_hub_id(name: str) -> bool:
     """Whether `name` reads as owner/name and there is no such file or directory here."""
-    return bool(HUB_ID.fullmatch(name)) and not Path(name).exists()
+    return len(name) <= MAX_HUB_ID and bool(HUB_ID.fullmatch(name)) and not _is_here(name)
+
+
+def _is_here(name: str) -> bool:
+    """Whether there is such a file or directory; one that this user may not look at counts."""
+    try:
+        return Path(name).exists()
+    except OSError:
+        return True
 
 
 def download(hub_id: str, revision: str, patterns: list[str], cache_dir: str = "") -> Path:

@@ -8,6 +8,7 @@ good; 72 no such model; 75 stopped before all requests had finished.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +21,9 @@ from runtime.checkpoint.hub import localize
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.checkpoint.overrides import with_overrides
 from runtime.checkpoint.own_spec import own_row
+from runtime.checkpoint.weight_files import check_weight_files
+from runtime.launcher.checks.device import check_device
+from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
 from runtime.launcher.resolve import resolve
 from runtime.launcher.supervisor import Supervisor
@@ -43,7 +47,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             find_users_modules()
             own_row(config.model_spec)  # a wrong one is said before a model is downloaded
         config = localize(config)
-        model_path = Path(config.model).expanduser() if config.model else DEMO_MODEL
+        # The path's own expanduser raises for a user that does not exist.
+        model_path = Path(os.path.expanduser(config.model)) if config.model else DEMO_MODEL
         config = with_overrides(config, model_path)
         model = read_model_config(
             model_path, config.model_impl, model_spec=config.model_spec, overrides=config.hf_overrides
@@ -58,6 +63,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         if isinstance(model, ModelConfig):
             model.check_ranks(config.tp_size)
+        check_device(config.device)
+        if config.load_format != "dummy":
+            check_weight_files(model_path)
+        check_tokenizer(config)
         return Supervisor(config).run()
     except KeyboardInterrupt:
         return EXIT_OK

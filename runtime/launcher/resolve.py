@@ -39,6 +39,8 @@ NAMES = {
     ),
 }
 """What may be chosen by name; beside these the user's own, as package.module:Class."""
+BACKEND_DEVICES = {"cpu_native": "cpu", "flashinfer": "cuda", "triton": "cuda"}
+"""Attention backends that run on one kind of device, with that device."""
 BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 """Schedule policies that look at what of a prompt is cached."""
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
@@ -46,11 +48,11 @@ HTTP_SETTINGS = (
     "allowed_hosts",
     "api_workers",
     "cors_origins",
+    "default_max_tokens",
     "forwarded_allow_ips",
     "host",
     "log_level_http",
     "max_connections",
-    "default_max_tokens",
     "max_connections_per_address",
     "metrics_open",
     "sampling_defaults",
@@ -92,6 +94,7 @@ def resolve(
         raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {num_gpus}")
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
     _check_names(config)
+    _check_attention_backend(config.attention_backend, device)
     _check_tokenizer(config)
     _check_task(config, model_path)
     _check_http(config)
@@ -142,6 +145,14 @@ def _check_names(config: RuntimeConfig) -> None:
             raise ConfigError(
                 f"{setting}: --{flag} {name!r} is unknown; {known}your own as package.module:Class"
             )
+
+
+def _check_attention_backend(name: str, device: str) -> None:
+    if device == BACKEND_DEVICES.get(name, device):
+        return
+    raise ConfigError(
+        f"attention_backend: {name} cannot be used: the device is {device}; leave --attention-backend out"
+    )
 
 
 def _check_kv_dtype(config: RuntimeConfig, device: str) -> None:
@@ -196,9 +207,9 @@ def _check_quantization(config: RuntimeConfig, device: str, has_spec: bool) -> N
 
 
 def _check_tokenizer(config: RuntimeConfig) -> None:
-    if config.chat_template and not Path(config.chat_template).is_file():
+    if config.chat_template and not os.path.isfile(config.chat_template):
         raise ConfigError(f"chat_template: there is no file {config.chat_template}")
-    if config.tokenizer and not Path(config.tokenizer).is_dir():
+    if config.tokenizer and not os.path.isdir(config.tokenizer):
         raise ConfigError(f"tokenizer: there is no directory {config.tokenizer}")
     if config.skip_tokenizer_init and (config.tokenizer or config.chat_template):
         name = "tokenizer" if config.tokenizer else "chat_template"
@@ -222,7 +233,7 @@ def _check_task(config: RuntimeConfig, model_path: Path) -> None:
 
 def _check_profile_dir(config: RuntimeConfig) -> None:
     path = config.profile_dir
-    if path and not (Path(path).is_dir() and os.access(path, os.W_OK)):
+    if path and not (os.path.isdir(path) and os.access(path, os.W_OK)):
         raise ConfigError(f"profile_dir: {path} is no directory that this user may write to")
 
 
@@ -302,6 +313,11 @@ def _check_tcp(config: RuntimeConfig) -> None:
 
 
 def _check_kv_cache(config: RuntimeConfig) -> None:
+    if config.max_total_tokens and config.max_total_tokens < max(2, config.page_size):
+        raise ConfigError(
+            f"max_total_tokens: {config.max_total_tokens} is less than a page of {config.page_size} tokens; "
+            "raise it, or lower --page-size"
+        )
     if config.disable_radix_cache and config.radix_eviction_policy != "lru":
         raise ConfigError("radix_eviction_policy: with disable_radix_cache there is nothing to evict")
     if config.disable_radix_cache and config.schedule_policy in BY_PREFIX:

@@ -78,6 +78,8 @@ def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
         (["--tp-size", "5"], 64, "tp_size: 5 ranks cannot share num_attention_heads"),
         (["--context-length", "9999999"], 64, "context_length"),
         (["--tokenizer", NOWHERE], 64, f"tokenizer: there is no directory {NOWHERE}"),
+        (["--tokenizer", str(ROOT / "docs")], 72, str(ROOT / "docs")),
+        (["--chat-template", str(ROOT / "tests/data/broken.jinja")], 64, "does not compile: line 2"),
         (["--tokenizer-workers", "0"], 64, "tokenizer_workers"),
         (["--zmq-bind", "tcp://0.0.0.0:5000"], 64, "--curve-dir"),
         (["--zmq-bind", "tcp://127.0.0.1:5000", "--curve-dir", NOWHERE], 64, "server.key_secret"),
@@ -95,17 +97,22 @@ def test_settings_that_cannot_work_are_known_before_anything_is_started(
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["--schedule-policy", "no-such-policy"], 64, "no-such-policy"),
-        (["--tokenizer", str(ROOT / "docs")], 72, str(ROOT / "docs")),
-        (["--tokenizer", str(ROOT / "docs"), "--detokenizer-workers", "3"], 72, str(ROOT / "docs")),
+        (["--schedule-policy", "no_such_module:Policy"], 64, "no_such_module"),
+        (["--tokenizer", "{folder}"], 72, "The tokenizer in {folder} cannot be read"),
+        (
+            ["--tokenizer", "{folder}", "--detokenizer-workers", "3"],
+            72,
+            "The tokenizer in {folder} cannot be read",
+        ),
     ],
 )
 def test_a_launch_that_cannot_work_says_why_in_its_last_line(
-    start: Callable[..., Launched], arguments: list[str], code: int, says: str
+    start: Callable[..., Launched], arguments: list[str], code: int, says: str, tmp_path: Path
 ) -> None:
-    launch = start(*arguments, module=SLEEPING)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    launch = start(*(each.format(folder=tmp_path) for each in arguments), module=SLEEPING)
     assert launch.wait_exit(30.0) == code, launch.log()
-    assert says in last_line(launch)
+    assert says.format(folder=tmp_path) in last_line(launch)
     assert not leftovers(launch.run_dir)
 
 

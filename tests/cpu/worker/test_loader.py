@@ -13,13 +13,14 @@ from torch import Tensor
 
 from model_worker.layers.linear import Linear
 from model_worker.layers.weight import Piece
-from model_worker.loading.loader import INDEX_FILE, checkpoint_targets, load_model
+from model_worker.loading.loader import checkpoint_targets, load_model
 from model_worker.models.transformer import CausalLM
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.fp8 import Fp8
 from model_worker.quant.int8 import Int8
 from runtime.base.errors import ModelError
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.weight_files import INDEX_FILE
 
 _CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"],

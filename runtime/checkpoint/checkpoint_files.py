@@ -1,0 +1,73 @@
+"""Files of a checkpoint: whether its directory can be opened, and a file is one and not git-lfs's pointer to
+it. Knows no format.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from runtime.base.errors import ModelError
+
+LFS_START = b"version https://git-lfs.github.com/spec/"
+WEIGHTS_OF_OTHERS = {
+    ".bin": "PyTorch's pickle files (.bin)",
+    ".pt": "PyTorch's pickle files (.pt)",
+    ".pth": "PyTorch's pickle files (.pth)",
+    ".gguf": "GGUF files",
+    ".h5": "TensorFlow's files (.h5)",
+    ".msgpack": "Flax's files (.msgpack)",
+    ".onnx": "ONNX files",
+}
+"""Of other programs, by the end of the name: what they are called."""
+
+
+def refuse_lfs_pointer(path: Path, start: bytes) -> None:
+    """Raise ModelError if a file that begins so is what git leaves where git-lfs has not run."""
+    if start.startswith(LFS_START):
+        raise ModelError(
+            f"{path} is a git-lfs pointer, not the file itself: run 'git lfs pull' in {path.parent}, or "
+            "download the model again with 'hf download'."
+        )
+
+
+def refuse_unless_directory(path: Path) -> None:
+    """Raise ModelError, saying what to do, if `path` is no directory that this user may read."""
+    try:
+        path.stat()
+    except FileNotFoundError:
+        raise ModelError(
+            f"Model directory {path} does not exist. Pass the path of a local checkpoint, or owner/name of a "
+            "model on the Hugging Face Hub."
+        ) from None
+    except OSError as error:
+        raise ModelError(f"Model directory {path} cannot be opened: {error.strerror}.") from None
+    if not path.is_dir():
+        kind = WEIGHTS_OF_OTHERS.get(path.suffix)
+        not_read = f"; {kind} are not read, a directory with safetensors is" if kind else ""
+        raise ModelError(f"Model {path} is a file: pass the directory of the checkpoint{not_read}.")
+    if not os.access(path, os.R_OK | os.X_OK):
+        raise ModelError(f"Model directory {path} cannot be opened: this user has no permission to read it.")
+
+
+def no_config(path: Path) -> ModelError:
+    """The error for a directory without a config.json, with what is in it instead."""
+    names = sorted(os.listdir(path))
+    said = f"{path} has no config.json, so it is not a checkpoint directory"
+    if not names:
+        return ModelError(f"{said}: it is empty.")
+    if (path / "adapter_config.json").is_file():
+        return ModelError(f"{said}: it holds an adapter (LoRA). Pass the model itself.")
+    if (path / "snapshots").is_dir():
+        return ModelError(f"{said}: it is a model of the Hub's cache. Pass one of {path}/snapshots.")
+    inside = [name for name in names if (path / name / "config.json").is_file()]
+    if len(inside) == 1:
+        return ModelError(f"{said}. {path / inside[0]} has one: pass that.")
+    kind = kind_of_others(path)
+    return ModelError(f"{said}{f': it holds {kind}, which are not read' if kind else ''}.")
+
+
+def kind_of_others(path: Path) -> str:
+    """What the weights in a directory are called that only other programs read; empty: there are none."""
+    found = {Path(name).suffix for name in os.listdir(path)}
+    return next((kind for suffix, kind in WEIGHTS_OF_OTHERS.items() if suffix in found), "")

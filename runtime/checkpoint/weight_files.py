@@ -1,0 +1,113 @@
+"""Weight files of a checkpoint: which there are, and whether each is whole, as far as its header tells.
+
+Reads indexes and headers, which are JSON; no tensor and no library of tensors.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from runtime.base.errors import ModelError
+from runtime.checkpoint.checkpoint_files import kind_of_others, refuse_lfs_pointer
+
+INDEX_FILE = "model.safetensors.index.json"
+LENGTH_BYTES = 8
+"""At the beginning of a safetensors file: the length of its header, little endian."""
+MAX_HEADER_BYTES = 100_000_000
+"""As in the safetensors library."""
+_NAMES_SHOWN = 8
+
+
+class _Index(msgspec.Struct):
+    weight_map: dict[str, str]
+
+
+class _Tensor(msgspec.Struct):
+    """Where a tensor is in its file, behind the header; the entry __metadata__ has no such key."""
+
+    data_offsets: tuple[int, int] = (0, 0)
+
+
+def weight_files(model_path: Path) -> list[Path]:
+    """The checkpoint's files: those its index names, or else every *.safetensors in the directory.
+
+    Raises: ModelError when there are none, or not all that the index names.
+    """
+    index = model_path / INDEX_FILE
+    if index.is_file():
+        names = sorted(set(_read_index(index).values()))
+        outside = [name for name in names if Path(name).name != name]
+        if outside:
+            raise ModelError(f"{index} names files outside the model directory: {_shown(outside)}.")
+        missing = [name for name in names if not (model_path / name).is_file()]
+        if missing:
+            raise ModelError(
+                f"{model_path} lacks files that its index names: {_shown(missing)}. Download the rest of the "
+                "checkpoint."
+            )
+        return [model_path / name for name in names]
+    # Some checkpoints carry the same weights again as "consolidated", in their authors' own layout.
+    files = [path for path in sorted(model_path.glob("*.safetensors")) if "consolidated" not in path.name]
+    if not files:
+        kind = kind_of_others(model_path)
+        found = f", only {kind}" if kind else ""
+        raise ModelError(
+            f"{model_path} has no *.safetensors file{found}. Other formats are not read: convert the "
+            "checkpoint, or use the load format 'dummy' for random weights."
+        )
+    return files
+
+
+def check_weight_files(model_path: Path) -> None:
+    """Raise ModelError, which names the file, for weights that are known not to load: missing, cut short,
+    another format, or what git-lfs leaves in a file's place.
+    """
+    for path in weight_files(model_path):
+        try:
+            _check_header(path)
+        except OSError as error:
+            raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
+
+
+def _check_header(path: Path) -> None:
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        start = file.read(LENGTH_BYTES)
+        refuse_lfs_pointer(path, start + file.read(LENGTH_BYTES * 8))
+        length = int.from_bytes(start, "little")
+        if size < LENGTH_BYTES or (length <= MAX_HEADER_BYTES and size < LENGTH_BYTES + length):
+            raise ModelError(
+                f"{path} is cut short: it has {size} bytes, and its header alone more. Download the "
+                "checkpoint again."
+            )
+        if length > MAX_HEADER_BYTES:
+            raise ModelError(f"{path} is no safetensors file. Download the checkpoint again.")
+        file.seek(LENGTH_BYTES)
+        header = file.read(length)
+    try:
+        tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"{path} has a header that cannot be read: {error}. Download the checkpoint again."
+        ) from None
+    whole = LENGTH_BYTES + length + max((tensor.data_offsets[1] for tensor in tensors.values()), default=0)
+    if size != whole:
+        what = "is cut short" if size < whole else "is longer than its header says"
+        raise ModelError(f"{path} {what}: it has {size} of {whole} bytes. Download the checkpoint again.")
+
+
+def _read_index(index: Path) -> dict[str, str]:
+    try:
+        data = index.read_bytes()
+        refuse_lfs_pointer(index, data)
+        return msgspec.json.decode(data, type=_Index).weight_map
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ModelError(f"{index} cannot be read: {error}") from error
+
+
+def _shown(names: list[str]) -> str:
+    rest = len(names) - _NAMES_SHOWN
+    return ", ".join(names[:_NAMES_SHOWN]) + (f" and {rest} more" if rest > 0 else "")

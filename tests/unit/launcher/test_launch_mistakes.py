@@ -1,0 +1,288 @@
+"""Mistakes of a first hour: each is one line and the right exit code, before any process is started.
+
+Here the launcher's main runs up to the place where it would start them. What only a whole launch shows (a
+port in use, an address of elsewhere, a run directory) is in tests/cpu/launch/test_launch.py.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from runtime.checkpoint.weight_files import INDEX_FILE
+from runtime.launcher import main as launcher
+from runtime.launcher.checks import device
+from runtime.settings.config import RuntimeConfig
+from tests.harness.models.checkpoint_files import LFS_POINTER, safetensors_file, save_checkpoint
+
+STARTED = -1
+NO_MODEL, BAD_SETTINGS = 72, 64
+Change = Callable[[Path], object]
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return save_checkpoint(tmp_path / "model")
+
+
+@pytest.fixture(autouse=True)
+def stops_before_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rest of a launch; and what main does to the process it runs in."""
+
+    class Reached:
+        def __init__(self, config: RuntimeConfig) -> None:
+            pass
+
+        def run(self) -> int:
+            return STARTED
+
+    monkeypatch.setattr(launcher, "Supervisor", Reached)
+    for name in ("hold_standard_streams", "hold_back_libraries"):
+        monkeypatch.setattr(launcher, name, lambda: None)
+    monkeypatch.setattr(launcher, "set_title", lambda role: None)
+    monkeypatch.setattr(launcher, "configure_logging", lambda role, level: None)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+def refuses(capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, says: str) -> None:
+    assert launcher.main(["--device=cpu", *arguments]) == code
+    said = capfd.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert said[0].startswith("error: ")
+    assert says in said[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ("--max-model-length 100", "--max-model-length"),
+        ("--foo", "--foo"),
+        ("--max-num-seqs many", "--max-num-seqs"),
+        ("--max-num-seqs -1", "max_running_requests: expected int >= 1"),
+        ("--port 70000", "port: expected int <= 65535"),
+        ("--attention-backend nonsense", "attention_backend: --attention-backend 'nonsense' is unknown"),
+        ("--attention-backend triton", "attention_backend: triton cannot be used: the device is cpu"),
+        ("--attention-backend flashinfer", "flashinfer cannot be used: the device is cpu"),
+        ("--tp-size 3", "tp_size: 3 ranks cannot share"),
+        ("--tp-size 2 --model-impl transformers", "tp_size: --model-impl transformers"),
+        ("--dtype int4", "--dtype"),
+        ("--quantization gguf", "--quantization"),
+        ("--load-format pickle", "--load-format"),
+        ("--kv-cache-dtype fp8_e4m3", "kv_cache_dtype: fp8_e4m3 is for CUDA"),
+        ("--context-length 100000", "context_length: 100000 is more than the model's own 2048"),
+        ("--mem-fraction-static 2", "mem_fraction_static: expected float < 1.0"),
+        ("--max-total-tokens 10", "max_total_tokens: 10 is less than a page of 16"),
+        ("--chat-template /nonexistent.jinja", "chat_template: there is no file /nonexistent.jinja"),
+        ("--tokenizer /nonexistent", "tokenizer: there is no directory /nonexistent"),
+        ("--deterministic --dtype float32", "deterministic: linear layers in float32"),
+        ("--revision main", "revision: "),
+        ("--no-http --default-max-tokens 5", "default_max_tokens: with no_http"),
+        ("--default-max-tokens -5", "default_max_tokens: expected int >= 0"),
+        ("--profile-dir /nonexistent", "profile_dir: /nonexistent"),
+        ("--cuda-graph-max-bs 8", "cuda_graph_max_bs: the device is a CPU"),
+    ],
+)
+def test_a_wrong_setting(arguments: str, says: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    refuses(capfd, [f"--model={model}", *arguments.split()], BAD_SETTINGS, says)
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("nowhere", "nowhere does not exist. Pass the path of a local checkpoint, or owner/name"),
+        ("empty", "empty has no config.json, so it is not a checkpoint directory: it is empty"),
+        ("model/config.json", "config.json is a file: pass the directory"),
+        ("some.gguf", "some.gguf is a file: pass the directory of the checkpoint; GGUF files are not read"),
+        ("adapter", "it holds an adapter (LoRA). Pass the model itself"),
+        ("ggufs", "no config.json, so it is not a checkpoint directory: it holds GGUF files"),
+        ("models--a--b", "Pass one of"),
+        (".", "model has one: pass that"),
+        ("Qwen/Qwen 3", "Qwen/Qwen 3 does not exist"),
+        ("~no-such-user/model", "~no-such-user/model does not exist"),
+        ("b" * 300, "cannot be opened: File name too long"),
+    ],
+)
+def test_a_wrong_path(
+    name: str, says: str, model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    for path in ("empty", "adapter", "ggufs", "models--a--b/snapshots"):
+        Path(path).mkdir(parents=True)
+    for path in ("some.gguf", "adapter/adapter_config.json", "ggufs/x.gguf"):
+        Path(path).touch()
+    refuses(capfd, [f"--model={name}"], NO_MODEL, says)
+
+
+@pytest.fixture
+def as_nobody(model: Path) -> Iterator[None]:
+    """This process without the right to look into the model's directory."""
+    model.chmod(0)
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    yield
+    if is_root:
+        os.seteuid(0)
+    model.chmod(0o700)
+
+
+@pytest.mark.usefixtures("as_nobody")
+def test_a_path_without_permission(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    refuses(capfd, [f"--model={model}"], NO_MODEL, f"Model directory {model} cannot be opened: ")
+
+
+@pytest.mark.usefixtures("as_nobody")
+def test_a_template_without_permission(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    refuses(
+        capfd, [f"--chat-template={model}/chat_template.jinja"], BAD_SETTINGS, "chat_template: there is no"
+    )
+
+
+def _config(**changes: Any) -> Change:
+    def change(model: Path) -> None:
+        config = json.loads((model / "config.json").read_text())
+        (model / "config.json").write_text(json.dumps(config | changes))
+
+    return change
+
+
+def _file(name: str, content: bytes | str) -> Change:
+    data = content.encode() if isinstance(content, str) else content
+    return lambda model: (model / name).write_bytes(data)
+
+
+def _renamed(old: str, new: str) -> Change:
+    return lambda model: (model / old).rename(model / new)
+
+
+def _template_in_config(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    config = {"chat_template": [{"name": "default", "template": "{{ messages"}]}
+    (model / "tokenizer_config.json").write_text(json.dumps(config))
+
+
+WEIGHTS = "model.safetensors"
+WHOLE = safetensors_file()
+WRONG_FILES: dict[str, tuple[Change, str]] = {
+    "config is no JSON": (_file("config.json", "{"), "config.json cannot be read: "),
+    "config is a pointer": (_file("config.json", LFS_POINTER), "config.json is a git-lfs pointer"),
+    "code of its own": (_config(auto_map={"AutoModel": "x.Y"}), "auto_map"),
+    "images": (_config(architectures=["LlavaForConditionalGeneration"]), "is not a decoder of text"),
+    "dtype": (_config(dtype="int4"), "dtype 'int4' is not supported"),
+    "only .bin": (_renamed(WEIGHTS, "pytorch_model.bin"), "only PyTorch's pickle files (.bin)"),
+    "no weights": (lambda model: (model / WEIGHTS).unlink(), "has no *.safetensors file. Other formats"),
+    "missing shard": (
+        _file(INDEX_FILE, '{"weight_map": {"a": "model-00001-of-00002.safetensors"}}'),
+        "lacks files that its index names: model-00001-of-00002.safetensors. Download the rest",
+    ),
+    "index is no JSON": (_file(INDEX_FILE, "<html>"), f"{INDEX_FILE} cannot be read: "),
+    "index is a pointer": (_file(INDEX_FILE, LFS_POINTER), f"{INDEX_FILE} is a git-lfs pointer"),
+    "index leads out": (_file(INDEX_FILE, '{"weight_map": {"a": "../b"}}'), "outside the model directory"),
+    "truncated": (_file(WEIGHTS, WHOLE[:-10]), f"{WEIGHTS} is cut short: it has {len(WHOLE) - 10} of"),
+    "truncated in its header": (_file(WEIGHTS, WHOLE[:20]), f"{WEIGHTS} is cut short: it has 20 bytes"),
+    "empty weights": (_file(WEIGHTS, b""), f"{WEIGHTS} is cut short: it has 0 bytes"),
+    "too long": (_file(WEIGHTS, WHOLE + b"x"), f"{WEIGHTS} is longer than its header says"),
+    "a web page": (_file(WEIGHTS, "<!DOCTYPE html><html>" * 9), f"{WEIGHTS} is no safetensors file"),
+    "another header": (
+        _file(WEIGHTS, b"\4" + bytes(7) + b"abcd"),
+        f"{WEIGHTS} has a header that cannot be read",
+    ),
+    "weights are a pointer": (_file(WEIGHTS, LFS_POINTER), f"{WEIGHTS} is a git-lfs pointer"),
+    "no tokenizer": (
+        lambda model: (model / "tokenizer.json").unlink(),
+        "has no tokenizer.json. Convert the model's tokenizer",
+    ),
+    "sentencepiece": (
+        _renamed("tokenizer.json", "tokenizer.model"),
+        "has no tokenizer.json, only tokenizer.model",
+    ),
+    "tokenizer is no JSON": (_file("tokenizer.json", '{"model": '), "tokenizer.json cannot be read: "),
+    "tokenizer is a pointer": (_file("tokenizer.json", LFS_POINTER), "tokenizer.json is a git-lfs pointer"),
+    "template is a pointer": (_file("chat_template.jinja", LFS_POINTER), ".jinja is a git-lfs pointer"),
+    "template's block": (
+        _file("chat_template.jinja", "a\n{% if x %}"),
+        "does not compile: line 2: Unexpected end of template",
+    ),
+    "template in tokenizer_config.json": (_template_in_config, "name another with --chat-template"),
+    "generation_config is no JSON": (
+        _file("generation_config.json", "[]"),
+        "generation_config.json cannot be read",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG_FILES)
+def test_a_wrong_file(mistake: str, model: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    change, says = WRONG_FILES[mistake]
+    change(model)
+    refuses(capfd, [f"--model={model}"], NO_MODEL, says)
+
+
+@pytest.mark.parametrize(
+    ("template", "says"),
+    [
+        ("{% for m in messages %}\n{{ m.content }", "line 2: unexpected '}'"),
+        ("{{ messages | no_such_filter }}", "line 1: No filter named 'no_such_filter'"),
+        ("{% frobnicate %}", "Encountered unknown tag 'frobnicate'"),
+    ],
+)
+def test_a_template_that_does_not_compile(
+    template: str, says: str, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = model.parent / "own.jinja"
+    path.write_text(template)
+    refuses(capfd, [f"--model={model}", f"--chat-template={path}"], BAD_SETTINGS, says)
+
+
+def test_a_gpu_that_is_not_there(
+    model: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [f"--model={model}", "--device=cuda"]
+    monkeypatch.setattr(device, "DRIVER_FILES", ("/dev/no-such-driver",))
+    refuses(capfd, arguments, BAD_SETTINGS, "device: cuda was asked for, but this machine has no driver")
+    monkeypatch.setattr(device, "DRIVER_FILES", ("/dev/null",))
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0+cpu")
+    refuses(capfd, arguments, BAD_SETTINGS, "(2.13.0+cpu) is a CPU build")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    refuses(capfd, arguments, BAD_SETTINGS, "CUDA_VISIBLE_DEVICES names no GPU")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.13.0")
+    assert launcher.main(arguments) == STARTED
+
+
+TEMPLATE = """{% for m in messages %}{% if loop.index > 3 %}{% break %}{% endif %}
+{% generation %}{{ m | tojson(indent=2) }}{% endgeneration %}{{ raise_exception("x") }}{% endfor %}"""
+
+
+def _broken_and_unused(model: Path) -> None:
+    (model / "chat_template.jinja").unlink()
+    templates = [{"name": "default", "template": TEMPLATE}, {"name": "tool_use", "template": "{{"}]
+    (model / "tokenizer_config.json").write_text(json.dumps({"chat_template": templates}))
+
+
+@pytest.mark.parametrize(
+    ("change", "arguments"),
+    [
+        (_file("chat_template.jinja", TEMPLATE), []),
+        (lambda model: (model / "chat_template.jinja").unlink(), []),
+        (_broken_and_unused, []),
+        (_file("chat_template.jinja", "{{"), ["--task=embed"]),
+        (_file("chat_template.jinja", "{{"), ["--chat-template=own.jinja"]),
+        (lambda model: (model / "tokenizer.json").unlink(), ["--skip-tokenizer-init"]),
+        (lambda model: (model / WEIGHTS).unlink(), ["--load-format=dummy"]),
+        (_file("consolidated.safetensors", b""), []),
+    ],
+)
+def test_what_is_no_mistake(
+    change: Change, arguments: list[str], model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(model.parent)
+    Path("own.jinja").write_text(TEMPLATE)
+    change(model)
+    assert launcher.main(["--device=cpu", f"--model={model}", *arguments]) == STARTED
