@@ -98,8 +98,8 @@ def _by_transformers(
     from model_worker.transformers_backend.verify import reference_logits, verify
 
     logger.warning(
-        "%s is computed by the transformers library's own modules, which is slower than a spec: "
-        "docs/models.md",
+        "%s runs as the transformers library's own modules, which are slower than a model that we have "
+        "ourselves (docs/models.md)",
         checkpoint.architecture,
     )
     hf = load_transformers_model(
@@ -116,7 +116,7 @@ def _by_transformers(
     backend = _backend_of(model, config, dtype, device)
     error = verify(model, backend, reference, dtype)
     logger.info(
-        "over the paged KV cache its logits are its own attention's, within %.2g of their norm", error
+        "checked: with our attention its logits equal the library's own, within %.2g of their norm", error
     )
     if config.max_attention_window:
         model.limit_attention(config.max_attention_window)
@@ -137,5 +137,8 @@ def _backend_of(
     if isinstance(backend, CpuNativeAttention):
         model.use_native(backend.kernels)
         if dtype is torch.bfloat16 and not backend.kernels.packs_linear:
-            logger.info("linear layers stay with torch operations: without AVX512-BF16 they have no kernel")
+            logger.info(
+                "this CPU has no AVX512-BF16, so linear layers in bfloat16 are slow; --dtype float32 is "
+                "often faster, with twice the memory"
+            )
     return backend

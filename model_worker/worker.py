@@ -18,6 +18,7 @@ import msgspec
 import torch
 
 from model_worker.device.base import Device, Ticket
+from model_worker.device.cpu import memory_bytes
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.device.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
 from model_worker.distributed.group import SOLO, RankGroup
@@ -29,6 +30,7 @@ from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.served_model import load_served_model
 from runtime.base.errors import ConfigError, ExecutorError
 from runtime.checkpoint.pooling import read_pooling
+from runtime.checkpoint.weight_files import weight_files
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
 from runtime.wire.plan import BatchPlan, SampleMasks, SpanName, StepResult, StepSpan, WorkerReady
@@ -36,7 +38,7 @@ from runtime.wire.transport import Frame
 
 logger = logging.getLogger(__name__)
 
-LINE_INTERVAL_S = 1.0
+LINE_INTERVAL_S = 5.0
 
 T = TypeVar("T")
 
@@ -163,7 +165,7 @@ class ModelWorker:
 
 
 class LoadProgress:
-    """Says once a second how much of the weights is there, and lets the process show that it lives."""
+    """Says every few seconds how much of the weights is there, and lets the process show that it lives."""
 
     def __init__(self, on_progress: Callable[[], None]) -> None:
         self._on_progress = on_progress
@@ -198,6 +200,8 @@ def _load_runner(
     config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup
 ) -> ModelRunner:
     kv_dtype = _kv_dtype(config)
+    if group.rank == 0:
+        _say_weights(config)
     with when_out_of_memory(
         "loading the weights",
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
@@ -234,21 +238,59 @@ def _load_runner(
         bytes_per_token=layout.bytes_per_token(kv_dtype),
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
-        device=device.name,
+        host_bytes=memory_bytes() if device.name == "cpu" else None,
         num_sharing=group.size if device.name == "cpu" else 1,
     )
     # A plan names pages that every rank has.
     num_pages = group.smallest(num_pages)
     kv_pool = make_pool(num_pages)
+    _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
+    return make_runner(kv_pool, sizes)
+
+
+def _say_weights(config: RuntimeConfig) -> None:
+    """What is about to be read, and from where. Raises ModelError when that is not there."""
+    if config.load_format == "dummy":
+        logger.info("making random weights, because of --load-format dummy")
+        return
+    files = weight_files(Path(config.model))
+    num_bytes = sum(path.stat().st_size for path in files)
+    num_files = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    logger.info("loading weights: %s in %s from %s", _in_words(num_bytes), num_files, config.model)
+
+
+def _in_words(num_bytes: int) -> str:
+    return f"{num_bytes / (1 << 30):.1f} GiB" if num_bytes >= 1 << 30 else f"{num_bytes / (1 << 20):.1f} MiB"
+
+
+def _say_size(
+    config: RuntimeConfig, num_pages: int, num_bytes: int, dtype: torch.dtype, device: Device
+) -> None:
+    """How large the KV cache is, what changes that, and what it is too small for."""
+    num_tokens = num_pages * config.page_size
+    share = f" of this machine's {_in_words(memory_bytes())}" if device.name == "cpu" else ""
+    knob = "--max-total-tokens"
+    if device.name != "cpu":
+        knob = "--mem-fraction-static or --max-total-tokens"
     logger.info(
-        "KV cache: %d pages of %d tokens, %.2f GiB, %s on %s",
+        "KV cache: %d tokens in %d pages of %d, %s%s, %s on %s; %s changes it",
+        num_tokens,
         num_pages,
         config.page_size,
-        (num_pages + 1) * kv_pool.bytes_per_page() / (1 << 30),
-        str(kv_dtype).removeprefix("torch."),
+        _in_words(num_bytes),
+        share,
+        str(dtype).removeprefix("torch."),
         device.name,
+        knob,
     )
-    return make_runner(kv_pool, sizes)
+    if num_tokens < config.context_length:
+        logger.warning(
+            "the longest sequence is %d tokens, not %d, because no more fit into the KV cache: raise %s, or "
+            "lower --context-length",
+            num_tokens,
+            config.context_length,
+            knob,
+        )
 
 
 def _kv_dtype(config: RuntimeConfig) -> torch.dtype:

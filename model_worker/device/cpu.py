@@ -165,18 +165,34 @@ class CpuDevice:
         self.forward_stream.close()
 
 
+def memory_bytes() -> int:
+    """Memory of this machine, no more than the control group may have."""
+    return min(_meminfo("MemTotal"), _cgroup_limit())
+
+
 def _memory_available() -> int:
+    return _meminfo("MemAvailable")
+
+
+def _meminfo(name: str) -> int:
     for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
+        if line.startswith(f"{name}:"):
             return int(line.split()[1]) * 1024
-    raise OSError("/proc/meminfo has no MemAvailable")
+    raise OSError(f"/proc/meminfo has no {name}")
+
+
+def _cgroup_limit() -> int:
+    """The memory limit of a version 2 control group; very large when there is none."""
+    try:
+        limit = (CGROUP / "memory.max").read_text().strip()
+    except (FileNotFoundError, PermissionError):
+        return NO_LIMIT
+    return NO_LIMIT if limit == "max" else int(limit)
 
 
 def _cgroup_available() -> int:
-    """What is left of the memory limit of a version 2 control group; very large when there is none."""
-    try:
-        limit = (CGROUP / "memory.max").read_text().strip()
-        used = int((CGROUP / "memory.current").read_text())
-    except (FileNotFoundError, PermissionError):
+    """What is left of that limit."""
+    limit = _cgroup_limit()
+    if limit == NO_LIMIT:
         return NO_LIMIT
-    return NO_LIMIT if limit == "max" else max(0, int(limit) - used)
+    return max(0, limit - int((CGROUP / "memory.current").read_text()))

@@ -163,7 +163,7 @@ class SparseMLP(nn.Module):
                 renormalizes=self._renormalize,
             )
         except NotRecordable as error:
-            logger.info("the experts are not one kernel, because they use %s", error)
+            logger.debug("the experts are not one kernel, because they use %s", error)
 
     @property
     def is_native(self) -> bool:

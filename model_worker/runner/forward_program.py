@@ -157,13 +157,15 @@ def record_forward(
     try:
         program = ForwardProgram(forward, head, backend, table, future, sampling)
     except NotRecordable as error:
-        logger.info("the forward is not recorded, because it uses %s", error)
+        logger.debug("the forward is not recorded, because it uses %s", error)
         return None
     plan, batch = example
     backend.prepare(batch)
     expected = head(forward(batch))
     logits = program.run(plan).logits
     if not torch.equal(logits.view(torch.uint8), expected.view(torch.uint8)):
-        logger.warning("the forward is not recorded: the recording computes something else")
+        logger.warning(
+            "steps run operation by operation, which is slower: a recording of them computes something else"
+        )
         return None
     return program

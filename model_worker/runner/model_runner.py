@@ -42,6 +42,8 @@ from runtime.wire.plan import BatchPlan
 NO_MASKS: Mapping[int, bytes] = MappingProxyType({})
 # The host's memory belongs to other programs too. Arbitrary.
 MAX_CPU_KV_BYTES = 8 << 30
+CPU_KV_SHARE = 8
+"""One part in so many of the host's memory is the KV cache's, at most, where nobody says more."""
 
 
 class ModelRunner:
@@ -266,22 +268,23 @@ def size_kv_pool(
     bytes_per_token: int,
     page_size: int,
     max_total_tokens: int,
-    device: str,
+    host_bytes: int | None = None,
     num_sharing: int = 1,
 ) -> int:
     """Pages of the KV pool, the dummy page not counted: of what `fraction` of the free memory and
     `max_total_tokens` allow, the smaller. num_sharing: pools that divide that memory.
 
-    max_total_tokens 0 sets no cap, but on a CPU then MAX_CPU_KV_BYTES is one.
+    max_total_tokens is rounded up to pages, so that a sequence of so many tokens fits. 0 sets no cap, but on
+    a CPU, which has `host_bytes` of memory, MAX_CPU_KV_BYTES and the share of CPU_KV_SHARE are then caps.
     Raises: ConfigError when not even a prompt of one token and its answer fit.
     """
     budget = int(free_bytes * fraction)
-    if device == "cpu" and not max_total_tokens:
-        budget = min(budget, MAX_CPU_KV_BYTES)
+    if host_bytes is not None and not max_total_tokens:
+        budget = min(budget, MAX_CPU_KV_BYTES, host_bytes // CPU_KV_SHARE)
     budget //= num_sharing
     num_pages = budget // (bytes_per_token * page_size) - 1
     if max_total_tokens:
-        num_pages = min(num_pages, max_total_tokens // page_size)
+        num_pages = min(num_pages, -(-max_total_tokens // page_size))
     if num_pages * page_size < 2:
         raise ConfigError(
             f"no room for a KV cache: mem_fraction_static {fraction:g} of {free_bytes >> 20} MiB free, "

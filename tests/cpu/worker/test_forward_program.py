@@ -172,7 +172,7 @@ def test_a_model_with_torch_operations_is_not_recorded_and_says_which(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runner = _runner(_torch_gate)
-    with caplog.at_level(logging.INFO):
+    with caplog.at_level(logging.DEBUG, "model_worker.runner.forward_program"):
         runner.warm_up()
     assert runner._program is None
     assert any("not recorded, because it uses aten.silu" in record.getMessage() for record in caplog.records)

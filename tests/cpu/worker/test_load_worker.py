@@ -63,7 +63,8 @@ def test_loading_says_how_many_tensors_are_there_and_beats_after_each(
     monkeypatch.setattr(worker, "LINE_INTERVAL_S", 0.0)
     with caplog.at_level(logging.INFO):
         assert load(checkpoint) == NUM_TENSORS + 1
-    said = lines(caplog, "loading weights")
+    first, *said = lines(caplog, "loading weights")
+    assert first == f"loading weights: 0.2 MiB in 1 file from {checkpoint}"
     assert said == [
         f"loading weights: {n} of {NUM_TENSORS} tensors ({100 * n // NUM_TENSORS} %)"
         for n in range(1, NUM_TENSORS + 1)
@@ -74,7 +75,7 @@ def test_loading_says_so_once_an_interval_at_most(
     checkpoint: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ticks = iter(range(1000))
-    monkeypatch.setattr(time, "monotonic", lambda: 0.125 * next(ticks))
+    monkeypatch.setattr(time, "monotonic", lambda: 0.625 * next(ticks))
     with caplog.at_level(logging.INFO):
         progress = worker.LoadProgress(lambda: None)
         for n in range(1, 25):

@@ -228,9 +228,12 @@ def test_warm_up_leaves_no_trace(
     [
         ({}, 499),
         ({"max_total_tokens": 1600}, 100),
+        ({"max_total_tokens": 1000}, 63),
+        ({"host_bytes": 16_000_000}, 124),
+        ({"host_bytes": 16_000_000, "max_total_tokens": 1 << 29}, 499),
         ({"max_total_tokens": 1 << 29}, 499),
-        ({"free_bytes": 1 << 40}, MAX_CPU_KV_BYTES // (16 * 1000) - 1),
-        ({"free_bytes": 1 << 40, "device": "cuda"}, (1 << 39) // (16 * 1000) - 1),
+        ({"free_bytes": 1 << 40, "host_bytes": 1 << 40}, MAX_CPU_KV_BYTES // (16 * 1000) - 1),
+        ({"free_bytes": 1 << 40}, (1 << 39) // (16 * 1000) - 1),
     ],
 )
 def test_pool_takes_the_smaller_of_memory_and_the_token_cap(asked: dict[str, object], expected: int) -> None:
@@ -240,7 +243,6 @@ def test_pool_takes_the_smaller_of_memory_and_the_token_cap(asked: dict[str, obj
         "bytes_per_token": 1000,
         "page_size": 16,
         "max_total_tokens": 0,
-        "device": "cpu",
     }
     assert size_kv_pool(**{**settings, **asked}) == expected  # type: ignore[arg-type]
 
@@ -253,5 +255,4 @@ def test_a_pool_without_room_for_two_tokens_is_refused() -> None:
             bytes_per_token=1000,
             page_size=16,
             max_total_tokens=0,
-            device="cpu",
         )
