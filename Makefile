@@ -1,23 +1,38 @@
 # Everything runs in .venv, which each target makes or brings up to date first; a second run starts at once.
+# Serving needs torch, transformers and small libraries; what tests, checks and benchmarks need beyond them is
+# installed by the first target that does.
 TORCH ?= torch==2.13.0
 PIP_ARGS ?=
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Bytecode is made by the first import, of what is imported.
+PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup serve test test-servers test-kernels test-unit test-all soak check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-servers test-kernels test-unit test-all soak check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
+# Who has the test tools has all that serving needs.
+setup-serving: $(if $(wildcard $(VENV)/.ready),$(VENV)/.ready,$(VENV)/.serving)
 
 # torch first and by itself: which build it is, is the caller's choice, and the range in pyproject is then satisfied.
-$(VENV)/.ready: pyproject.toml
+define install
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) "$(TORCH)"
-	$(BIN)/pip install --quiet --disable-pip-version-check $(PIP_ARGS) --editable ".[test]"
+	@echo "Installing into $(VENV), once: $(2)"
+	$(PIP) "$(TORCH)"
+	$(PIP) --editable "$(1)"
 	@touch $@
+endef
 
-serve: setup
+FOR_SERVING := $(TORCH) (0.2 GB as a CPU build, 3 GB with CUDA's libraries), transformers and small libraries (0.1 GB)
+$(VENV)/.serving: pyproject.toml
+	$(call install,.,$(FOR_SERVING))
+
+$(VENV)/.ready: pyproject.toml
+	$(call install,.[test],$(FOR_SERVING); the tools of tests and checks (0.3 GB))
+
+serve: setup-serving
 	$(BIN)/python launch.py $(ARGS)
 
 # Tests of kernels and models compute in one thread, and tests of servers mostly wait: on two cores they go side by side.

@@ -1,0 +1,52 @@
+"""What make installs: for serving no tools of tests, for tests and checks both, and neither a second time."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.harness.sources import ROOT
+
+
+def commands(target: str, venv: Path) -> list[str]:
+    """What make would run for the target."""
+    # A make that runs this test has settings of its own for others below it.
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["make", "--dry-run", target, f"VENV={venv}"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def installed(target: str, venv: Path) -> list[str]:
+    return [line.split()[-1].strip('"') for line in commands(target, venv) if "pip install" in line]
+
+
+@pytest.mark.parametrize(
+    ("target", "wanted"),
+    [("serve", "."), ("check", ".[test]"), ("test-unit", ".[test]"), ("bench", ".[test]")],
+)
+def test_a_target_installs_what_it_needs(target: str, wanted: str, tmp_path: Path) -> None:
+    torch, package = installed(target, tmp_path)
+    assert torch.startswith("torch==")
+    assert package == wanted
+    lines = commands(target, tmp_path)
+    assert any(line.startswith('echo "Installing into') and "GB" in line for line in lines)
+    assert not any("--quiet" in line for line in lines)
+
+
+def test_nothing_is_installed_a_second_time(tmp_path: Path) -> None:
+    (tmp_path / ".serving").touch()
+    assert not installed("serve", tmp_path)
+    assert installed("check", tmp_path)[-1] == ".[test]"
+    (tmp_path / ".serving").unlink()
+    (tmp_path / ".ready").touch()
+    assert not installed("serve", tmp_path)
+    assert not installed("check", tmp_path)
