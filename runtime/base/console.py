@@ -38,6 +38,11 @@ def write_line(text: str) -> None:
         return  # its reader is gone, or its disk is full
 
 
+def write_error(text: str) -> None:
+    """Write why a launch ends, on one line whatever a library has put into it."""
+    write_line(f"error: {' '.join(line.strip() for line in text.splitlines() if line.strip())}")
+
+
 class ConsoleHandler(logging.Handler):
     """Log records as lines on standard error."""
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from runtime.base.console import configure_logging, hold_standard_streams, write_line
+from runtime.base.console import configure_logging, hold_standard_streams, write_error
 from runtime.base.cpu_isa import hold_back_libraries
 from runtime.base.environment import find_users_modules
 from runtime.base.errors import EXIT_OK, StartError
@@ -71,7 +71,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return EXIT_OK
     except StartError as error:
-        write_line(f"error: {error}")
+        write_error(str(error))
         return error.exit_code
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from runtime.base.console import write_line
+from runtime.base.console import write_error, write_line
 from runtime.base.errors import EXIT_DRAIN_CUT, EXIT_INTERNAL, EXIT_OK, ConfigError, StartError
 from runtime.launcher.children import ENGINE, Child, Children, Place, describe_exit, places
 from runtime.launcher.death_causes import DeathCauses
@@ -101,10 +101,10 @@ class Supervisor:
         finally:
             self._stop()
         if self._failure is not None:
-            write_line(f"error: {self._failure.role}: {self._failure.message}")
+            write_error(f"{self._failure.role}: {self._failure.message}")
             return self._failure.exit_code
         if self._drain is not None and self._drain.was_cut:
-            write_line("error: stopped before all requests had finished")
+            write_error("stopped before all requests had finished")
             return EXIT_DRAIN_CUT
         return EXIT_OK
 

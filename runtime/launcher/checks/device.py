@@ -8,8 +8,10 @@ import os
 from runtime.base.environment import visible_gpus
 from runtime.base.errors import ConfigError
 
-DRIVER_FILES = ("/dev/nvidiactl", "/dev/dxg")
+DRIVER_FILES: tuple[str, ...] = ("/dev/nvidiactl", "/dev/dxg")
 """Of NVIDIA's driver, in Linux and in Windows' Linux."""
+CPU_BUILD = "+cpu"
+"""The end of the version of a torch that computes on CPUs alone."""
 
 
 def check_device(device: str) -> None:
@@ -24,7 +26,7 @@ def check_device(device: str) -> None:
     if visible_gpus() == []:
         raise ConfigError("device: cuda was asked for, but CUDA_VISIBLE_DEVICES names no GPU; unset it")
     version = importlib.metadata.version("torch")
-    if version.endswith("+cpu"):
+    if version.endswith(CPU_BUILD):
         raise ConfigError(
             f"device: cuda was asked for, but the torch that is installed ({version}) is a CPU build; "
             "install another, or try --device cpu"

@@ -34,6 +34,7 @@ def load(
     checkpoint: Path,
     dtype: DType = "float32",
     backend: str = "torch_native",
+    max_total_tokens: int = 256,
     *,
     disable_cuda_graph: bool = False,
 ) -> int:
@@ -45,7 +46,7 @@ def load(
         attention_backend=backend,
         context_length=64,
         max_running_requests=2,
-        max_total_tokens=256,
+        max_total_tokens=max_total_tokens,
         disable_cuda_graph=disable_cuda_graph,
     )
     beats = []
@@ -69,6 +70,17 @@ def test_loading_says_how_many_tensors_are_there_and_beats_after_each(
         f"loading weights: {n} of {NUM_TENSORS} tensors ({100 * n // NUM_TENSORS} %)"
         for n in range(1, NUM_TENSORS + 1)
     ]
+
+
+@pytest.mark.parametrize(("max_total_tokens", "said"), [(50, 0), (40, 1)])
+def test_a_cache_with_no_room_for_the_longest_sequence_says_so(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture, max_total_tokens: int, said: int
+) -> None:
+    """40 tokens are 3 pages of 16; 50 are 4, which is the context length."""
+    with caplog.at_level(logging.INFO):
+        load(checkpoint, max_total_tokens=max_total_tokens)
+    assert len(lines(caplog, "the longest sequence is 48 tokens, not 64")) == said
+    assert len(lines(caplog, "--max-total-tokens changes it")) == 1
 
 
 def test_loading_says_so_once_an_interval_at_most(

@@ -39,6 +39,11 @@ def test_records_come_out_as_lines_however_long(pipe: tuple[int, int]) -> None:
     assert os.read(pipe[0], 1 << 20) == f"one\n{long}\n\\ud800\n".encode()
 
 
+def test_an_error_is_one_line_whatever_a_library_says(pipe: tuple[int, int]) -> None:
+    console.write_error("it has no such model\n\n    You can  update it.\n")
+    assert os.read(pipe[0], 1 << 20) == b"error: it has no such model You can  update it.\n"
+
+
 def test_a_pipe_that_nobody_reads_costs_lines_and_not_the_process(pipe: tuple[int, int]) -> None:
     handler = console.ConsoleHandler()
     for number in range(10_000):
