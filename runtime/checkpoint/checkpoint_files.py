@@ -5,6 +5,7 @@ it. Knows no format.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from runtime.base.errors import ModelError
@@ -46,8 +47,12 @@ def refuse_unless_directory(path: Path) -> None:
         kind = WEIGHTS_OF_OTHERS.get(path.suffix)
         not_read = f"; {kind} are not read, a directory with safetensors is" if kind else ""
         raise ModelError(f"Model {path} is a file: pass the directory of the checkpoint{not_read}.")
-    if not os.access(path, os.R_OK | os.X_OK):
-        raise ModelError(f"Model directory {path} cannot be opened: this user has no permission to read it.")
+    try:
+        os.listdir(path)
+        with suppress(FileNotFoundError):
+            (path / "config.json").stat()
+    except OSError as error:
+        raise ModelError(f"Model directory {path} cannot be opened: {error.strerror}.") from None
 
 
 def no_config(path: Path) -> ModelError:

@@ -9,7 +9,9 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import os
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tests.harness.models.checkpoint_files import LFS_POINTER, safetensors_file,
 
 STARTED = -1
 NO_MODEL, BAD_SETTINGS = 72, 64
+NOBODY = 65534
 Change = Callable[[Path], object]
 
 
@@ -119,29 +122,38 @@ def test_a_wrong_path(
     refuses(capfd, [f"--model={name}"], NO_MODEL, says)
 
 
-@pytest.fixture
-def as_nobody(model: Path) -> Iterator[None]:
-    """This process without the right to look into the model's directory."""
-    model.chmod(0)
-    is_root = os.geteuid() == 0
-    if is_root:
-        os.seteuid(65534)
-    yield
-    if is_root:
-        os.seteuid(0)
-    model.chmod(0o700)
+@contextmanager
+def as_nobody(mode: int) -> Iterator[Path]:
+    """A checkpoint whose directory has this mode, while this process is a user like any other."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)  # nobody may look into the folders of a test that root runs
+        model = save_checkpoint(Path(folder) / "model")
+        model.chmod(mode)
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.chown(model, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield model
+        finally:
+            if is_root:
+                os.seteuid(0)
+            model.chmod(0o700)
 
 
-@pytest.mark.usefixtures("as_nobody")
-def test_a_path_without_permission(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    refuses(capfd, [f"--model={model}"], NO_MODEL, f"Model directory {model} cannot be opened: ")
+@pytest.mark.parametrize("mode", [0o000, 0o400, 0o100], ids=oct)
+def test_a_path_without_permission(mode: int, capfd: pytest.CaptureFixture[str]) -> None:
+    with as_nobody(mode) as model:
+        says = f"Model directory {model} cannot be opened: Permission denied"
+        refuses(capfd, [f"--model={model}"], NO_MODEL, says)
+        inside = [f"--model={model}/inside"]
+        refuses(capfd, inside, NO_MODEL, "cannot be opened" if mode != 0o100 else "does not exist")
 
 
-@pytest.mark.usefixtures("as_nobody")
-def test_a_template_without_permission(model: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    refuses(
-        capfd, [f"--chat-template={model}/chat_template.jinja"], BAD_SETTINGS, "chat_template: there is no"
-    )
+def test_a_template_without_permission(capfd: pytest.CaptureFixture[str]) -> None:
+    with as_nobody(0o000) as locked:
+        arguments = [f"--chat-template={locked}/chat_template.jinja", "--device=cpu"]
+        refuses(capfd, arguments, BAD_SETTINGS, "chat_template: there is no file")
 
 
 def _config(**changes: Any) -> Change:
