@@ -175,7 +175,9 @@ def cost_of(request: GenerateRequest) -> int:
     if request.input_ids is not None:
         num_chars += len(request.input_ids) // TOKEN_BYTES
     if request.messages is not None:
-        num_chars += sum(len(message.content) + CHARS_PER_MESSAGE for message in request.messages)
+        num_chars += sum(
+            len(message.content) + len(message.further) + CHARS_PER_MESSAGE for message in request.messages
+        )
     if request.resume is not None:
         num_chars += len(request.resume.output_ids) // TOKEN_BYTES
     return num_chars

@@ -23,7 +23,6 @@ from runtime.wire.format import IntArray
 from runtime.wire.handle import attempt_of, client_of, describe
 from runtime.wire.messages import (
     AbortRequest,
-    ChatMessage,
     ControlReply,
     ControlRequest,
     ErrorInfo,
@@ -45,7 +44,7 @@ from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.sent_count import OnWay, SentCount
 from tokenizer_proc.sequences import Job, SequenceMaker, sequence_handles
-from tokenizer_proc.validation import Admission, PromptField, Validator, may_ask
+from tokenizer_proc.validation import Admission, PromptField, Validator, may_ask, template_message
 
 logger = logging.getLogger(__name__)
 
@@ -250,7 +249,7 @@ class TokenizerLoop:
         """
         self._validator.check_messages(job.request)
         assert job.request.messages is not None
-        num_chars = sum(len(message.content) for message in job.request.messages)
+        num_chars = sum(len(message.content) + len(message.further) for message in job.request.messages)
         is_long = num_chars > MAX_BATCH_CHARS
         if self._tokenizer.is_template_open and not is_long:
             self._turn_chars += CHARS_PER_MESSAGE * len(job.request.messages)
@@ -297,7 +296,7 @@ class TokenizerLoop:
         request = job.request
         assert request.messages is not None
         text = self._tokenizer.apply_chat_template(
-            [_as_dict(message) for message in request.messages],
+            [template_message(message) for message in request.messages],
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=self._validator.template_kwargs(request),
@@ -385,10 +384,3 @@ class TokenizerLoop:
         self._on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
             self._scheduler.send(sequence)
-
-
-def _as_dict(message: ChatMessage) -> dict[str, str]:
-    fields = {"role": message.role, "content": message.content}
-    if message.name:
-        fields["name"] = message.name
-    return fields

@@ -15,7 +15,14 @@ from runtime.base.errors import InvalidRequest, Overloaded, RateLimited
 from runtime.ring.tenants import OWNER, Tenant
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
-from runtime.wire.messages import ControlRequest, GenerateRequest, Resume, Task
+from runtime.wire.messages import (
+    FURTHER_FIELDS,
+    ChatMessage,
+    ControlRequest,
+    GenerateRequest,
+    Resume,
+    Task,
+)
 from runtime.wire.status_page import Status
 from runtime.wire.transport import DECODE_ERRORS
 from tokenizer_proc.sequences import sequence_handles
@@ -25,7 +32,7 @@ RETRY_AFTER_S = 1.0
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations that may be asked of a ring without changing anything."""
 
-_decode_variables = msgspec.msgpack.Decoder(dict[str, Any]).decode
+_decode_map = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +87,7 @@ class Validator:
         if not request.template_kwargs:
             return {}
         try:
-            return _decode_variables(request.template_kwargs)
+            return _decode_map(request.template_kwargs)
         except DECODE_ERRORS as error:
             raise InvalidRequest(
                 f"chat_template_kwargs: not a map from names to values: {error}", param="chat_template_kwargs"
@@ -256,3 +263,19 @@ class Admission:
                 retry_after_s=RETRY_AFTER_S,
             )
         raise Overloaded(f"the queue is full; {may}", retry_after_s=RETRY_AFTER_S)
+
+
+def template_message(message: ChatMessage) -> dict[str, Any]:
+    """Return the message as the chat template takes it. Raises InvalidRequest."""
+    fields: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.name:
+        fields["name"] = message.name
+    if message.further:
+        try:
+            further = _decode_map(message.further)
+        except DECODE_ERRORS as error:
+            raise InvalidRequest(f"messages: no map of further fields: {error}", param="messages") from error
+        if unknown := sorted(further.keys() - FURTHER_FIELDS):
+            raise InvalidRequest(f"messages: unknown key {unknown[0]!r:.100}", param="messages")
+        fields |= further
+    return fields

@@ -11,12 +11,14 @@ import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import msgspec
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from runtime.base.errors import InvalidRequest
 from runtime.text.special_text import Shield, Shielded
+from runtime.wire.transport import DECODE_ERRORS
 
 _ERRORS = (
     TemplateError,
@@ -49,7 +51,7 @@ class ChatTemplate:
 
     def render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool,
         continue_final_message: bool,
@@ -69,6 +71,7 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         self._check_names(template_kwargs)
+        messages = [_with_arguments(message) for message in messages]
         shielded = None if self._shield is None else self._apply(self._shield, messages, template_kwargs)
         if shielded:
             messages, template_kwargs = shielded.messages, shielded.variables
@@ -92,7 +95,7 @@ class ChatTemplate:
 
     @staticmethod
     def _apply(
-        shield: Shield, messages: Sequence[Mapping[str, str]], template_kwargs: Mapping[str, object]
+        shield: Shield, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, object]
     ) -> Shielded | None:
         try:
             return shield.apply(messages, template_kwargs)
@@ -110,7 +113,7 @@ class ChatTemplate:
 
     def _render(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         options: Mapping[str, Any],
     ) -> str:
@@ -125,7 +128,7 @@ class ChatTemplate:
 
     def _param_at_fault(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         add_generation_prompt: bool,
         options: Mapping[str, Any],
     ) -> str:
@@ -144,3 +147,24 @@ class ChatTemplate:
                 continue
             return param
         return "messages"
+
+
+def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a message whose calls of tools have their arguments as objects, as templates expect them.
+    OpenAI's clients send the JSON of one; what a model has written and is none stays the text that it is.
+    """
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    return {**message, "tool_calls": [_with_arguments_of(call) for call in calls]}
+
+
+def _with_arguments_of(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str):
+        return call
+    try:
+        given = msgspec.json.decode(arguments, type=dict[str, Any]) if arguments.strip() else {}
+    except DECODE_ERRORS:
+        return call
+    return {**call, "function": {**function, "arguments": given}}

@@ -7,7 +7,7 @@ field. Imports none of the tokenizer libraries.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from runtime.base.errors import InvalidRequest
 
@@ -41,7 +41,7 @@ class NoTokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

@@ -39,7 +39,7 @@ class ShieldedText(str):
 class Shielded:
     """The input of a chat template, in place of what callers gave."""
 
-    messages: Sequence[Mapping[str, str]]
+    messages: Sequence[Mapping[str, object]]
     variables: Mapping[str, object]
     has_others: bool
     """There are special tokens that only the tokenizer's normalizer makes of other characters."""
@@ -136,20 +136,20 @@ class Shield:
             self._normalized = SpecialText(normalize(each).strip(SPACES) for each in normalized)
 
     def apply(
-        self, messages: Sequence[Mapping[str, str]], variables: Mapping[str, object]
+        self, messages: Sequence[Mapping[str, object]], variables: Mapping[str, object]
     ) -> Shielded | None:
         """Return both with all texts in them marked; None when no text may become a special token.
 
         Raises: InvalidRequest for a value that is not JSON's.
         """
-        given = [*(text for message in messages for text in message.values()), *variables.values()]
+        given = [*(value for message in messages for value in message.values()), *variables.values()]
         texts = list(_texts(given))
         has_others = self._normalized is not None and any(map(self._is_other, texts))
         if not has_others and not any(map(self._special.is_in, texts)):
             return None
         shield = self._special.shield
         return Shielded(
-            [{name: shield(text) for name, text in message.items()} for message in messages],
+            [{name: _map_texts(value, shield) for name, value in message.items()} for message in messages],
             {name: _map_texts(value, shield) for name, value in variables.items()},
             has_others,
         )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -118,8 +118,18 @@ class Tokenizer:
         with _panics_as_errors():
             encodings = self._backend.encode_batch_fast(ordinary, add_special_tokens=add_special_tokens)
             plain = iter(self._plain_encoder.encode_batch(shielded) if shielded else ())
+            if shielded and add_special_tokens:
+                plain = map(self._with_added_ids, plain)
         ids = (np.array(encoding.ids, np.int32) for encoding in encodings)
         return [next(plain if isinstance(text, ShieldedText) else ids) for text in texts]
+
+    def _with_added_ids(self, ids: IntArray) -> IntArray:
+        """Return the ids with the special ones that the tokenizer adds around any text."""
+        alone, added = (self._backend.encode("a", add_special_tokens=adds).ids for adds in (False, True))
+        places = range(len(added) - len(alone) + 1)
+        start = next((at for at in places if added[at : at + len(alone)] == alone), len(added))
+        around = added[:start], added[start + len(alone) :]
+        return np.concatenate([np.array(around[0], np.int32), ids, np.array(around[1], np.int32)])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
@@ -147,7 +157,7 @@ class Tokenizer:
 
     def apply_chat_template(
         self,
-        messages: Sequence[Mapping[str, str]],
+        messages: Sequence[Mapping[str, Any]],
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,

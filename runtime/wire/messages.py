@@ -31,6 +31,9 @@ from runtime.wire.retention import Retention
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 16
+MAX_ROLE_CHARS = 64
+MAX_FURTHER_BYTES = 1 << 20
+FURTHER_FIELDS = frozenset({"tool_calls", "tool_call_id", "reasoning_content"})
 Task: TypeAlias = Literal["generate", "embed"]
 MAX_PROFILE_STEPS = 10_000
 """A step is about ten events of 150 bytes."""
@@ -51,9 +54,11 @@ class Resume(Record, frozen=True):
 
 
 class ChatMessage(Record, frozen=True):
-    role: Annotated[str, Meta(min_length=1, max_length=64)]
+    role: Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
     content: Text
     name: Label = ""
+    further: Annotated[bytes, Meta(max_length=MAX_FURTHER_BYTES)] = b""
+    """A msgpack map of FURTHER_FIELDS for the chat template, such as calls of tools; empty for none."""
 
 
 class GenerateRequest(Message, frozen=True):

@@ -20,14 +20,23 @@ from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
-from runtime.wire.messages import MAX_TEMPLATE_KWARGS_BYTES, ChatMessage, GenerateRequest, Task
+from runtime.wire.messages import (
+    FURTHER_FIELDS,
+    MAX_FURTHER_BYTES,
+    MAX_TEMPLATE_KWARGS_BYTES,
+    ChatMessage,
+    GenerateRequest,
+    Task,
+)
 from runtime.wire.sampling_params import SEEDS, SamplingParams
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
-Conversation: TypeAlias = Sequence[Mapping[str, str]]
+Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | TokenIds | Conversation
-"""Text, token ids, or chat messages as {"role": ..., "content": ...}."""
-Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, str]]]
+"""Text, token ids, or chat messages as {"role": ..., "content": ...}; of earlier turns also `tool_calls`,
+`tool_call_id` and `reasoning_content`, for templates that show them.
+"""
+Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, Any]]]
 """Several of one form: what a type checker can tell from one prompt."""
 
 MAX_PRIORITY = 1000
@@ -36,7 +45,7 @@ MAX_TIME_LIMIT_S = 2_000_000
 """23 days: the wire counts milliseconds in 31 bits."""
 MAX_ARRIVAL_TIME = 100_000_000_000
 """Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
-MESSAGE_KEYS = frozenset(ChatMessage.__struct_fields__)
+MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -306,7 +315,13 @@ def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatM
     if isinstance(prompt[0], Mapping):
         if len(prompt) > MAX_TURNS:
             raise InvalidRequest(f"messages: at most {MAX_TURNS}, got {len(prompt)}", param="messages")
-        return None, None, tuple(_chat_message(message) for message in prompt)
+        messages = tuple(_chat_message(message) for message in prompt)
+        if sum(len(message.further) for message in messages) > MAX_FURTHER_BYTES:
+            raise InvalidRequest(
+                f"messages: at most {MAX_FURTHER_BYTES} bytes of tool calls and reasoning together",
+                param="messages",
+            )
+        return None, None, messages
     return None, _pack_prompt_ids(prompt), None
 
 
@@ -333,7 +348,7 @@ def _chat_message(message: Any) -> ChatMessage:
         raise InvalidRequest(f"messages: unknown key {unknown[0]!r}", param="messages")
     try:
         return msgspec.convert(dict(message), _MessageFields).to_wire()
-    except msgspec.ValidationError as error:
+    except (msgspec.ValidationError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"messages: {error}", param="messages") from None
 
 
@@ -343,6 +358,12 @@ class _MessageFields(msgspec.Struct, frozen=True):
     role: str
     content: str
     name: str = ""
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
 
     def to_wire(self) -> ChatMessage:
-        return ChatMessage(self.role, self.content, self.name)
+        values = {name: getattr(self, name) for name in sorted(FURTHER_FIELDS)}
+        given = {name: value for name, value in values.items() if value is not None}
+        further = msgspec.msgpack.encode(given) if given else b""
+        return ChatMessage(self.role, self.content, self.name, further)

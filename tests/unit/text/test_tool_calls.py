@@ -1,0 +1,91 @@
+"""Histories of agents in chat templates: calls of tools in the form that templates expect."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from runtime.base.errors import InvalidRequest
+from runtime.text.tokenizer import Tokenizer
+from runtime.wire.messages import ChatMessage
+from tests.harness.models import special_tokenizers as made
+from tokenizer_proc.validation import template_message
+
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|{{ m.tool_call_id }}"
+    "{% for call in m.tool_calls or [] %}|{{ call.function.name }}"
+    "{% if call.function.arguments is mapping %}"
+    "{% for name, value in call.function.arguments.items() %} {{ name }}={{ value }}{% endfor %}"
+    "{% else %} {{ call.function.arguments }}{% endif %}{% endfor %}]{% endfor %}"
+)
+
+
+@pytest.fixture(scope="module")
+def loaded() -> Tokenizer:
+    tokenizer = made.byte_level()
+    tokenizer._chat_template._wrapper.chat_template = TEMPLATE
+    return tokenizer
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    calls = [{"function": {"name": "f", "arguments": arguments}}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ('{"city": "Ulm", "days": 2}', " city=Ulm days=2"),
+        ({"city": "Ulm"}, " city=Ulm"),
+        ("", ""),
+        ("not JSON", " not JSON"),
+        ("[1]", " [1]"),
+        ('{"a": ' * 5000, " " + '{"a": ' * 5000),
+    ],
+)
+def test_arguments_are_an_object_where_they_are_the_json_of_one(
+    loaded: Tokenizer, arguments: Any, shown: str
+) -> None:
+    text = loaded.apply_chat_template([call(arguments)], add_generation_prompt=False)
+    assert text == f"[assistant||||f{shown}]"
+
+
+def test_a_result_and_own_roles_reach_the_template(loaded: Tokenizer) -> None:
+    messages = [{"role": "my-role", "content": "x", "tool_call_id": "c1", "reasoning_content": "hm"}]
+    assert loaded.apply_chat_template(messages, add_generation_prompt=False) == "[my-role|x|hm|c1]"
+
+
+def test_special_tokens_in_arguments_are_characters(loaded: Tokenizer) -> None:
+    spelled = loaded.vocabulary[min(loaded.special_ids)]
+    text = loaded.apply_chat_template([call({"a": spelled})], add_generation_prompt=False)
+    (ids,) = loaded.encode_batch([text], add_special_tokens=False)
+    assert not loaded.special_ids.intersection(ids.tolist())
+
+
+def test_special_tokens_are_added_around_marked_text_too(loaded: Tokenizer) -> None:
+    spelled = loaded.vocabulary[min(loaded.special_ids)]
+    text = loaded.apply_chat_template([call({"a": spelled})], add_generation_prompt=False)
+    (plain,) = loaded.encode_batch([text], add_special_tokens=False)
+    (ids,) = loaded.encode_batch([text], add_special_tokens=True)
+    around = loaded.encode_batch(["a"], add_special_tokens=True)[0].tolist()
+    alone = loaded.encode_batch(["a"], add_special_tokens=False)[0].tolist()
+    start = around.index(alone[0])
+    assert ids.tolist() == [*around[:start], *plain.tolist(), *around[start + len(alone) :]]
+
+
+@pytest.mark.parametrize(
+    "further",
+    [b"junk", msgspec.msgpack.encode([1]), msgspec.msgpack.encode({"role": "system"}), b"\x81\xa1a" * 5000],
+)
+def test_a_map_that_is_none_is_refused(further: bytes) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        template_message(ChatMessage("user", "x", "", further))
+    assert refused.value.param == "messages"
+
+
+def test_further_fields_come_out_as_they_went_in() -> None:
+    fields = {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "tool_call_id": "c"}
+    message = ChatMessage("tool", "x", "n", msgspec.msgpack.encode(fields))
+    assert template_message(message) == {"role": "tool", "content": "x", "name": "n", **fields}
