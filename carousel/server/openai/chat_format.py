@@ -64,10 +64,10 @@ class ChatFormat:
 
     def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
         """As OpenAI: the role comes first and alone, and so does the reason of the end, last."""
-        self._usage.add(prompt, delta)
         data = b""
         if delta.index not in self._begun:
-            data = self._first_event(delta.index)
+            data = self._first_event(delta.index)  # with the usage before the tokens that follow it
+        self._usage.add(prompt, delta)
         if delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids):
             for part in delta_pieces(delta):
                 yield data + self._text_event(part)

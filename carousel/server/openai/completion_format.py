@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 
 from msgspec import UNSET, UnsetType
 
 from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
 from carousel.server.openai.logprobs import (
+    NumChars,
     TokenSpeller,
     completion_logprobs,
     completion_logprobs_json,
@@ -40,6 +42,8 @@ class CompletionView:
     """For each prompt."""
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    skips_special: bool = True
+    """The text leaves out special tokens of the output."""
     shows_output: bool = True
     """False: the prompt alone, of a request for no tokens."""
     shows_ids: bool = False
@@ -114,7 +118,7 @@ class CompletionFormat:
         choice = self._choice(number, delta)
         if self._view.shows_output and self._view.num_logprobs is not None:
             ids = [entry.token_id for entry in delta.logprobs]
-            choice.logprobs = self._next_columns(number, delta.logprobs, ids)
+            choice.logprobs = self._next_columns(number, delta.logprobs, ids, self._output_chars)
         return sse_event(self._body([choice], self._event_usage()))
 
     def _plain_event(self, number: int) -> TextEvent:
@@ -162,7 +166,8 @@ class CompletionFormat:
         if view.num_logprobs is not None:
             echoed = self._echo_logprobs(prompt, number, completion.prompt_logprobs)
             shown = output.logprobs if view.shows_output else []
-            columns = self._columns(number, shown, [entry.token_id for entry in shown])
+            ids = [entry.token_id for entry in shown]
+            columns = self._columns(number, shown, ids, self._output_chars)
             choice.logprobs = completion_logprobs_json(chain(echoed, columns))
         if view.prompt_texts:
             choice.text = view.prompt_texts[prompt] + choice.text
@@ -200,28 +205,48 @@ class CompletionFormat:
         ids = self._view.prompt_ids[prompt]
         # A request that was ended early has not computed them all.
         padded = [*logprobs, *[None] * (len(ids) - len(logprobs))]
-        return self._columns(number, padded, ids)
+        return self._columns(
+            number, padded, ids, partial(self._echoed_chars, self._view.prompt_texts[prompt])
+        )
 
     def _columns(
-        self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
+        self,
+        number: int,
+        logprobs: Sequence[TokenLogprob | None],
+        ids: Sequence[int],
+        num_chars: NumChars,
     ) -> Iterator[CompletionLogprobs]:
         """Logprobs of the next tokens of a choice, a piece at a time."""
         num_taken = 0
         for piece in in_pieces(logprobs, self._view.num_logprobs or 0):
             piece_ids = ids[num_taken : num_taken + len(piece)]
             num_taken += len(piece)
-            yield self._next_columns(number, piece, piece_ids)
+            yield self._next_columns(number, piece, piece_ids, num_chars)
 
     def _next_columns(
-        self, number: int, logprobs: Sequence[TokenLogprob | None], ids: Sequence[int]
+        self,
+        number: int,
+        logprobs: Sequence[TokenLogprob | None],
+        ids: Sequence[int],
+        num_chars: NumChars,
     ) -> CompletionLogprobs:
         view = self._view
         assert view.num_logprobs is not None
         assert view.speller is not None
         offset = self._offsets[number]
-        columns = completion_logprobs(logprobs, ids, view.speller.text, offset, view.num_logprobs)
-        self._offsets[number] += sum(map(len, columns.tokens))
+        columns = completion_logprobs(logprobs, ids, view.speller.text, offset, view.num_logprobs, num_chars)
+        if ids:
+            last = columns.text_offset[-1]
+            self._offsets[number] = last + num_chars(ids[-1], last)
         return columns
+
+    def _output_chars(self, token_id: int, _: int) -> int:
+        assert self._view.speller is not None
+        return self._view.speller.num_chars(token_id, skips_special=self._view.skips_special)
+
+    def _echoed_chars(self, text: str, token_id: int, offset: int) -> int:
+        assert self._view.speller is not None
+        return self._view.speller.num_chars_at(token_id, text, offset)
 
     def _shown_usage(self, usage: UsageBody) -> UsageBody:
         if self._view.shows_output:

@@ -59,6 +59,7 @@ async def create_completion(request: Request) -> Response:
         num_choices=sampling.n,
         num_logprobs=_num_logprobs(body),
         num_prompt_logprobs=body.prompt_logprobs,
+        skips_special=sampling.skip_special_tokens,
         shows_output=max_tokens > 0,
         shows_ids=_shows_ids(body, server),
         streams_usage=includes_usage(body),
@@ -85,7 +86,8 @@ async def _look_at_tokens(
     if body.echo:
         tokenizer.require("echo")
         prompts: Sequence[Any] = job.prompts
-        skips = job.sampling.skip_special_tokens
+        # Ids are echoed as they were given: special ones, too, unless they are not wanted.
+        skips = bool(body.skip_special_tokens)
         view.prompt_texts = [
             prompt
             if isinstance(prompt, str)

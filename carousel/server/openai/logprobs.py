@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeAlias, TypeVar
 
 import msgspec
 
@@ -21,6 +21,8 @@ from carousel.server.request.tokenizer import TokenText, Vocabulary
 
 T = TypeVar("T")
 
+NumChars: TypeAlias = Callable[[int, int], int]
+"""Characters of a token in the text of an answer, by its id and by the characters before it."""
 PIECE_ENTRIES = 2048
 """Log-probabilities, spelled in one turn of the event loop."""
 REPLACEMENT = "\ufffd"
@@ -44,6 +46,20 @@ class TokenSpeller:
             self._bytes[token_id] = self._find_bytes(token_id)
         return self._bytes[token_id]
 
+    def num_chars(self, token_id: int, *, skips_special: bool) -> int:
+        """Return how many characters the token is in a text, which may leave out special ones."""
+        own = self._vocabulary.token_text(token_id)
+        return 0 if own and skips_special and self._vocabulary.is_special(token_id) else len(own)
+
+    def num_chars_at(self, token_id: int, text: str, offset: int) -> int:
+        """Return how many characters the token is in a text that may have a special one at that place or not:
+        a tokenizer adds some that nobody has written.
+        """
+        own = self._vocabulary.token_text(token_id)
+        if own and not text.startswith(own, offset) and self._vocabulary.is_special(token_id):
+            return 0
+        return len(own)
+
     def _find_bytes(self, token_id: int) -> list[int] | None:
         data = self._vocabulary.token_bytes(token_id)
         if data is None:
@@ -58,14 +74,18 @@ def completion_logprobs(
     token_text: TokenText,
     text_offset: int,
     num_top: int,
+    num_chars: NumChars,
 ) -> CompletionLogprobs:
-    """`text_offset`: characters before the first of these tokens; None stands for a token without a value."""
+    """Return one column entry for each token; None stands for a token without a value.
+
+    text_offset: characters before the first of these tokens. num_chars: those of a token, in the text.
+    """
     columns = CompletionLogprobs([], [], [], [])
     for entry, token_id in zip(logprobs, token_ids, strict=True):
         token = token_text(token_id)
         columns.tokens.append(token)
         columns.text_offset.append(text_offset)
-        text_offset += len(token)
+        text_offset += num_chars(token_id, text_offset)
         if entry is None:
             columns.token_logprobs.append(None)
             columns.top_logprobs.append(None)

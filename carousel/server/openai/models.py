@@ -21,7 +21,8 @@ async def retrieve_model(request: Request) -> Response:
 
 
 def _card(server: ServerState) -> ModelCard:
-    return ModelCard(server.config.served_model_name, server.created, server.config.context_length)
+    name = server.config.served_model_name
+    return ModelCard(name, server.created, server.config.context_length, root=name)
 
 
 def _json(body: msgspec.Struct) -> Response:

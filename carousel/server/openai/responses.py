@@ -46,9 +46,9 @@ class CompletionChoice(Struct):
     matched_stop: str | int | None
     stop_reason: str | int | None
     """As matched_stop; `time_limit` where that is what ended it."""
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    token_ids: list[int] | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class CompletionResponse(Struct):
@@ -93,7 +93,7 @@ class ChatChoice(Struct):
     finish_reason: str
     matched_stop: str | int | None
     stop_reason: str | int | None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatResponse(Struct):
@@ -103,8 +103,8 @@ class ChatResponse(Struct):
     model: str
     choices: list[ChatChoice]
     usage: UsageBody
-    prompt_logprobs: PromptLogprobs | UnsetType = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_logprobs: PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 class ChatDelta(Struct, omit_defaults=True):
@@ -119,7 +119,7 @@ class ChatChunkChoice(Struct):
     finish_reason: str | None = None
     matched_stop: str | int | None = None
     stop_reason: str | int | None = None
-    token_ids: list[int] | UnsetType = UNSET
+    token_ids: list[int] | None = None
 
 
 class ChatChunk(Struct):
@@ -129,15 +129,18 @@ class ChatChunk(Struct):
     model: str
     choices: list[ChatChunkChoice]
     usage: UsageBody | UnsetType | None = UNSET
-    prompt_token_ids: list[int] | UnsetType = UNSET
+    prompt_token_ids: list[int] | None = None
 
 
 class ModelCard(Struct):
     id: str
     created: int
     max_model_len: int
+    root: str
+    """The same as the id: what it was loaded from is nobody's business."""
     object: Literal["model"] = "model"
     owned_by: str = "carousel"
+    parent: None = None
 
 
 class ModelList(Struct):

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+import msgspec
+
 from carousel.client.core.request_builder import Prompt, RequestOptions
 from carousel.server.tenancy.fair_threads import FairThreads
 from runtime.base.errors import InvalidRequest
@@ -34,6 +36,7 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._decoders = open_decoders(tokenizer)
         self._texts: dict[int, str] = {}
+        self._special: dict[int, bool] = {}
         self._max_token_chars: int | None = 0
         """0: not asked yet; it takes a walk over the vocabulary."""
 
@@ -47,6 +50,17 @@ class Vocabulary:
         if text is None:
             text = self._texts[token_id] = self._decoders.text_of((token_id,))
         return text
+
+    def is_special(self, token_id: int) -> bool:
+        """Return True for a token that `skip_special_tokens` leaves out of text."""
+        is_special = self._special.get(token_id)
+        if is_special is None:
+            try:
+                texts = {self.decode([token_id], skip_special_tokens=skips) for skips in (True, False)}
+            except InvalidRequest:  # there is no tokenizer, and no text to leave it out of
+                texts = set()
+            is_special = self._special[token_id] = len(texts) > 1
+        return is_special
 
     def token_bytes(self, token_id: int) -> bytes | None:
         """None where they depend on the tokens beside it."""
@@ -67,7 +81,7 @@ class Vocabulary:
         if isinstance(prompt, str):
             text, add_special_tokens = prompt, options.get("add_special_tokens", True)
         elif prompt and not isinstance(prompt[0], int):
-            text, add_special_tokens = self._render(prompt, options), False
+            text, add_special_tokens = self._render(prompt, options), options.get("add_special_tokens", False)
         else:
             return list(prompt)
         if max_chars is not None and len(text) > max_chars:
@@ -86,7 +100,7 @@ class Vocabulary:
             self._max_token_chars = self._tokenizer.max_token_chars()
         return None if self._max_token_chars is None else num_tokens * self._max_token_chars
 
-    def _render(self, messages: Sequence[dict[str, str]], options: RequestOptions) -> str:
+    def _render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
         continues = options.get("continue_final_message", False)
         add_generation_prompt = options.get("add_generation_prompt")
         return self._tokenizer.apply_chat_template(
@@ -176,5 +190,13 @@ class ServerTokenizer:
 def num_chars(prompt: Any) -> int:
     """Of a text or a conversation; of ids their number."""
     if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
-        return sum(len(message.get("content") or "") for message in prompt)
+        return sum(map(_message_chars, prompt))
     return len(prompt)
+
+
+def _message_chars(message: Mapping[str, Any]) -> int:
+    further = len(message.get("reasoning_content") or "")
+    for call in message.get("tool_calls") or ():
+        arguments = call["function"]["arguments"]
+        further += len(arguments) if isinstance(arguments, str) else len(msgspec.json.encode(arguments))
+    return len(message.get("content") or "") + further

@@ -118,6 +118,9 @@ class Words:
     def token_bytes(self, token_id: int) -> bytes:
         return self.token_text(token_id).encode()
 
+    def is_special(self, token_id: int) -> bool:
+        return False
+
 
 def large_delta(num_tokens: int) -> Delta:
     ids = list(range(num_tokens))

@@ -132,8 +132,8 @@ def test_best_of_keeps_the_most_likely_and_counts_them_all(front: Front) -> None
     [
         ({"n": 2, "best_of": 1}, "best_of"),
         ({"n": 1, "best_of": 2, "stream": True}, "best_of"),
-        ({"prompt": ["x"] * 3, "n": 43}, "n"),
-        ({"prompt": ["x"] * 3, "best_of": 43}, "n"),
+        ({"prompt": ["x"] * 9, "n": 114}, "n"),
+        ({"prompt": ["x"] * 9, "best_of": 114}, "n"),
     ],
 )
 def test_more_than_one_request_may_have_is_refused_by_name(
@@ -300,6 +300,24 @@ def test_generate_gives_input_logprobs_from_the_wanted_token_on(front: Front) ->
     assert later["input_top_logprobs"] == [None, *([[-1.0, token, None]] for token in ids[2:])]
 
 
+@pytest.mark.parametrize(
+    ("prompt", "skips", "text"),
+    [
+        ([0, 0, 300], None, "<|endoftext|><|endoftext|>"),
+        ([0, 0, 300], True, ""),
+        ("<|endoftext|>x", None, "<|endoftext|>"),
+    ],
+)
+def test_offsets_of_an_echo_are_places_in_its_text(front: Front, prompt: Any, skips: Any, text: str) -> None:
+    """They had counted special tokens that the text left out."""
+    (choice,) = complete(front, prompt=prompt, echo=True, logprobs=0, skip_special_tokens=skips)["choices"]
+    columns = choice["logprobs"]
+    first = len(columns["tokens"]) - 2
+    assert choice["text"].startswith(text)
+    assert columns["text_offset"][first] == len(text)
+    assert choice["text"].startswith(columns["tokens"][first], len(text))
+
+
 # -- ids, usage, ends ----------------------------------------------------------------------------------------
 
 
@@ -335,6 +353,7 @@ def test_every_event_has_the_usage_so_far_when_asked_for(front: Front) -> None:
         front, "/v1/chat/completions", messages=[{"role": "user", "content": "x"}], stream_options=options
     )
     assert chat[0]["usage"]["prompt_tokens"] > 0
+    assert [chunk["usage"]["completion_tokens"] for chunk in chat[:2]] == [0, 1]  # the role is no token
     assert all(chunk["usage"] for chunk in chat)
     assert last["choices"] == []
     assert len(ids) > 1

@@ -77,6 +77,9 @@ def test_a_completion_has_the_shape_of_openai(front: Front) -> None:
         "finish_reason": "stop",
         "matched_stop": None,
         "stop_reason": None,
+        "prompt_logprobs": None,
+        "token_ids": None,
+        "prompt_token_ids": None,
     }
 
 
