@@ -20,7 +20,7 @@ from carousel.server.tenancy.auth import ApiKeyMiddleware, guarded
 from runtime.settings.config import RuntimeConfig
 
 # A page may read them beside what every page may.
-EXPOSED_HEADERS = ("X-Request-Id", "Retry-After")
+EXPOSED_HEADERS = ("X-Request-Id", "Retry-After", "X-Carousel-Ignored")
 
 
 def make_app(server: ServerState) -> Starlette:

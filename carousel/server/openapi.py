@@ -13,10 +13,8 @@ from starlette.responses import Response
 
 from carousel.server.endpoints import ENDPOINTS, Endpoint
 from carousel.server.http.errors import ErrorBody
-from carousel.server.openai import embedding_types
-from carousel.server.openai import types as openai_types
-from carousel.server.request.unsupported import NeutralValues, neutral_schema
-from carousel.server.sglang import generate_types
+from carousel.server.openai.types import FunctionBody
+from carousel.server.request.field_table import FIELD_TABLES, described_fields
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_LABEL_CHARS
 
@@ -29,15 +27,6 @@ REQUEST_ID = {
     "description": "Comes back in the answer.",
     "schema": {"type": "string", "minLength": 1, "maxLength": MAX_LABEL_CHARS, "pattern": "^[!-~]+$"},
 }
-NEUTRAL: dict[type, NeutralValues] = {
-    openai_types.CompletionBody: openai_types.NEUTRAL,
-    openai_types.ChatBody: openai_types.NEUTRAL,
-    openai_types.MessageBody: openai_types.NEUTRAL,
-    embedding_types.EmbeddingBody: openai_types.NEUTRAL,
-    generate_types.GenerateBody: generate_types.NEUTRAL,
-    generate_types.GenerateSampling: generate_types.NEUTRAL,
-}
-"""Fields whose types say nothing, because they are accepted in a few values only."""
 
 
 def document_endpoint(config: RuntimeConfig) -> Endpoint:
@@ -54,10 +43,12 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
     """The OpenAPI document. Its components are JSON Schemas of exactly what is decoded and encoded."""
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
-    for kind, neutral in NEUTRAL.items():
-        properties = components[kind.__name__]["properties"]
-        for name in properties.keys() & neutral.keys():
-            properties[name] = neutral_schema(neutral[name])
+    components[FunctionBody.__name__]["properties"]["arguments"] = {"type": ["string", "object", "null"]}
+    for kind in FIELD_TABLES:
+        schema = components[kind.__name__]
+        schema["properties"] |= described_fields(kind)
+        # A null is never unknown.
+        schema["additionalProperties"] = {"type": "null"} if config.unknown_fields == "refuse" else True
     schema_of = {repr(kind): schema for kind, schema in zip(types, schemas, strict=True)}
     paths = {
         endpoint.path.replace(":path", ""): {

@@ -15,6 +15,7 @@ from carousel.server.http.body_pool import BodyPool
 from carousel.server.http.write_pace import WritePace
 from carousel.server.request.labels import LabelBook
 from carousel.server.request.tokenizer import ServerTokenizer
+from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
@@ -26,6 +27,7 @@ from runtime.wire.status_page import StatusPage
 # A scrape gives up after ten seconds by default; it is to get this answer before.
 CONTROL_TIMEOUT_S = 5.0
 MIN_MAX_IDS = 1 << 16
+DEFAULT_MODEL = "default"
 
 
 @dataclass(slots=True, eq=False)
@@ -38,6 +40,7 @@ class ServerState:
     tenants: TenantTable = field(default_factory=TenantTable)
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
+    ignored: IgnoredLog = field(default_factory=IgnoredLog)
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
@@ -107,8 +110,10 @@ class ServerState:
             raise _no_answer() from None
 
     def check_model(self, name: str | None) -> None:
-        """Raises RequestError (404) for a model that is not served here. None means the one there is."""
-        if name is not None and name != self.config.served_model_name:
+        """Raises RequestError (404) for a model that is not served here. None means the one there is, and so
+        does the name that SGLang's clients send where none is set.
+        """
+        if name not in (None, DEFAULT_MODEL, self.config.served_model_name):
             raise RequestError(
                 f"The model `{name:.100}` does not exist", param="model", code="model_not_found", status=404
             )

@@ -450,6 +450,14 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "over TCP; needed for any address but loopback"
         ),
     ] = ""
+    unknown_fields: Annotated[
+        Literal["warn", "refuse", "ignore"],
+        setting(
+            "what becomes of fields of a request that nothing knows: warn serves it and names them in the "
+            "header x-carousel-ignored and in the log; refuse answers 400; ignore says nothing "
+            "(docs/openai.md)"
+        ),
+    ] = "warn"
     slow_reader_timeout: Annotated[
         float, setting("seconds after which a client that does not read is cut off", gt=0.0, le=86400.0)
     ] = 120.0

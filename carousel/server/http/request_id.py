@@ -1,4 +1,7 @@
-"""RequestIdMiddleware: every request has an id, its sender's or a new one, which every answer carries."""
+"""RequestIdMiddleware: every request has an id, its sender's or a new one, which every answer carries.
+
+So do answers carry other headers that reading the request has brought up.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,9 @@ HEADER = b"x-request-id"
 
 
 class RequestIdMiddleware:
-    """The id is `request.state.request_id`; a header that can be none is refused."""
+    """The id is `request.state.request_id`; a header that can be none is refused. Further headers of the
+    answer are `request.state.answer_headers`.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -37,7 +42,8 @@ class RequestIdMiddleware:
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message["headers"], (HEADER, request_id)]}
+                further = scope["state"].get("answer_headers", ())
+                message = {**message, "headers": [*message["headers"], (HEADER, request_id), *further]}
             await send(message)
 
         await self._app(scope, receive, send_with_id)

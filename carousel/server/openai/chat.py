@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from carousel.server.openai.chat_format import ChatFormat, ChatView
 from carousel.server.openai.logprobs import TokenSpeller
-from carousel.server.openai.types import NEUTRAL, ChatBody
+from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation, Job
 from carousel.server.request.labels import request_labels
@@ -20,7 +20,6 @@ from carousel.server.request.sampling import (
     request_options,
     sampling_params,
 )
-from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
@@ -29,7 +28,6 @@ from runtime.base.errors import InvalidRequest
 async def create_chat_completion(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, ChatBody)
-    refuse_unsupported(body, NEUTRAL)
     server.check_model(body.model)
     server.check_serving()
     check_stream_options(body)
@@ -45,7 +43,7 @@ async def create_chat_completion(request: Request) -> Response:
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
     )
     job = Job(
-        [conversation(body.messages, NEUTRAL)],
+        [conversation(body.messages)],
         sampling,
         options,
         request_labels(request.state.request_id, 1),

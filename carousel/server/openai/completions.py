@@ -11,7 +11,7 @@ from starlette.responses import Response
 from carousel.client.core.request_builder import RequestOptions
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from carousel.server.openai.logprobs import TokenSpeller
-from carousel.server.openai.types import NEUTRAL, CompletionBody
+from carousel.server.openai.types import CompletionBody
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation, Job
 from carousel.server.request.labels import request_labels
@@ -24,7 +24,6 @@ from carousel.server.request.sampling import (
     request_options,
     sampling_params,
 )
-from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
@@ -36,7 +35,6 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, CompletionBody)
-    refuse_unsupported(body, NEUTRAL)
     server.check_model(body.model)
     server.check_serving()
     check_stream_options(body)

@@ -7,7 +7,6 @@ from typing import Annotated, Literal, TypeAlias
 from msgspec import Meta, Struct
 
 from carousel.server.openai.types import CacheSalt, Priority, PromptIds, TimeLimit
-from carousel.server.request.unsupported import ABSENT, Unsupported
 from runtime.wire.sampling_params import TokenId
 
 MAX_INPUTS = 2048
@@ -29,8 +28,6 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
-
-    user: Unsupported = ABSENT
 
 
 class EmbeddingUsage(Struct):

@@ -20,14 +20,12 @@ from carousel.server.openai.embedding_types import (
     EmbeddingResponse,
     EmbeddingUsage,
 )
-from carousel.server.openai.types import NEUTRAL
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation, Job
 from carousel.server.request.json_list import JsonList, encoded_as
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import prompts_of
 from carousel.server.request.sampling import request_options
-from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import FloatArray
@@ -38,7 +36,6 @@ PARAM_NAMES = {"prompt": "input"}
 async def create_embedding(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, EmbeddingBody)
-    refuse_unsupported(body, NEUTRAL)
     server.check_model(body.model)
     server.check_serving()
     inputs = prompts_of(body.input, "input", MAX_INPUTS)

@@ -1,17 +1,17 @@
 """The requests of the OpenAI API: what a body may hold, field by field, with its bounds.
 
-A field that is not declared is refused by name. One that is declared but not built is in `NEUTRAL`.
+What becomes of a field that is not declared is in `carousel.server.request.field_table`.
 """
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal, TypeAlias
 
-from msgspec import Meta, Struct
+from msgspec import Meta, Raw, Struct, field
 
 from carousel.client.core.request_builder import MAX_PRIORITY
-from carousel.server.request.unsupported import ABSENT, ANY_TEXT, Unsupported
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
+from runtime.wire.messages import MAX_ROLE_CHARS
 from runtime.wire.sampling_params import (
     MAX_ALLOWED_IDS,
     MAX_LOGIT_BIAS,
@@ -26,33 +26,10 @@ from runtime.wire.sampling_params import (
     TokenId,
 )
 
-MAX_PROMPTS = 64
+MAX_PROMPTS = 1024
 MAX_TIME_LIMIT_S = 1_000_000.0
 
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "suffix": (None, ""),
-    "audio": (None,),
-    "modalities": (None, ["text"]),
-    "prediction": (None,),
-    "response_format": (None, {"type": "text"}),
-    "tools": (None, []),
-    "tool_choice": (None, "none", "auto"),
-    "parallel_tool_calls": (None, True, False),
-    "functions": (None, []),
-    "function_call": (None, "none", "auto"),
-    "reasoning_effort": (None, "none"),
-    "verbosity": (None,),
-    "web_search_options": (None,),
-    "store": (None, False),
-    "metadata": (None, {}),
-    "service_tier": (None, "auto", "default"),
-    "prompt_cache_key": (None, ""),
-    "user": (None, ANY_TEXT),
-    "safety_identifier": (None, ANY_TEXT),
-    "refusal": (None,),
-    "annotations": (None, []),
-    "tool_calls": (None, []),
-}
+TEXT_ONLY = "this server takes text only"
 
 Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
 TopP: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
@@ -74,8 +51,9 @@ LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_LOGIT_BIAS)
 ]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
-CacheSalt: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
+Role: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 
 
@@ -120,13 +98,6 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     time_limit: TimeLimit | None = None
     """Seconds."""
 
-    metadata: Unsupported = ABSENT
-    prompt_cache_key: Unsupported = ABSENT
-    safety_identifier: Unsupported = ABSENT
-    service_tier: Unsupported = ABSENT
-    store: Unsupported = ABSENT
-    user: Unsupported = ABSENT
-
 
 class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     prompt: str | list[TokenId | str | PromptIds]
@@ -137,24 +108,36 @@ class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     best_of: NumSequences | None = None
     add_special_tokens: bool | None = None
 
-    suffix: Unsupported = ABSENT
-
 
 class TextPart(Struct, forbid_unknown_fields=True):
     text: str
     type: Literal["text"]
 
 
+class FunctionBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str
+    arguments: Raw = field(default_factory=Raw)
+    """JSON as a text, as OpenAI has it, or an object."""
+
+
+class ToolCallBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """A call that the assistant has made earlier in the conversation."""
+
+    function: FunctionBody
+    id: str | None = None
+    type: Literal["function"] | None = None
+    index: int | None = None
+
+
 class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Role
     content: str | list[TextPart] | None = None
     name: str | None = None
-
-    refusal: Unsupported = ABSENT
-    annotations: Unsupported = ABSENT
-    audio: Unsupported = ABSENT
-    function_call: Unsupported = ABSENT
-    tool_calls: Unsupported = ABSENT
+    tool_calls: list[ToolCallBody] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    """The same by vLLM's name."""
 
 
 Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
@@ -169,16 +152,3 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
-
-    audio: Unsupported = ABSENT
-    function_call: Unsupported = ABSENT
-    functions: Unsupported = ABSENT
-    modalities: Unsupported = ABSENT
-    parallel_tool_calls: Unsupported = ABSENT
-    prediction: Unsupported = ABSENT
-    reasoning_effort: Unsupported = ABSENT
-    response_format: Unsupported = ABSENT
-    tool_choice: Unsupported = ABSENT
-    tools: Unsupported = ABSENT
-    verbosity: Unsupported = ABSENT
-    web_search_options: Unsupported = ABSENT

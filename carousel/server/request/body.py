@@ -11,11 +11,13 @@ from starlette.requests import ClientDisconnect, Request
 
 from carousel.server.http.body_pool import MAX_BODY_BYTES, BodyShare
 from carousel.server.request.decode import decode_body
+from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import RequestAborted, RequestError
 
 BODY_TIMEOUT_S = 30.0
+IGNORED_HEADER = b"x-carousel-ignored"
 
 T = TypeVar("T")
 
@@ -43,7 +45,12 @@ async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
     async with entrance.alone(len(data), tenant):
         if request.state.has_left():
             raise RequestAborted("the client has left")
-        return await decode_body(data, kind, server.max_ids, partial(entrance.go_on, tenant=tenant))
+        fields = FieldFilter(server.config.unknown_fields)
+        body = await decode_body(data, kind, server.max_ids, partial(entrance.go_on, tenant=tenant), fields)
+        if names := fields.ignored:
+            server.ignored.note(request.url.path, names)
+            request.state.answer_headers = [(IGNORED_HEADER, ",".join(names).encode())]
+        return body
 
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:

@@ -13,15 +13,16 @@ from typing import TypeVar, get_type_hints
 
 import msgspec
 
-from carousel.server.request.large_fields import (
-    LARGE_FIELDS,
+from carousel.server.openai.types import TEXT_ONLY
+from carousel.server.request.large_fields import LARGE_FIELDS, cut_fields, decode_large
+from carousel.server.request.large_json import LargeJson, Span, Wait
+from carousel.server.request.unknown_fields import (
     OBJECT,
-    cut_fields,
-    decode_large,
+    FieldFilter,
+    has_unknown_field,
     joined,
     unknown_field,
 )
-from carousel.server.request.large_json import LargeJson, Span, Wait
 from runtime.base.errors import InvalidRequest
 from runtime.wire.transport import DECODE_ERRORS
 
@@ -33,44 +34,55 @@ SMALL_BODY_BYTES = 128 << 10
 T = TypeVar("T")
 
 _AT = re.compile(r" - at .*`\$\.?(?P<path>[^`]*)`$")
+_PART = re.compile(r"\.content\[\d+\]\.type$")
 _FIELD = re.compile(r"^Object (?P<what>contains unknown|missing required) field `(?P<name>[^`]*)`")
 
 
-async def decode_body(data: bytes | bytearray, kind: type[T], max_ids: int, wait: Wait) -> T:
+async def decode_body(
+    data: bytes | bytearray, kind: type[T], max_ids: int, wait: Wait, fields: FieldFilter
+) -> T:
     """`max_ids`: the most token ids that any list of them may have. `wait` is called before each piece of a
-    large body. Raises InvalidRequest that names the field.
+    large body. `fields` takes out those that the type does not declare. Raises InvalidRequest that names the
+    field.
     """
     if len(data) <= SMALL_BODY_BYTES:
-        return _decode(data, kind)
+        return _decode(data, kind, fields)
     try:
-        return await _decode_large(LargeJson(data, wait), kind, max_ids)
+        return await _decode_large(LargeJson(data, wait), kind, max_ids, fields)
     except DECODE_ERRORS as error:
         raise _no_json(error) from None
 
 
-async def _decode_large(large: LargeJson, kind: type[T], max_ids: int) -> T:
+async def _decode_large(large: LargeJson, kind: type[T], max_ids: int, fields: FieldFilter) -> T:
     whole = await large.whole()
     if large.first(whole) != OBJECT:
-        return _decode(await large.read(Span(whole.start, min(whole.end, whole.start + 64))), kind)
+        return _decode(await large.read(Span(whole.start, min(whole.end, whole.start + 64))), kind, fields)
     large_fields = LARGE_FIELDS.get(kind, {})
-    spans = await cut_fields(large, whole, kind, large_fields, SMALL_BODY_BYTES)
+    spans = await cut_fields(large, whole, kind, large_fields, SMALL_BODY_BYTES, fields)
     small = {name: await large.read(span) for name, span in spans.items() if name not in large_fields}
     _check_small(small)
     stand_ins = {name: field.stand_in for name, field in large_fields.items() if name in spans}
-    body = _decode(joined(small | stand_ins), kind)
+    body = _decode(joined(small | stand_ins), kind, fields)
     hints = get_type_hints(kind, include_extras=True)
     for name in stand_ins:
         try:
-            value = await decode_large(name, large, spans[name], hints[name], large_fields[name], max_ids)
+            value = await decode_large(
+                name, large, spans[name], hints[name], large_fields[name], max_ids, fields
+            )
         except msgspec.ValidationError as error:
             raise _field_error(str(error), within=name) from None
         setattr(body, name, value)
     return body
 
 
-def _decode(data: bytes | bytearray, kind: type[T]) -> T:
+def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
     try:
-        return msgspec.json.decode(data, type=kind)
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except msgspec.ValidationError as error:
+            if not has_unknown_field(error, kind):
+                raise
+            return msgspec.json.decode(fields.clean(data, kind), type=kind)
     except msgspec.ValidationError as error:
         raise _field_error(str(error)) from None
     except DECODE_ERRORS as error:
@@ -102,6 +114,8 @@ def _field_error(message: str, within: str = "") -> InvalidRequest:
     field = _FIELD.match(message)
     if field is None:
         text = message[: at.start()] if at else message
+        if _PART.search(path):
+            text = f"{TEXT_ONLY}: {text}"
         return InvalidRequest(f"{path}: {text}" if path else text, param=path or None)
     name = f"{path}.{field['name']}" if path else field["name"]
     if field["what"].startswith("missing"):

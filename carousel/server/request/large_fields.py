@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +12,14 @@ import msgspec
 from carousel.server.openai.embedding_types import MAX_INPUTS, EmbeddingBody
 from carousel.server.openai.types import MAX_PROMPTS, ChatBody, CompletionBody, MessageBody, TextPart
 from carousel.server.request.large_json import PIECE_BYTES, QUOTE, LargeJson, Span, TooManyParts
+from carousel.server.request.unknown_fields import (
+    LIST,
+    MAX_FIELDS,
+    OBJECT,
+    FieldFilter,
+    has_unknown_field,
+    joined,
+)
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.base.errors import InvalidRequest
@@ -20,11 +28,10 @@ from runtime.wire.sampling_params import TokenId
 
 GROUP_BYTES = PIECE_BYTES // 2
 """Size up to which a value is decoded at once, and several that follow each other are."""
-LIST, OBJECT = b"[{"
-MAX_FIELDS = 256
-"""Fields of one object, those counted that come twice."""
 MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
-"""Names and values in all messages. A message has four, of its role and its text, and each text part four."""
+"""Names and values in all messages. A message has four, of its role and its text, and each text part four; a
+call of a tool has ten.
+"""
 
 _PLACE = re.compile(r" - at `\$(?:\[(?P<number>\d+)\])?(?P<rest>[^`]*)`$")
 """Where msgspec has found something wrong."""
@@ -61,48 +68,52 @@ LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
 
 
 async def cut_fields(
-    body: LargeJson, span: Span, kind: Any, large: Collection[str], most_bytes: int, where: str = ""
+    body: LargeJson,
+    span: Span,
+    kind: Any,
+    large: Collection[str],
+    most_bytes: int,
+    filter_: FieldFilter,
+    where: str = "",
 ) -> dict[str, Span]:
-    """Return where the fields of an object of the type `kind` are. most_bytes: of each that is not `large`.
-    where: what is before their names in errors.
+    """Return where the fields are that an object's type `kind` declares; others go through `filter_`.
+    most_bytes: of each that is not `large`. where: what is before their names in errors.
 
     Raises: msgspec.DecodeError, InvalidRequest.
     """
 
     def max_bytes(name: str) -> int:
-        if name not in kind.__struct_fields__:
-            raise unknown_field(f"{where}{name:.100}")
         return span.size if name in large else most_bytes
 
     given: dict[str, Span] = {}
     try:
         async for name, value in body.fields(span, MAX_FIELDS, max_bytes):
+            is_declared = name in kind.__struct_fields__
             if value.size > max_bytes(name):
+                filter_.check_large(kind, name, where)
                 raise InvalidRequest(
                     f"{where}{name} has more than {most_bytes} bytes, as much as all fields but prompts and "
                     "messages may have",
                     param=f"{where}{name}",
                 )
-            given[name] = value
+            if is_declared or filter_.keeps(kind, name, await body.read(value), where):
+                given[name] = value
     except TooManyParts:
         raise InvalidRequest(f"{where or 'the body '}has more than {MAX_FIELDS} fields") from None
     return given
 
 
-def joined(fields: Mapping[str, bytes]) -> bytes:
-    """An object with these fields, whose values are JSON."""
-    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
-
-
-def unknown_field(name: str) -> InvalidRequest:
-    return InvalidRequest(f"{name} is not a parameter of this endpoint", param=name, code="unknown_parameter")
-
-
 async def decode_large(
-    name: str, body: LargeJson, span: Span, kind: Any, field: LargeField, max_ids: int
+    name: str,
+    body: LargeJson,
+    span: Span,
+    kind: Any,
+    field: LargeField,
+    max_ids: int,
+    filter_: FieldFilter,
 ) -> Any:
     """Return the value of a field of the type `kind`. max_ids: in each list of token ids, at most; one that
-    has more is refused before all of it is decoded.
+    has more is refused before all of it is decoded. filter_: of what messages do not declare.
 
     Raises: msgspec's errors, InvalidRequest.
     """
@@ -110,10 +121,13 @@ async def decode_large(
     if span.size > GROUP_BYTES and first == QUOTE and field.has_texts and not field.is_conversation:
         return await body.text(span)
     if span.size <= GROUP_BYTES or first != LIST:
-        return msgspec.json.decode(await _beginning(body, span), type=kind)
+        data = await _beginning(body, span)
+        if field.is_conversation and first == LIST:
+            return _cleaned(data, MessageBody, name, "", 0, filter_)
+        return msgspec.json.decode(data, type=kind)
     try:
         if field.is_conversation:
-            return await _Conversation(name, body).messages(span)
+            return await _Conversation(name, body, filter_).messages(span)
         return await _Prompts(name, body, field, max_ids).decode(span)
     except TooManyParts:
         most = MAX_TURNS if field.is_conversation else field.max_items
@@ -189,9 +203,10 @@ class _Prompts:
 class _Conversation:
     """A list of messages, each with a text or a list of texts."""
 
-    def __init__(self, name: str, body: LargeJson) -> None:
+    def __init__(self, name: str, body: LargeJson, filter_: FieldFilter) -> None:
         self._name = name
         self._body = body
+        self._filter = filter_
         self._num_strings = 0
 
     async def messages(self, span: Span) -> list[MessageBody]:
@@ -221,13 +236,13 @@ class _Conversation:
         """Decode objects that follow each other, the first of which is number `number`."""
         data = await self._body.read(span)
         self._count(count_strings(data))
-        items: list[Any] = _decode(b"[" + data + b"]", list[kind], where, number)
-        return items
+        return _cleaned(b"[" + data + b"]", kind, self._name, where, number, self._filter)
 
     async def _large(self, where: str, span: Span, kind: Any, large: str) -> Any:
         if self._body.first(span) != OBJECT:
             return _decode(await _beginning(self._body, span), kind, where)
-        spans = await cut_fields(self._body, span, kind, {large}, GROUP_BYTES, f"{self._name}{where}.")
+        path = f"{self._name}{where}."
+        spans = await cut_fields(self._body, span, kind, {large}, GROUP_BYTES, self._filter, path)
         value = spans.get(large, Span(0, 0))
         fields = {name: await self._body.read(each) for name, each in spans.items() if name != large}
         text: Any = None
@@ -242,6 +257,7 @@ class _Conversation:
             fields[large] = b'""'
         data = joined(fields)
         self._count(count_strings(data))
+        data = self._filter.clean(data, kind, path)
         item = _decode(data, kind, where)
         if text is not None:
             setattr(item, large, text)
@@ -254,6 +270,18 @@ class _Conversation:
                 f"{self._name}: more than {MAX_MESSAGE_STRINGS} texts and names; send fewer messages",
                 param=self._name,
             )
+
+
+def _cleaned(data: bytes, kind: Any, name: str, where: str, number: int, filter_: FieldFilter) -> list[Any]:
+    """Decode a list of objects, without what their type does not declare."""
+    try:
+        items: list[Any] = _decode(data, list[kind], where, number)
+    except msgspec.ValidationError as error:
+        if not has_unknown_field(error):
+            raise
+        data = filter_.clean_list(data, kind, f"{name}{where}", number)
+        items = _decode(data, list[kind], where, number)
+    return items
 
 
 def _decode(data: bytes, kind: Any, where: str, number: int = 0) -> Any:

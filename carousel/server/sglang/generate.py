@@ -14,10 +14,9 @@ from carousel.server.request.generation import Generation, Job
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import encode_prompts, prompts_of
 from carousel.server.request.sampling import checked_sampling, request_options
-from carousel.server.request.unsupported import refuse_unsupported
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
-from carousel.server.sglang.generate_types import NEUTRAL, GenerateBody, GenerateSampling
+from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.wire.sampling_params import SamplingParams
@@ -43,8 +42,6 @@ async def generate(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, GenerateBody)
     sampling_body = body.sampling_params or GenerateSampling()
-    refuse_unsupported(body, NEUTRAL)
-    refuse_unsupported(sampling_body, NEUTRAL, "sampling_params.")
     server.check_serving()
     field, prompts = _prompts(body)
     is_list = prompts[0] is not getattr(body, field)
@@ -129,9 +126,7 @@ def _sampling(body: GenerateBody, sampling: GenerateSampling, server: ServerStat
     """Raises InvalidRequest by the names of SamplingParams."""
     logprobs = _num_logprobs(body)
     given = {
-        name: getattr(sampling, SPELLINGS.get(name, name), None)
-        for name in SamplingParams.__struct_fields__
-        if name not in NEUTRAL
+        name: getattr(sampling, SPELLINGS.get(name, name), None) for name in SamplingParams.__struct_fields__
     }
     if sampling.max_new_tokens is None:
         given["max_tokens"] = server.config.default_max_tokens or DEFAULT_MAX_NEW_TOKENS

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -28,39 +28,10 @@ from carousel.server.openai.types import (
     TopK,
     TopP,
 )
-from carousel.server.request.unsupported import ABSENT, Unsupported
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.sampling_params import TokenId
 
 RequestLabel: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
-
-NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "token_ids_logprob": (None, []),
-    "input_embeds": (None,),
-    "image_data": (None, []),
-    "video_data": (None, []),
-    "audio_data": (None, []),
-    "modalities": (None, []),
-    "return_hidden_states": (None, False),
-    "return_routed_experts": (None, False),
-    "session_params": (None, {}),
-    "lora_path": (None, ""),
-    "custom_logit_processor": (None, ""),
-    "bootstrap_host": (None,),
-    "bootstrap_port": (None,),
-    "bootstrap_room": (None,),
-    "background": (None, False),
-    "log_metrics": (None, True),
-    "best_of": (None, 1),
-    "json_schema": (None,),
-    "regex": (None,),
-    "ebnf": (None,),
-    "structural_tag": (None,),
-    "stop_regex": (None, "", []),
-    "spaces_between_special_tokens": (None, True),
-    "stream_interval": (None, 1),
-    "custom_params": (None, {}),
-}
 
 
 class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -84,16 +55,6 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     logit_bias: LogitBias | None = None
 
-    best_of: Unsupported = ABSENT
-    json_schema: Unsupported = ABSENT
-    regex: Unsupported = ABSENT
-    ebnf: Unsupported = ABSENT
-    structural_tag: Unsupported = ABSENT
-    stop_regex: Unsupported = ABSENT
-    spaces_between_special_tokens: Unsupported = ABSENT
-    stream_interval: Unsupported = ABSENT
-    custom_params: Unsupported = ABSENT
-
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     text: str | list[str] | None = None
@@ -111,23 +72,6 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     cache_salt: CacheSalt | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
-
-    token_ids_logprob: Unsupported = ABSENT
-    input_embeds: Unsupported = ABSENT
-    image_data: Unsupported = ABSENT
-    video_data: Unsupported = ABSENT
-    audio_data: Unsupported = ABSENT
-    modalities: Unsupported = ABSENT
-    return_hidden_states: Unsupported = ABSENT
-    return_routed_experts: Unsupported = ABSENT
-    session_params: Unsupported = ABSENT
-    lora_path: Unsupported = ABSENT
-    custom_logit_processor: Unsupported = ABSENT
-    bootstrap_host: Unsupported = ABSENT
-    bootstrap_port: Unsupported = ABSENT
-    bootstrap_room: Unsupported = ABSENT
-    background: Unsupported = ABSENT
-    log_metrics: Unsupported = ABSENT
 
 
 class Logprob(Struct, array_like=True, gc=False):

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from carousel.client.core.request_builder import Prompt, RequestOptions
 from carousel.server.http.errors import respelled
-from carousel.server.openai.types import MAX_PROMPTS, NEUTRAL
+from carousel.server.openai.types import MAX_PROMPTS
 from carousel.server.request.body import read_body
 from carousel.server.request.json_list import JsonList, encoded_as
 from carousel.server.request.prompts import conversation, template_options
@@ -172,15 +172,11 @@ def _prompts(body: TokenizeBody) -> tuple[list[Prompt], RequestOptions]:
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("prompt or messages is needed, one of the two", param="prompt")
     if body.messages is not None:
-        if body.add_special_tokens:
-            raise InvalidRequest(
-                "add_special_tokens is for a prompt: the chat template of messages writes its own",
-                param="add_special_tokens",
-            )
         options = template_options(
             body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs
         )
-        return [conversation(body.messages, NEUTRAL)], options
+        options["add_special_tokens"] = bool(body.add_special_tokens)
+        return [conversation(body.messages)], options
     for name in TEMPLATE_FIELDS:
         if getattr(body, name):
             raise InvalidRequest(f"{name} is for messages", param=name)

@@ -21,7 +21,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt: str | Texts | None = None
     messages: Messages | None = None
     add_special_tokens: bool | None = None
-    """Of a prompt; default: true. A chat template writes its own."""
+    """Default: true of a prompt; false of messages, whose template writes its own."""
     return_token_strs: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None

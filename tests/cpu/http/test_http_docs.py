@@ -17,6 +17,7 @@ from carousel.server.endpoints import ENDPOINTS
 from carousel.server.openai.embedding_types import EmbeddingBody
 from carousel.server.openai.types import ChatBody, CompletionBody, MessageBody, StreamOptions
 from carousel.server.openapi import OWN
+from carousel.server.request.field_table import TAKEN
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.settings.config import RuntimeConfig
@@ -51,6 +52,10 @@ def named_in(text: str) -> set[str]:
 )
 def test_every_field_is_in_the_table(body: type[Struct], text: str) -> None:
     assert not set(body.__struct_fields__) - named_in(text)
+
+
+def test_every_field_without_effect_is_in_the_table() -> None:
+    assert not set(TAKEN) - named_in(OPENAI)
 
 
 def test_every_path_is_in_the_table() -> None:

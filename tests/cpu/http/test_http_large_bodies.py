@@ -13,11 +13,11 @@ import msgspec
 import pytest
 
 from carousel.server.openai.embedding_types import EmbeddingBody
-from carousel.server.openai.types import NEUTRAL, ChatBody, CompletionBody
+from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request import decode
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.large_fields import count_strings
-from carousel.server.request.unsupported import refuse_unsupported
+from carousel.server.request.unknown_fields import FieldFilter
 from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from carousel.server.tenancy.entrance import Entrance
@@ -35,7 +35,7 @@ def full_of(item: bytes, num_bytes: int = BODY_BYTES) -> bytes:
 
 
 def decoded(kind: Any, body: bytes, max_ids: int = MAX_IDS) -> Any:
-    return asyncio.run(decode_body(body, kind, max_ids, Entrance().go_on))
+    return asyncio.run(decode_body(body, kind, max_ids, Entrance().go_on, FieldFilter("refuse")))
 
 
 HOSTILE = [
@@ -71,19 +71,13 @@ def test_a_body_that_is_refused_is_not_built_first(kind: Any, body: bytes, item:
     tracemalloc.start()
     try:
         with pytest.raises(InvalidRequest) as caught:
-            refuse_unsupported(message_of(decoded(kind, data)), NEUTRAL, "messages[0].")
+            decoded(kind, data)
         num_bytes = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     assert param in (caught.value.param or "")
     assert num_bytes < 5 * BODY_BYTES
     assert len(caught.value.message) < 400
-
-
-def message_of(body: Any) -> msgspec.Struct:
-    assert isinstance(body, ChatBody)
-    message: msgspec.Struct = body.messages[0]
-    return message
 
 
 @pytest.mark.parametrize(("kind", "body", "item", "param"), HOSTILE[::3])
@@ -102,7 +96,7 @@ def test_no_turn_of_the_loop_takes_long(kind: Any, body: bytes, item: bytes, par
         watcher = asyncio.create_task(watch())
         await asyncio.sleep(0)
         with suppress(InvalidRequest):
-            await decode_body(data, kind, MAX_IDS, Entrance().go_on)
+            await decode_body(data, kind, MAX_IDS, Entrance().go_on, FieldFilter("refuse"))
         await asyncio.sleep(0)
         watcher.cancel()
 

@@ -24,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
 from starlette.routing import Route
 
 from carousel.server.app import make_app
+from carousel.server.openapi import describe
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.cpu.http.test_http_control import INFO
@@ -46,9 +47,13 @@ def answer(request: GenerateRequest) -> list[SequenceOutput]:
     return [output(request, "abc", index=index, finish=finish()) for index in range(request.sampling.n)]
 
 
-@pytest.fixture(scope="module")
-def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
-    with http_front(tmp_path_factory.mktemp("run"), answer) as front, pytest.MonkeyPatch.context() as patch:
+@pytest.fixture(scope="module", params=["warn", "refuse"])
+def front(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    run_dir = tmp_path_factory.mktemp("run")
+    with (
+        http_front(run_dir, answer, unknown_fields=request.param) as front,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         # The status page of a fake ring is written once.
         patch.setattr("carousel.server.admin.probes.STALLED_S", 3600.0)
         front.ring.info = INFO
@@ -78,6 +83,23 @@ def test_every_field_has_a_type_or_its_values(document: Any) -> None:
         for field, described in schema.get("properties", {}).items():
             rest = described.keys() - {"default", "description", "title"}
             assert rest, f"{name}.{field} says nothing"
+
+
+@pytest.mark.parametrize(("policy", "further"), [("warn", True), ("refuse", {"type": "null"})])
+def test_further_fields_are_described_as_the_setting_has_it(policy: Any, further: Any) -> None:
+    schemas = describe(RuntimeConfig(unknown_fields=policy))["components"]["schemas"]
+    for name in (
+        "CompletionBody",
+        "ChatBody",
+        "MessageBody",
+        "GenerateSampling",
+        "EmbeddingBody",
+        "TokenizeBody",
+    ):
+        assert schemas[name]["additionalProperties"] == further
+    assert schemas["PauseBody"]["additionalProperties"] is False
+    assert schemas["ChatBody"]["properties"]["tool_choice"] == {"enum": [None, "none", "auto"]}
+    assert schemas["ChatBody"]["properties"]["store"] == {"type": ["boolean", "null"]}
 
 
 def test_bounds_are_those_that_are_checked(front: Front, document: Any) -> None:

@@ -105,6 +105,16 @@ def test_special_tokens_of_a_conversation_are_characters_unless_they_are_allowed
     assert tokens.count(0) == 2
 
 
+def test_special_tokens_are_added_to_messages_when_asked_for(front: Front) -> None:
+    """What the demo's tokenizer adds to a text is nothing; the template writes its own."""
+    plain, *asked = (
+        front.post("/tokenize", messages=MESSAGES, add_special_tokens=adds) for adds in (None, True, False)
+    )
+    assert [each.json()["tokens"] for each in asked] == [plain.json()["tokens"]] * 2
+    ignored = front.post("/tokenize", messages=MESSAGES, max_tokens=5).headers["x-carousel-ignored"]
+    assert ignored == "max_tokens"
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
@@ -112,12 +122,11 @@ def test_special_tokens_of_a_conversation_are_characters_unless_they_are_allowed
         ("/tokenize", {"prompt": "x", "messages": MESSAGES}, "prompt"),
         ("/tokenize", {"prompt": [1, 2]}, "prompt[0]"),
         ("/tokenize", {"prompt": []}, "prompt"),
-        ("/tokenize", {"prompt": ["x"] * 65}, "prompt"),
+        ("/tokenize", {"prompt": ["x"] * 1025}, "prompt"),
         ("/tokenize", {"messages": []}, "messages"),
-        ("/tokenize", {"messages": MESSAGES, "add_special_tokens": True}, "add_special_tokens"),
         ("/tokenize", {"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
         ("/tokenize", {"prompt": "x", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
-        ("/tokenize", {"prompt": "x", "unheard_of": 1}, "unheard_of"),
+        ("/tokenize", {"prompt": "x", "tools": [1]}, "tools"),
         (
             "/tokenize",
             {"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}},
@@ -132,7 +141,7 @@ def test_special_tokens_of_a_conversation_are_characters_unless_they_are_allowed
         ("/detokenize", {"tokens": [1 << 30]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens[0]"),
         ("/detokenize", {"tokens": [1, [2]]}, "tokens"),
-        ("/detokenize", {"tokens": [[1]] * 65}, "tokens"),
+        ("/detokenize", {"tokens": [[1]] * 1025}, "tokens"),
         ("/detokenize", {"tokens": "x"}, "tokens"),
     ],
 )

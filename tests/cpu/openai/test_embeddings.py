@@ -193,7 +193,7 @@ def test_floats_base64_and_dimensions(launch: Launched) -> None:
         ({"input": "x", "dimensions": 257}, "dimensions", "256"),
         ({"input": "x", "encoding_format": "int8"}, "encoding_format", ""),
         ({"input": [4096]}, "input", "4095"),
-        ({"input": "x", "stream": True}, "stream", "not a parameter"),
+        ({"input": "x", "dimension": 3}, "dimension", "did you mean dimensions?"),
         ({}, "input", "missing"),
     ],
 )

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from carousel.server.openai.types import CompletionBody
@@ -187,9 +188,9 @@ def test_prompts_without_a_seed_draw_each_their_own(front: Front) -> None:
     assert len({request.sampling.seed for request in front.ring.requests[seen + 4 :]}) == 2
 
 
-def test_a_label_field_says_what_it_accepts_and_no_address(front: Front) -> None:
+def test_a_label_field_says_what_it_accepts(front: Front) -> None:
     message = front.complete(user=3).json()["error"]["message"]
-    assert message == "user is not supported by this server, except as null or a string"
+    assert message == "user: Expected `str`, got `int`"
 
 
 def refused_field(response: Any) -> str:
@@ -209,9 +210,11 @@ def refused_field(response: Any) -> str:
         ("best_of", 129),
         ("echo", "yes"),
         ("suffix", "x"),
-        ("store", True),
-        ("metadata", {"a": "b"}),
-        ("service_tier", "flex"),
+        ("store", "yes"),
+        ("metadata", "a"),
+        ("service_tier", 1),
+        ("max_token", 5),
+        ("temprature", 0.5),
         ("user", 3),
         ("guided_json", {}),
         ("stream_options", {"include_usage": True}),
@@ -247,6 +250,7 @@ def refused_field(response: Any) -> str:
         ("logprobs", True),
         ("priority", 1001),
         ("cache_salt", "x" * 257),
+        ("cache_salt", ""),
         ("stream", "yes"),
         ("prompt", []),
         ("prompt", None),
@@ -255,7 +259,7 @@ def refused_field(response: Any) -> str:
         ("prompt", [-1]),
         ("prompt", [True]),
         ("prompt", [[]]),
-        ("prompt", ["a"] * 65),
+        ("prompt", ["a"] * 1025),
     ],
 )
 def test_a_completion_field_that_is_wrong_or_not_built_is_refused_by_name(
@@ -284,10 +288,10 @@ def test_a_completion_field_that_is_wrong_or_not_built_is_refused_by_name(
         ("messages", [], "messages"),
         ("messages", "hi", "messages"),
         ("messages", [{"role": "user", "content": "x"}] * 4097, "messages"),
-        ("messages", [{"role": "alien", "content": "x"}], "messages[0].role"),
+        ("messages", [{"role": "", "content": "x"}], "messages[0].role"),
         ("messages", [{"content": "x"}], "messages[0].role"),
-        ("messages", [{"role": "user", "content": "x", "images": []}], "messages[0].images"),
-        ("messages", [{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls"),
+        ("messages", [{"role": "user", "contents": "x"}], "messages[0].contents"),
+        ("messages", [{"role": "assistant", "tool_calls": [{}]}], "messages[0].tool_calls[0].function"),
         (
             "messages",
             [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
@@ -304,3 +308,45 @@ def test_a_chat_field_that_is_wrong_or_not_built_is_refused_by_name(
 def test_a_missing_field_is_named(front: Front) -> None:
     assert refused_field(front.post("/v1/completions")) == "prompt"
     assert refused_field(front.post("/v1/chat/completions")) == "messages"
+
+
+# -- what strangers' clients send ----------------------------------------------------------------------------
+
+
+def test_unknown_fields_are_named_in_a_header(front: Front) -> None:
+    for stream in (False, True):
+        response = front.complete(odd=1, **{"a,\r\nb": 2}, stream=stream)
+        assert response.status_code == 200
+        assert response.headers["x-carousel-ignored"] == "odd,a\\u002c\\u000d\\u000ab"
+    response = front.chat(messages=[{"role": "user", "content": "x", "extra_field": 1}], user="u", store=True)
+    assert response.headers["x-carousel-ignored"] == "messages.extra_field"
+    assert "x-carousel-ignored" not in front.complete(user="u", odd=None).headers
+    assert front.complete(odd=1, logit_bias={"a": 1}).headers["x-carousel-ignored"] == "odd"
+
+
+def test_the_history_of_an_agent_is_taken(front: Front) -> None:
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+    history = [
+        {"role": "my-custom-role", "content": "x"},
+        {"role": "assistant", "content": None, "tool_calls": [call], "refusal": None, "audio": None},
+        {"role": "tool", "content": "2", "tool_call_id": "c1"},
+    ]
+    assert front.chat(messages=history).status_code == 200
+    role, assistant, tool = front.ring.requests[-1].messages or ()
+    assert role.role == "my-custom-role"
+    assert msgspec.msgpack.decode(assistant.further) == {
+        "tool_calls": [{"type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}, "id": "c1"}]
+    }
+    assert msgspec.msgpack.decode(tool.further) == {"tool_call_id": "c1"}
+
+
+def test_the_model_of_sglangs_clients_is_the_one_there_is(front: Front) -> None:
+    assert front.complete(model="default").json()["model"] == "fake"
+    (card,) = front.http.get("/v1/models").json()["data"]
+    assert (card["root"], card["parent"]) == ("fake", None)
+
+
+def test_a_batch_of_a_thousand_prompts(front: Front) -> None:
+    response = front.complete(prompt=["x"] * 1024, max_tokens=1)
+    assert response.status_code == 200, response.text
+    assert len(response.json()["choices"]) == 1024

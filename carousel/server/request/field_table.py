@@ -1,0 +1,306 @@
+"""FIELD_TABLES: what becomes of fields that OpenAI, vLLM and SGLang have and the bodies here do not declare.
+
+A field of a body is one of four: declared by its type, with effect; taken, because it changes no answer here;
+refused, because it would and is not built, but for values that ask for nothing; or in none of these, unknown.
+A null asks for nothing, whatever its name. What becomes of unknown ones is for `unknown_fields` to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import msgspec
+
+from carousel.server.openai.embedding_types import EmbeddingBody
+from carousel.server.openai.types import (
+    TEXT_ONLY,
+    ChatBody,
+    CompletionBody,
+    FunctionBody,
+    MessageBody,
+    StreamOptions,
+    TextPart,
+    ToolCallBody,
+)
+from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
+from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
+from runtime.base.errors import InvalidRequest
+
+MAX_NEUTRAL_BYTES = 1 << 10
+"""Longer than any neutral value."""
+
+NeutralValues: TypeAlias = Mapping[str, tuple[Any, ...]]
+"""By the field's name: the values beside null that ask for nothing."""
+Object: TypeAlias = dict[str, msgspec.Raw]
+Items: TypeAlias = list[msgspec.Raw]
+
+# Labels for the operator, hints for caches and queues of others, and what only goes with things not built.
+TAKEN: dict[str, Any] = {
+    # OpenAI
+    "metadata": Object,
+    "parallel_tool_calls": bool,
+    "prompt_cache_key": str,
+    "prompt_cache_retention": str,
+    "safety_identifier": str,
+    "service_tier": str,
+    "store": bool,
+    "user": str,
+    "verbosity": str,
+    # vLLM
+    "include_reasoning": bool,
+    "session_id": str,
+    # SGLang
+    "conversation_id": str,
+    "custom_labels": Object,
+    "external_trace_header": Object,
+    "no_logs": bool,
+    "received_time": float,
+    "routing_key": str,
+    "separate_reasoning": bool,
+    "stream_reasoning": bool,
+}
+REFUSED: dict[str, tuple[Any, ...]] = {
+    # OpenAI
+    "audio": (),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"], []),
+    "moderation": (),
+    "prediction": (),
+    "reasoning_effort": ("none",),
+    "response_format": ({"type": "text"},),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tools": ([],),
+    "web_search_options": (),
+    # vLLM
+    "add_special_tokens": (False,),
+    "best_of": (1,),
+    "chat_template": (),
+    "documents": ([],),
+    "ec_transfer_params": ({},),
+    "echo": (False,),
+    "guided_choice": ([],),
+    "guided_decoding_backend": ("",),
+    "guided_grammar": ("",),
+    "guided_json": (),
+    "guided_regex": ("",),
+    "guided_whitespace_pattern": ("",),
+    "kv_transfer_params": ({},),
+    "length_penalty": (1, 1.0),
+    "logits_processors": ([],),
+    "logprob_token_ids": ([],),
+    "lora_request": (),
+    "media_io_kwargs": ({},),
+    "mm_processor_kwargs": ({},),
+    "prompt_embeds": (),
+    "repetition_detection": (),
+    "request_id": (),
+    "return_prompt_text": (False,),
+    "spaces_between_special_tokens": (True,),
+    "structured_outputs": (),
+    "thinking_token_budget": (),
+    "truncate_prompt_tokens": (),
+    "truncation_side": (),
+    "use_beam_search": (False,),
+    "vllm_xargs": ({},),
+    "watermarking": (False,),
+    # SGLang
+    "audio_data": ([],),
+    "background": (False,),
+    "bootstrap_host": (),
+    "bootstrap_pair_key": (),
+    "bootstrap_port": (),
+    "bootstrap_room": (),
+    "custom_logit_processor": ("",),
+    "custom_params": ({},),
+    "data_parallel_rank": (),
+    "decode_tp_size": (),
+    "disagg_prefill_dp_rank": (),
+    "ebnf": ("",),
+    "encoder_urls": ([],),
+    "extra_key": ("",),
+    "http_worker_ipc": (),
+    "image_data": ([],),
+    "image_max_dynamic_patch": (),
+    "images_config": ({},),
+    "input_embeds": (),
+    "json_schema": ("",),
+    "kv_router_hint": ({},),
+    "log_metrics": (True,),
+    "lora_id": ("",),
+    "lora_path": ("",),
+    "max_dynamic_patch": (),
+    "max_thinking_tokens": (),
+    "min_dynamic_patch": (),
+    "mm_content_hashes": ([],),
+    "mm_hashes": ([],),
+    "multi_item_delimiter_indices": ([],),
+    "need_wait_for_mm_inputs": (False,),
+    "ngram_corpus_id": ("",),
+    "no_stop_trim": (False,),
+    "num_items_assigned": ({},),
+    "positional_embed_overrides": (),
+    "regex": ("",),
+    "require_reasoning": (False,),
+    "return_bytes": (False,),
+    "return_cached_tokens_details": (False,),
+    "return_entropy": (False,),
+    "return_flat_raw_top_logprobs": (False,),
+    "return_flat_raw_top_logprobs_b64": (False,),
+    "return_hidden_states": (False,),
+    "return_indexer_topk": (False,),
+    "return_prompt_token_ids": (False,),
+    "return_routed_experts": (False,),
+    "return_sampling_mask": (False,),
+    "rid": (),
+    "routed_dp_rank": (),
+    "routed_experts_start_len": (0,),
+    "session_params": ({},),
+    "stop_regex": ("", []),
+    "structural_tag": ("",),
+    "token_ids_logprob": ([],),
+    "use_audio_in_video": (False,),
+    "video_config": ({},),
+    "video_data": ([],),
+    "video_max_dynamic_patch": (),
+}
+SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
+    **{name: REFUSED[name] for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")},
+    "best_of": (1,),
+    "custom_params": ({},),
+    "spaces_between_special_tokens": (True,),
+    "stream_interval": (1,),
+}
+MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
+    "audio": (),
+    "function_call": (),
+    "partial": (False,),
+    "prefix": (False,),
+    "refusal": (),
+    "tools": ([],),
+}
+PART_REFUSED = dict.fromkeys(
+    (
+        *("image", "image_url", "image_pil", "image_embeds", "input_audio", "audio_url", "audio_embeds"),
+        *("video", "video_url", "file"),
+    ),
+    (),
+)
+HINTS = {
+    "rid": "send it as the header X-Request-Id",
+    "request_id": "send it as the header X-Request-Id",
+    "max_new_tokens": "it is called max_tokens here",
+    "min_new_tokens": "it is called min_tokens here",
+    "sampling_seed": "it is called seed here",
+    "text": "it is called prompt here",
+    "input_ids": "it is called prompt here",
+    "sampling_params": "its fields belong into the body itself here",
+}
+"""What to do about a refused field, by its name."""
+
+
+@dataclass(frozen=True, slots=True)
+class FieldTable:
+    """Fields of one type of body, or of an object in one, beside those that it declares."""
+
+    taken: Mapping[str, Any] = field(default_factory=dict)
+    """Types of those without effect."""
+    refused: NeutralValues = field(default_factory=dict)
+    hints: Mapping[str, str] = field(default_factory=dict)
+    elsewhere: frozenset[str] = frozenset()
+    """Names with effect in other bodies, which would change the answer of this one, too. They are refused."""
+    nested: Mapping[str, type] = field(default_factory=dict)
+    """Types of the objects in a field, or in a list in it."""
+
+
+def _names(*kinds: type[msgspec.Struct]) -> frozenset[str]:
+    return frozenset(name for kind in kinds for name in kind.__struct_fields__)
+
+
+_GENERATING = _names(CompletionBody, ChatBody, GenerateBody, GenerateSampling)
+_SAMPLING_HINTS = {
+    name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__
+} | {
+    "max_tokens": "it is sampling_params.max_new_tokens here",
+    "max_completion_tokens": "it is sampling_params.max_new_tokens here",
+    "seed": "it is sampling_params.sampling_seed here",
+    "prompt": "it is called text here",
+    "messages": "send it to /v1/chat/completions",
+    "logprobs": "it is called return_logprob here",
+    "top_logprobs": "it is called top_logprobs_num here",
+}
+_OPENAI = FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions})
+_CONVERSATION = {"messages": MessageBody}
+
+FIELD_TABLES: dict[type, FieldTable] = {
+    CompletionBody: _OPENAI,
+    ChatBody: FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {**_OPENAI.nested, **_CONVERSATION}),
+    GenerateBody: FieldTable(
+        TAKEN,
+        {**REFUSED, "add_special_tokens": (True,)},
+        _SAMPLING_HINTS,
+        _GENERATING,
+        {"sampling_params": GenerateSampling},
+    ),
+    # Nothing is generated: what is about generating changes nothing.
+    EmbeddingBody: FieldTable(TAKEN, REFUSED, HINTS),
+    TokenizeBody: FieldTable(TAKEN, REFUSED, HINTS, nested=_CONVERSATION),
+    DetokenizeBody: FieldTable(TAKEN, REFUSED, HINTS),
+    StreamOptions: FieldTable(),
+    GenerateSampling: FieldTable(
+        {},
+        SAMPLING_REFUSED,
+        {
+            **{name: f"it is called {name[:4]}new_tokens here" for name in ("max_tokens", "min_tokens")},
+            "seed": "it is called sampling_seed here",
+        },
+        _names(CompletionBody, ChatBody),
+    ),
+    MessageBody: FieldTable(
+        {"annotations": Items, "cache_control": Object},
+        MESSAGE_REFUSED,
+        nested={"content": TextPart, "tool_calls": ToolCallBody},
+    ),
+    TextPart: FieldTable({"cache_control": Object}, PART_REFUSED, dict.fromkeys(PART_REFUSED, TEXT_ONLY)),
+    ToolCallBody: FieldTable(nested={"function": FunctionBody}),
+    FunctionBody: FieldTable(),
+}
+
+
+def check_taken(name: str, value: bytes, kind: Any, where: str) -> None:
+    """Raises InvalidRequest for a value that is of another type than a field without effect has."""
+    try:
+        msgspec.json.decode(value, type=kind)
+    except msgspec.ValidationError as error:
+        raise InvalidRequest(f"{where}{name}: {error}", param=f"{where}{name}") from None
+
+
+def check_refused(name: str, value: bytes, neutral: tuple[Any, ...], hint: str, where: str) -> None:
+    """Raises InvalidRequest for a value that asks for something."""
+    if len(value) <= MAX_NEUTRAL_BYTES:
+        given = msgspec.json.decode(value)
+        # True == 1 to Python, but `n: true` is a mistake.
+        if any(given == each and type(given) is type(each) for each in neutral):
+            return
+    spelled = " or ".join(msgspec.json.encode(each).decode() for each in neutral)
+    exception = f", except as {spelled}" if neutral else ""
+    raise InvalidRequest(
+        f"{where}{name} is not supported by this server{exception}" + (f"; {hint}" if hint else ""),
+        param=f"{where}{name}",
+        code="unsupported_parameter",
+    )
+
+
+def described_fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the JSON Schemas of the fields beside those that the type declares, by their names."""
+    table = FIELD_TABLES[kind]
+    json_types = {str: "string", bool: "boolean", float: "number"}
+    fields: dict[str, Any] = {
+        name: {"type": [json_types.get(each, "array" if each is Items else "object"), "null"]}
+        for name, each in table.taken.items()
+    }
+    fields |= {name: {"enum": [None, *neutral]} for name, neutral in table.refused.items()}
+    return {name: schema for name, schema in fields.items() if name not in kind.__struct_fields__}

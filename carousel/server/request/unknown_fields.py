@@ -1,0 +1,196 @@
+"""FieldFilter: takes out of a body the fields that its type does not declare, or refuses them by name.
+
+What a type declares is decoded as ever; a body goes through here only where msgspec has found another field.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, TypeAlias
+
+import msgspec
+
+from carousel.server.request.field_table import FIELD_TABLES, FieldTable, check_refused, check_taken
+from runtime.base.errors import InvalidRequest
+
+MAX_FIELDS = 256
+"""Fields of one object, those counted that come twice."""
+MAX_UNKNOWN = 64
+"""Names in one body that are in no table."""
+MAX_NAMES, MAX_NAME_CHARS = 16, 64
+"""Of unknown fields, as a header and the log show them."""
+MAX_LOGGED = 1024
+SHORT_CHARS = 6
+NULL = b"null"
+LIST, OBJECT = b"[{"
+
+UnknownFields: TypeAlias = Literal["warn", "refuse", "ignore"]
+
+_INDEX = re.compile(r"\[\d+\]")
+_PLAIN = re.compile(r"[\w.:/$@+-]", re.ASCII)
+
+logger = logging.getLogger(__name__)
+
+
+class FieldFilter:
+    """Of one body."""
+
+    def __init__(self, policy: UnknownFields) -> None:
+        self._policy = policy
+        self._ignored: dict[str, None] = {}
+        self._decided: set[tuple[type, str]] = set()
+        """Unknown names that have been looked at."""
+
+    @property
+    def ignored(self) -> list[str]:
+        """Unknown fields as the answer names them: escaped, the first few of them."""
+        return [_escaped(name) for name in list(self._ignored)[:MAX_NAMES]]
+
+    def clean(self, data: bytes | bytearray, kind: type, where: str = "") -> bytes:
+        """Return the JSON of an object without what its type and those of objects in it do not declare. What
+        is no object stays as it is. `where`: what is before the names in errors.
+
+        Raises: msgspec's errors, InvalidRequest.
+        """
+        if bytes(data[:64]).lstrip()[:1] != b"{":
+            return bytes(data)
+        given = msgspec.json.decode(data, type=dict[str, msgspec.Raw])
+        if len(given) > MAX_FIELDS:
+            raise InvalidRequest(f"{where or 'the body '}has more than {MAX_FIELDS} fields")
+        nested = FIELD_TABLES[kind].nested
+        kept = {}
+        for name, raw in given.items():
+            value = bytes(raw)
+            if self.keeps(kind, name, value, where):
+                inner = nested.get(name)
+                kept[name] = value if inner is None else self._clean_inside(value, inner, f"{where}{name}")
+        return joined(kept)
+
+    def clean_list(self, data: bytes, kind: type, where: str, number: int = 0) -> bytes:
+        """The same for each object of a list, the first of which is number `number` of the list `where`."""
+        items = msgspec.json.decode(data, type=list[msgspec.Raw])
+        cleaned = (
+            self.clean(bytes(each), kind, f"{where}[{index}].") for index, each in enumerate(items, number)
+        )
+        return b"[" + b",".join(cleaned) + b"]"
+
+    def keeps(self, kind: type, name: str, value: bytes, where: str) -> bool:
+        """Return True for a field that the type declares, False for one that is to be left out.
+
+        Raises: InvalidRequest that names it.
+        """
+        if name in kind.__struct_fields__:  # type: ignore[attr-defined]
+            return True
+        table = FIELD_TABLES.get(kind)
+        if table is None:
+            raise unknown_field(f"{where}{name:.100}")
+        if value == NULL:
+            return False
+        if (taken := table.taken.get(name)) is not None:
+            check_taken(name, value, taken, where)
+        elif (neutral := table.refused.get(name)) is not None:
+            check_refused(name, value, neutral, table.hints.get(name, ""), where)
+        elif name in table.elsewhere:
+            check_refused(name, value, (), table.hints.get(name, "it is no field of this endpoint"), where)
+        elif (kind, name) not in self._decided:
+            self._take_unknown(kind, table, name, where)
+        return False
+
+    def check_large(self, kind: type, name: str, where: str) -> None:
+        """Refuse a field that has no business here, whatever its size. Raises InvalidRequest."""
+        table = FIELD_TABLES.get(kind)
+        if table is None or name not in table.taken:
+            self.keeps(kind, name, b"0", where)
+
+    def _take_unknown(self, kind: type, table: FieldTable, name: str, where: str) -> None:
+        """Raises InvalidRequest."""
+        if self._policy == "ignore":
+            return
+        if len(self._decided) >= MAX_UNKNOWN:
+            raise InvalidRequest(f"{where or 'the body '}has more than {MAX_UNKNOWN} unknown fields")
+        self._decided.add((kind, name))
+        declared: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
+        meant = nearest(name, (*declared, *table.refused))
+        if meant is not None or self._policy == "refuse":
+            raise unknown_field(f"{where}{name:.100}", meant)
+        self._ignored[_INDEX.sub("", where) + name] = None
+
+    def _clean_inside(self, value: bytes, kind: type, where: str) -> bytes:
+        if value[0] == LIST:
+            return self.clean_list(value, kind, where)
+        return self.clean(value, kind, f"{where}.")
+
+
+class IgnoredLog:
+    """Says in the log what unknown fields are ignored, each name once."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()
+
+    def note(self, path: str, names: Iterable[str]) -> None:
+        new = [name for name in names if (path, name) not in self._told]
+        if not new or len(self._told) >= MAX_LOGGED:
+            return
+        self._told.update((path, name) for name in new)
+        logger.warning(
+            "%s: unknown fields are ignored: %s (each is told once; --unknown-fields refuse answers them "
+            "with 400)",
+            path,
+            ", ".join(new),
+        )
+
+
+def has_unknown_field(error: msgspec.ValidationError, kind: type | None = None) -> bool:
+    """Return True if that is what is wrong with a body of a type whose fields are looked up in tables."""
+    return str(error).startswith("Object contains unknown field") and (kind is None or kind in FIELD_TABLES)
+
+
+def unknown_field(name: str, meant: str | None = None) -> InvalidRequest:
+    hint = "" if meant is None else f"; did you mean {meant}?"
+    return InvalidRequest(
+        f"{name} is not a parameter of this endpoint{hint}", param=name, code="unknown_parameter"
+    )
+
+
+def joined(fields: Mapping[str, bytes]) -> bytes:
+    """An object with these fields, whose values are JSON."""
+    return b"{" + b",".join(b'"%b":%b' % (name.encode(), value) for name, value in fields.items()) + b"}"
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that `name` is likely to be a misspelling of: by one character added, left out,
+    exchanged or changed, or by its case and what joins its words. Names of a few characters that differ in
+    one are other names (`top_a`, `top_k`).
+    """
+    if len(name) > MAX_NAME_CHARS:
+        return None
+    plain = _plain(name)
+    shorter = set(_shorter(name))
+    for each in known:
+        if _plain(each) == plain:
+            return each
+        if abs(len(each) - len(name)) > 1 or min(len(each), len(name)) < SHORT_CHARS - 2:
+            continue
+        if name in _shorter(each) or each in shorter:
+            return each
+        is_swapped = sorted(each) == sorted(name)
+        may_differ = len(each) == len(name) and (len(name) >= SHORT_CHARS or is_swapped)
+        if may_differ and not shorter.isdisjoint(_shorter(each)):
+            return each
+    return None
+
+
+def _shorter(name: str) -> Iterator[str]:
+    return (name[:at] + name[at + 1 :] for at in range(len(name)))
+
+
+def _plain(name: str) -> str:
+    return name.lower().replace("_", "").replace("-", "")
+
+
+def _escaped(name: str) -> str:
+    """Return a name as a header and a line of the log may show it."""
+    shown = (char if _PLAIN.match(char) else f"\\u{ord(char):04x}" for char in name[:MAX_NAME_CHARS])
+    return "".join(shown)[:MAX_NAME_CHARS]
