@@ -249,7 +249,7 @@ def _load_runner(
 
 
 def _say_weights(config: RuntimeConfig) -> None:
-    """What is about to be read, and from where. Raises ModelError when that is not there."""
+    """Log which files are about to be read, and their size. Raises ModelError when they are not there."""
     if config.load_format == "dummy":
         logger.info("making random weights, because of --load-format dummy")
         return

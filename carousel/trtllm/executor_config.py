@@ -21,7 +21,7 @@ MAX_INT32 = (1 << 31) - 1
 
 
 class CapacitySchedulerPolicy(Enum):
-    """Who fits; the name says it, and so does the value, a setting of launch.py."""
+    """Policies of who fits into the KV cache. The value is the setting of launch.py."""
 
     MAX_UTILIZATION = "max_utilization"
     GUARANTEED_NO_EVICT = "guaranteed_no_evict"
@@ -32,9 +32,9 @@ class Asked(NamedTuple):
     """Settings of launch.py, each with the name of the field that stands for it."""
 
     by_caller: dict[str, tuple[str, Any]]
-    """What the caller has said."""
+    """Fields that the caller has set."""
     by_default: dict[str, tuple[str, Any]]
-    """What TensorRT-LLM does when nothing is said. Whatever else the caller says goes before it."""
+    """TensorRT-LLM's value of each field that is not set. All that the caller says goes before it."""
 
     def add(self, field: str, setting: str, value: Any, *, is_default: bool) -> None:
         """Take in what one field stands for."""
@@ -51,7 +51,7 @@ def nothing_asked() -> Asked:
 
 @dataclass(slots=True)
 class SchedulerConfig:
-    """Who fits into the KV cache. `policy` is an older name of `capacity_scheduler_policy`."""
+    """Choice of who fits into the KV cache. `policy` is an older name of `capacity_scheduler_policy`."""
 
     capacity_scheduler_policy: str | Enum = CapacitySchedulerPolicy.GUARANTEED_NO_EVICT
     """A name, TensorRT-LLM's enum or ours, or your own as package.module:Class."""

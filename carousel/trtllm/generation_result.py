@@ -119,7 +119,7 @@ class GenerationResult:
 
     @property
     def queue(self) -> ResultQueue:
-        """What comes for this request, as responses; it takes from what an iteration takes from."""
+        """Responses of this request, in order. An iteration over the result takes from the same ones."""
         return ResultQueue(self, self._mailbox)
 
     # -- as it comes -----------------------------------------------------------------------------------------
@@ -174,7 +174,7 @@ class GenerationResult:
             return None
 
     def take_response(self) -> Response | None:
-        """What `take_output` gives or raises, as one who awaits responses gets it. None: nothing is new."""
+        """Return the next response with what `take_output` gives or raises. None: nothing is new."""
         request = self.request
         try:
             output = self.take_output()
@@ -283,11 +283,11 @@ class ResultQueue:
                 raise queue.Empty from None
 
     def get_nowait(self) -> Response:
-        """As `get(block=False)`."""
+        """Return the next response, like `get(block=False)`."""
         return self.get(block=False)
 
     async def get_async(self, timeout: float | None = None) -> Response:
-        """As `get`. Cancelling the task that waits takes nothing away."""
+        """Await the next response, like `get`. Cancelling the task that waits takes nothing away."""
         try:
             async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
                 while True:

@@ -191,7 +191,7 @@ def _cgroup_limit() -> int:
 
 
 def _cgroup_available() -> int:
-    """What is left of that limit."""
+    """Bytes that are left of that limit."""
     limit = _cgroup_limit()
     if limit == NO_LIMIT:
         return NO_LIMIT

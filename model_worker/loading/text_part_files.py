@@ -34,7 +34,7 @@ def log_what_is_left_out(files: list[Path], rename: Rename) -> None:
 
 
 def _num_bytes(tensor: Any) -> int:
-    """Of a tensor in a file, whose dtype is named like F32, BF16 or F8_E4M3."""
+    """Size of a tensor in a file, whose dtype is named like F32, BF16 or F8_E4M3."""
     bits = re.search(r"\d+", tensor.get_dtype())
     num_elements: int = math.prod(tensor.get_shape())
     return num_elements * (int(bits[0]) // 8 if bits else 1)

@@ -80,7 +80,7 @@ def _hf_config(model_path: Path, overrides: str) -> PreTrainedConfig:
 
 
 def _first_line(error: Exception) -> str:
-    """What the library says; the rest is advice on how to install it."""
+    """First line of what the library says; the rest is advice on how to install it."""
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 

@@ -20,7 +20,7 @@ WEIGHTS_OF_OTHERS = {
     ".msgpack": "Flax's files (.msgpack)",
     ".onnx": "ONNX files",
 }
-"""Of other programs, by the end of the name: what they are called."""
+"""Names of other programs' weight files, by the end of the file's name."""
 
 
 def refuse_lfs_pointer(path: Path, start: bytes) -> None:
@@ -73,6 +73,6 @@ def no_config(path: Path) -> ModelError:
 
 
 def kind_of_others(path: Path) -> str:
-    """What the weights in a directory are called that only other programs read; empty: there are none."""
+    """Name of the weights in a directory that only other programs read; empty: there are none."""
     found = {Path(name).suffix for name in os.listdir(path)}
     return next((kind for suffix, kind in WEIGHTS_OF_OTHERS.items() if suffix in found), "")

@@ -60,7 +60,7 @@ def is_hub_id(name: str) -> bool:
 
 
 def _is_here(name: str) -> bool:
-    """Whether there is such a file or directory; one that this user may not look at counts."""
+    """Return whether there is such a file or directory; one that this user may not look at counts."""
     try:
         return Path(name).exists()
     except OSError:

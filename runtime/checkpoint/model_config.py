@@ -86,7 +86,7 @@ class ModelConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     @property
     def text_part(self) -> TextPart | None:
-        """What there is beside the decoder in the files; None where they hold a decoder alone."""
+        """Parts of the files beside the decoder; None where they hold a decoder alone."""
         return TEXT_PARTS.get(self.architecture)
 
     def attention_window(self, layer_id: int) -> int | None:

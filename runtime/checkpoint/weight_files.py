@@ -17,7 +17,7 @@ INDEX_FILE = "model.safetensors.index.json"
 LENGTH_BYTES = 8
 """At the beginning of a safetensors file: the length of its header, little endian."""
 MAX_HEADER_BYTES = 100_000_000
-"""As in the safetensors library."""
+"""Longest header, as in the safetensors library."""
 _NAMES_SHOWN = 8
 
 

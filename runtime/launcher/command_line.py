@@ -196,7 +196,7 @@ def _add_peer_flag(parser: argparse.ArgumentParser, flag: PeerFlag, own: set[str
 
 
 def _opposite(flag: str) -> str:
-    """Of a switch, as vLLM spells it."""
+    """Return the opposite of a switch, as vLLM spells it."""
     return "--" + flag.removeprefix("--no-") if flag.startswith("--no-") else "--no-" + flag[2:]
 
 
@@ -242,7 +242,7 @@ def _with_suffix(text: str) -> int:
 
 
 def _unknown(word: str, words: list[str], parser: argparse.ArgumentParser) -> str:
-    """What is wrong with a word that no option has taken."""
+    """Return the error for a word that no option has taken."""
     if word.startswith("-"):
         name = word.partition("=")[0]
         flags = [known for known in option_names(parser) if _is_meant(known)]

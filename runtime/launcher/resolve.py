@@ -55,8 +55,8 @@ HTTP_SETTINGS = (
     "max_connections",
     "max_connections_per_address",
     "metrics_open",
-    "sampling_defaults",
     "root_path",
+    "sampling_defaults",
     "ssl_certfile",
     "ssl_keyfile",
 )

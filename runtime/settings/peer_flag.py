@@ -29,10 +29,10 @@ class PeerFlag(NamedTuple):
     neutral: tuple[str, ...] = ()
     """The values that are taken; none: all of them."""
     refused: str = ""
-    """What to do instead, or why it cannot be had."""
+    """Advice: the spelling here, or why it cannot be had."""
 
     def meaning(self, option: str, value: str) -> Meaning:
-        """What this value of the flag stands for. Raises ConfigError that says what to give instead."""
+        """Return the settings that this value stands for. Raises ConfigError, which says what to give."""
         if not self.has_value and not _is_on(option, value):
             return Meaning(NOTHING, self.taken or "off is what it is anyway")
         if (settings := self.understood.get(value if self.has_value else "true")) is not None:

@@ -152,8 +152,8 @@ class SequenceState:
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:
-        """What an output adds; None for each token before those that were asked for, the first one at least,
-        comes with the first ones, or at the end.
+        """Prompt logprobs that an output adds. None stands for each token before those asked for, at least
+        for the first one; it comes with the first ones, or at the end.
         """
         new: PromptLogprobs = []
         if not self.prompt_logprobs:

@@ -74,7 +74,7 @@ class HttpServer(uvicorn.Server):
         self.started = True
 
     async def _create_server(self) -> asyncio.Server:
-        """What is closed when no more connections are accepted is a copy of the listening socket."""
+        """Return a server on a copy of the listening socket: a pause of accepting closes the copy alone."""
         assert self._listener is not None
         has_tls = self.config.ssl is not None
         return await asyncio.get_running_loop().create_server(

@@ -199,7 +199,7 @@ HINTS = {
     "input_ids": "it is called prompt here",
     "sampling_params": "its fields belong into the body itself here",
 }
-"""What to do about a refused field, by its name."""
+"""Advice about a refused field, by its name."""
 
 
 @dataclass(frozen=True, slots=True)

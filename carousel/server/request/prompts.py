@@ -17,9 +17,9 @@ from runtime.wire.messages import MAX_FURTHER_BYTES
 # Chat templates know "system"; "developer" is what OpenAI calls the same thing for its newer models.
 ROLES = {"developer": "system"}
 MAX_CALL_PARTS = 1 << 16
-"""Of all calls of tools in a conversation, by the brackets and commas in their JSON: 6 ms of work."""
+"""Most parts of all tool calls in a conversation, by the brackets and commas in their JSON: 6 ms of work."""
 _BEGINNINGS = b'"{n'
-"""Of a text, an object and null in JSON."""
+"""First bytes of a text, an object and null in JSON."""
 
 
 def prompts_of(prompt: str | list[Any], name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> list[Prompt]:

@@ -22,7 +22,7 @@ MAX_OBJECTS = 8192
 MAX_UNKNOWN = 64
 """Names in one body that are in no table."""
 MAX_NAMES, MAX_NAME_CHARS = 16, 64
-"""Of unknown fields, as a header and the log show them."""
+"""Names of unknown fields, as a header and the log show them."""
 MAX_LOGGED = 1024
 SHORT_CHARS = 6
 NULL = b"null"
@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 
 
 class FieldFilter:
-    """Of one body."""
+    """Unknown fields of one body."""
 
     def __init__(self, policy: UnknownFields) -> None:
         self._policy = policy

@@ -9,7 +9,7 @@ from runtime.base.environment import visible_gpus
 from runtime.base.errors import ConfigError
 
 DRIVER_FILES: tuple[str, ...] = ("/dev/nvidiactl", "/dev/dxg")
-"""Of NVIDIA's driver, in Linux and in Windows' Linux."""
+"""Device files of NVIDIA's driver, in Linux and in Windows' Linux."""
 CPU_BUILD = "+cpu"
 """The end of the version of a torch that computes on CPUs alone."""
 

@@ -106,7 +106,7 @@ def test_special_tokens_of_a_conversation_are_characters_unless_they_are_allowed
 
 
 def test_special_tokens_are_added_to_messages_when_asked_for(front: Front) -> None:
-    """What the demo's tokenizer adds to a text is nothing; the template writes its own."""
+    """The demo's tokenizer adds nothing to a text; the template writes its own."""
     plain, *asked = (
         front.post("/tokenize", messages=MESSAGES, add_special_tokens=adds) for adds in (None, True, False)
     )

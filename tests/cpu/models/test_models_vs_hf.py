@@ -207,7 +207,7 @@ OVERRIDES: dict[str, tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = {
         {"rope_parameters": {"rope_type": "default", "rope_theta": 37.0}},
     ),
 }
-"""Of each case: --hf-overrides, --rope-scaling, and what transformers is told instead."""
+"""Cases: --hf-overrides, --rope-scaling, and what transformers is told instead."""
 
 
 @pytest.mark.parametrize("name", OVERRIDES)

@@ -212,7 +212,7 @@ def _shapes(model: CausalLM) -> dict[str, torch.Size]:
 
 
 def test_both_spellings_of_the_names_are_read(made: Made, tmp_path: Path) -> None:
-    """As most are published, and as transformers 5 has them in memory: model.language_model."""
+    """Names as most are published, and as transformers 5 has them in memory: model.language_model."""
     inner = made.hf.state_dict()
     if made.name.endswith("tied"):
         del inner["lm_head.weight"]

@@ -151,7 +151,7 @@ def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
 
 
 def test_nothing_is_recorded_where_that_is_asked_for() -> None:
-    """As --disable-cuda-graph does on a CPU, too; what it computes is the same."""
+    """--disable-cuda-graph does so on a CPU, too; what it computes is the same."""
     runner = _runner(records_steps=False)
     runner.warm_up()
     assert runner._program is None

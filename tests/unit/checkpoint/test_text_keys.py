@@ -109,7 +109,7 @@ def test_qwen_has_its_numbers_beside_those_of_its_tower(tmp_path: Path) -> None:
 
 
 def test_axes_of_an_image_may_stand_beside_a_longer_context(tmp_path: Path) -> None:
-    """As its authors say to reach 128 K tokens."""
+    """The authors of the model say it so, to reach 128 K tokens."""
     scaling = {"type": "yarn", "mrope_section": [16, 24, 24], "factor": 4}
     scaling |= {"original_max_position_embeddings": 32768}
     rope = _read(tmp_path, _QWEN2_5_VL_7B | {"rope_scaling": scaling}).rope

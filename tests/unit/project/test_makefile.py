@@ -1,4 +1,4 @@
-"""What make installs: for serving no tools of tests, for tests and checks both, and neither a second time."""
+"""Packages that make installs: serving gets no test tools, tests and checks get both, nothing comes twice."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.harness.sources import ROOT
 
 
 def commands(target: str, venv: Path) -> list[str]:
-    """What make would run for the target."""
+    """Return the commands that make would run for the target."""
     # A make that runs this test has settings of its own for others below it.
     environment = {"PATH": "/usr/local/bin:/usr/bin:/bin"}
     done = subprocess.run(

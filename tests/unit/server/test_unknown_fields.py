@@ -1,4 +1,4 @@
-"""What becomes of fields that a body does not declare: taken, refused by name, or named back."""
+"""Fields that a body does not declare are taken, refused by name, or named back."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_a_misspelling_is_refused_with_the_right_name(given: str, meant: str | N
 
 
 def test_no_field_of_the_peers_is_close_to_another() -> None:
-    """What a table has is what was meant."""
+    """The table has what was meant."""
     for name in (*REFUSED, *TAKEN):
         body = {"messages": [USER], name: None}
         assert read(ChatBody, "refuse", **body)[1] == []

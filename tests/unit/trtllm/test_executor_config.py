@@ -23,7 +23,7 @@ TENSORRT_LLM = {
     "mem_fraction_static": 0.9,
     "request_stats_max_iterations": 0,
 }
-"""What it does when nothing is said."""
+"""Settings of a launch for which nothing is said."""
 
 
 class TheirPolicy(Enum):
