@@ -213,8 +213,3 @@ def test_types_and_policies_become_the_runtimes_settings(
     with pytest.raises(RingClosed, match="far enough"):
         BatchManager.create("tests", model_type, 1, scheduler_config, lambda _: [], lambda *_: None)
     assert (given["batching_type"], given["capacity_scheduler"]) == (batching, capacity)
-
-
-def test_prompts_that_are_not_to_be_cut_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"enable_chunked_context: False is not.*chunked_prefill_size"):
-        GenerationExecutor.create(engine_dir="tests", enable_chunked_context=False)

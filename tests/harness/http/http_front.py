@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import socket
 import ssl
 import threading
@@ -153,10 +154,24 @@ class HurriedAsyncio:
 
 
 @contextmanager
+def unchanged_loggers() -> Iterator[None]:
+    """Give uvicorn's loggers back their level and their way up, which a server sets for its process."""
+    loggers = [logging.getLogger(f"uvicorn.{name}") for name in ("error", "access", "asgi")]
+    before = [(logger, logger.level, logger.propagate) for logger in loggers]
+    try:
+        yield
+    finally:
+        for logger, level, propagate in before:
+            logger.setLevel(level)
+            logger.propagate = propagate
+
+
+@contextmanager
 def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> Iterator[Front]:
     config = msgspec.structs.replace(CONFIG, **settings)
     TenantsFile(Endpoints(run_dir).tenants_file).write(read_tenants(config))
-    with fake_ring(run_dir, answer, config) as ring, pytest.MonkeyPatch.context() as patch:
+    patched = pytest.MonkeyPatch.context()
+    with fake_ring(run_dir, answer, config) as ring, unchanged_loggers(), patched as patch:
         patch.setattr("carousel.server.main.TICK_S", 0.005)
         patch.setattr("carousel.client.connection.connection.TICK_S", 0.005)
         # A fake ring says once that it lives.
