@@ -29,17 +29,25 @@ class ConnectionCount:
 
     def add(self, address: str) -> bool:
         """Count a connection, until `remove`. False: its address has more than it may."""
-        self.total += 1
+        self.take()
         self._num_by_address[address] += 1
-        if self.total == self._most:
-            self._on_full()
         return not self._most_per_address or self._num_by_address[address] <= self._most_per_address
 
     def remove(self, address: str) -> None:
-        self.total -= 1
         self._num_by_address[address] -= 1
         if not self._num_by_address[address]:
             del self._num_by_address[address]
+        self.give_back()
+
+    def take(self) -> None:
+        """Count a connection whose address is not known yet, until `give_back`."""
+        self.total += 1
+        if self.total == self._most:
+            self._on_full()
+
+    def give_back(self, _: object = None) -> None:
+        """Count a connection that was taken no longer."""
+        self.total -= 1
         if self.total == self._most - 1:
             self._on_room()
 

@@ -35,8 +35,12 @@ class PacedReader(asyncio.BufferedProtocol):
         self._buffer = buffer
         self._crowded_buffer = buffer[:CROWDED_READ_BYTES]
         self._protocol: HttpProtocol | None = None
+        self.on_made: Callable[[], None] | None = None
+        """Called once the connection is there, before anything else."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        if self.on_made is not None:
+            self.on_made()
         state = transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
         if state in (TCP_CLOSE, TCP_CLOSE_WAIT):
             # The client has left while the kernel kept the connection: others wait behind it.

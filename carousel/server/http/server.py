@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, cast
 
 import uvicorn
 
-from carousel.server.http.connection_count import ConnectionCount, openable
+from carousel.client.loop_mailbox import call_in_loop
+from carousel.server.http.connection_count import RESERVED_DESCRIPTORS, ConnectionCount, openable
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader
 from carousel.server.http.protocol import HttpProtocol
@@ -20,6 +22,8 @@ from carousel.server.http.protocol import HttpProtocol
 RETRY_S = 1.0
 HANDSHAKE_TIMEOUT_S = 10.0
 """Longest time that a client has for the TLS handshake, as for the head of a request."""
+TLS_BACKLOG = RESERVED_DESCRIPTORS // 2
+"""Connections that the kernel keeps: as many may be accepted at once, before accepting is paused."""
 TLS_CLOSE_TIMEOUT_S = 5.0
 """Longest time that a client has to answer the end of a TLS connection."""
 
@@ -80,13 +84,21 @@ class HttpServer(uvicorn.Server):
         return await asyncio.get_running_loop().create_server(
             self._make_protocol,
             sock=self._listener.dup(),
-            backlog=self.config.backlog,
+            backlog=TLS_BACKLOG if has_tls else self.config.backlog,
             ssl=self.config.ssl,
             ssl_handshake_timeout=HANDSHAKE_TIMEOUT_S if has_tls else None,
             ssl_shutdown_timeout=TLS_CLOSE_TIMEOUT_S if has_tls else None,
         )
 
     def _stop_accepting(self) -> None:
+        if self.config.ssl is None:
+            self._close_servers()
+        else:  # in the middle of accepting a connection, which needs its server open
+            asyncio.get_running_loop().call_soon(self._close_servers)
+
+    def _close_servers(self) -> None:
+        if self._count.has_room():
+            return
         logger.warning("all connections are in use; the next is accepted when one ends (--max-connections)")
         for server in self.servers:
             server.close()
@@ -96,7 +108,7 @@ class HttpServer(uvicorn.Server):
             self._accepting = asyncio.create_task(self._open())
 
     async def _open(self) -> None:
-        while self._count.has_room() and not self.should_exit:
+        while self._count.has_room() and not self.should_exit and not self._is_accepting():
             try:
                 self.servers = [await self._create_server()]
             except OSError as error:
@@ -105,9 +117,31 @@ class HttpServer(uvicorn.Server):
             else:
                 return
 
+    def _is_accepting(self) -> bool:
+        return any(server.is_serving() for server in self.servers)
+
     def _read_connection(self, **about: Any) -> PacedReader:
         make_protocol = partial(HttpProtocol, self._count, self._turns, self._root_path, **about)
-        return PacedReader(make_protocol, self._turns, self._buffer)
+        reader = PacedReader(make_protocol, self._turns, self._buffer)
+        if self.config.ssl is not None:
+            reader.on_made = self._count_handshake(reader)
+        return reader
+
+    def _count_handshake(self, reader: PacedReader) -> Callable[[], None]:
+        """Count a connection whose handshake begins, until the function that is returned is called, or until
+        the event loop lets go of the reader: nobody tells of a handshake that fails.
+        """
+        self._count.take()
+        # The garbage collector, which may be who sees it, runs in any thread.
+        loop = asyncio.get_running_loop()
+        failed = weakref.finalize(reader, call_in_loop, loop, self._count.give_back, None)
+        failed.atexit = False
+
+        def made() -> None:
+            failed.detach()
+            self._count.give_back()
+
+        return made
 
     def _make_protocol(self) -> asyncio.Protocol:
         # As uvicorn does when it starts.

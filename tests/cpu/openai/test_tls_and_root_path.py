@@ -18,10 +18,12 @@ import pytest
 from bench_serving.http_client import HttpClient, parts_of
 from bench_serving.records import RequestFailure
 from carousel.server.http import server as server_module
+from carousel.server.http.connection_count import ConnectionCount
 from carousel.server.openapi import describe
 from tests.harness.http.http_front import CONFIG, Front, events, http_front
 from tests.harness.http.tls import CERTIFICATE, FILES
 from tests.harness.ring.fake_ring import WAIT_S, spell
+from tests.harness.ring.launched import wait_until
 
 TEXT = "abcdefgh"
 MOST = 4
@@ -127,6 +129,30 @@ def test_a_client_that_never_shakes_hands_is_cut_off(tmp_path: Path, monkeypatch
         assert front.http.get("/live").status_code == 200
         assert _is_cut_off(idle)
         assert front.http.get("/live").status_code == 200
+
+
+def test_handshakes_are_connections_until_they_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_TIMEOUT_S", 0.2)
+    counts: set[ConnectionCount] = set()
+    take = ConnectionCount.take
+
+    def note(count: ConnectionCount) -> None:
+        counts.add(count)
+        take(count)
+
+    monkeypatch.setattr(ConnectionCount, "take", note)
+    with ExitStack() as held:
+        front = held.enter_context(http_front(tmp_path, spell(TEXT), max_connections=2, **FILES))
+        front.http.close()
+        for each in [held.enter_context(front.connect()) for _ in range(7)]:
+            assert _is_cut_off(each)
+        assert "all connections are in use" in caplog.text
+        with front.open_client() as http:
+            assert http.get("/live").status_code == 200
+        (count,) = counts
+        wait_until(lambda: count.total == 0, 5.0, "no connection is left")
 
 
 def _ask_live(connection: ssl.SSLSocket) -> None:
