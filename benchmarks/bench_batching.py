@@ -37,6 +37,7 @@ from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import MemoryChannel
 from scheduler_proc.core.executor import AnyExecutor
 from scheduler_proc.main import build_scheduler
+from scheduler_proc.port import Port
 
 NUM_REQUESTS = 160
 MAX_ROWS = 16
@@ -122,7 +123,9 @@ def config(mode: str) -> RuntimeConfig:
 
 def measure(mode: str, executor: AnyExecutor, limits: WorkerReady, clock: Callable[[], float]) -> Figures:
     output = MemoryChannel("detokenizer_in")
-    scheduler = build_scheduler(config(mode), frozenset(), executor, limits, [output])
+    scheduler = build_scheduler(
+        config(mode), frozenset(), executor, limits, Port(MemoryChannel("scheduler_in"), [output])
+    )
     last: dict[bytes, float] = {}
     gaps: list[float] = []
     num_tokens = 0

@@ -36,7 +36,7 @@ class Bench:
     def __init__(self, policy: str, num_leaves: int, num_tenants: int = 1, floods: bool = False) -> None:
         """floods: nearly all that is new is the first tenant's, once each has a prompt."""
         self.rng = random.Random(0)
-        self.cache = RadixCache(PAGE_SIZE, make_eviction_policy(policy))
+        self.cache = RadixCache(PAGE_SIZE, time.monotonic, make_eviction_policy(policy))
         self.num_tenants = num_tenants
         self.floods = floods
         self.leases: list[CacheNode] = []

@@ -32,14 +32,13 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from runtime.base.registry import resolve
 from runtime.wire.format import Message, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest, ToScheduler
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import Codec, Frame
-from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder
+from runtime.wire.transport import Codec, Frame, MemoryChannel
+from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_schedule_policy
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix.radix_cache import RadixCache
@@ -54,9 +53,10 @@ from scheduler_proc.intake.limits import Limits
 from scheduler_proc.main import feature_factories
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_profile import StepProfile
 from scheduler_proc.observe.step_stats import StatsSettings, StepStats
-from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.waiting.waiting_room import Patience
 
@@ -187,26 +187,38 @@ class Bench:
             (case.num_rows + 64) * (max_len // case.page_size + 2) * case.pool_scale
         )
         self.rows = Rows(case.num_rows + case.num_idle_rows, max_len)
-        kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size))
+        port = Port(MemoryChannel("scheduler_in"), [EncodingOutbox()])
+        kv = KVCacheManager(num_pages, case.page_size, self.rows, RadixCache(case.page_size, port.now_s))
         self._null = NullExecutor(case.num_rows + case.num_idle_rows)
-        output = make_output([EncodingOutbox()])
-        policy = resolve("schedule policy", case.policy, POLICIES)()
+        output = make_output(port.outboxes, port.epoch)
+        policy = make_schedule_policy(case.policy, port)
         self.lifecycle = Lifecycle(
-            kv, SlotPool(0), output, sort_key=sort_key_of(policy, kv), patience=Patience(30.0, 600.0)
+            kv,
+            SlotPool(0),
+            output,
+            port.now_s,
+            sort_key=sort_key_of(policy, kv),
+            patience=Patience(30.0, 600.0),
         )
         max_live = self.rows.max_rows + case.num_waiting
         limits = Limits(VOCAB_SIZE, max_len, frozenset({EOS_ID}), max_live)
         step_limits = StepLimits(1 << 20, self.rows.max_rows)
-        stats = StepStats(self.lifecycle, StatsSettings(step_limits))
-        controls = Controls(self.lifecycle, StatsQuestions(stats, output), max_len)
+        stats = StepStats(self.lifecycle, StatsSettings(step_limits), port.now_s, port.wall_s)
+        controls = Controls(
+            self.lifecycle, StatsQuestions(stats, output), max_len, profile=StepProfile(None, port)
+        )
         intake = Intake(
-            self.lifecycle, limits, feature_factories(output, self.lifecycle.kv), controls=controls
+            self.lifecycle,
+            limits,
+            feature_factories(output, kv, port.now_s),
+            controls=controls,
+            clock=port.now_s,
         )
         batching = BatchingSettings(step_limits, conservativeness=0.01)
-        builder = make_batch_builder(batching, self.lifecycle, policy)
-        step_log = StepLog(kv, self.lifecycle.room, 40)
+        builder = make_batch_builder(batching, self.lifecycle, policy, port)
+        step_log = StepLog(kv, self.lifecycle.room, 40, port.now_s)
         self.scheduler = Scheduler(
-            self.lifecycle, intake, builder, executor or self._null, step_log, controls
+            port, self.lifecycle, intake, builder, executor or self._null, step_log, controls
         )
         self._codec = Codec(ToScheduler, 0)
         self._random = np.random.default_rng(0)

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import gc
 import logging
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from runtime.ring.process import HEARTBEAT_S
-from runtime.wire.transport import Inbox
+from runtime.ring.tenants import Tenants
 from scheduler_proc.scheduler import Scheduler
+from scheduler_proc.waiting.waiting_room import WaitingRoom
 
 logger = logging.getLogger(__name__)
 
@@ -45,31 +44,38 @@ class Load(NamedTuple):
 class SchedulerLoop:
     """`turn` until told to stop."""
 
-    def __init__(
-        self, scheduler: Scheduler, inbox: Inbox, clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._inbox = inbox
-        self._clock = clock
-        self._idle_since = clock()
+        self._port = scheduler.port
+        self._idle_since = self._port.now_s()
         self._is_checked = True
         self.num_failed_checks = 0
+        self._keep_accounts()
 
     def turn(self) -> float:
         """One step. Returns the seconds to wait for a message before the next turn; 0.0: there is work."""
         # Who has no room for answers is asked nothing: requests then pile up where they are refused.
         is_full = self._scheduler.output.is_full
-        messages = [] if is_full else self._inbox.drain(MAX_MESSAGES_PER_STEP)
+        messages = [] if is_full else self._port.drain(MAX_MESSAGES_PER_STEP)
         worked = self._scheduler.step(messages)
+        now = self._port.now_s()
+        if now >= self._accounts_at:
+            self._keep_accounts()
         if worked or messages:
-            self._idle_since = self._clock()
+            self._idle_since = now
             self._is_checked = False
             return 0.0
         if not self._scheduler.is_idle:
             return PAUSED_S if self._scheduler.controls.is_paused else RETRY_S
-        if not self._is_checked and self._clock() - self._idle_since >= CHECK_AFTER_IDLE_S:
+        if not self._is_checked and now - self._idle_since >= CHECK_AFTER_IDLE_S:
             self._check()
         return HEARTBEAT_S / 2
+
+    def _keep_accounts(self) -> None:
+        """Do what is soon enough twice a heartbeat."""
+        self._accounts_at = self._port.now_s() + HEARTBEAT_S / 2
+        take_tenants(self._port.new_tenants(), self._scheduler.lifecycle.room)
+        self._scheduler.lifecycle.accounts.settle()
 
     def _check(self) -> None:
         """Assert conservation of pages, rows and sequences, and do what is too slow for a busy loop."""
@@ -82,6 +88,10 @@ class SchedulerLoop:
             self.num_failed_checks += 1
             logger.exception("self-check failed (%d so far); going on", self.num_failed_checks)
         gc.collect()  # switched off while busy; the scheduler itself leaves no cycles, what it uses might
+
+    def now_s(self) -> float:
+        """Return the time of the last turn."""
+        return self._port.now_s()
 
     def load(self) -> Load:
         scheduler = self._scheduler
@@ -110,3 +120,11 @@ class SchedulerLoop:
             "tokens_per_s": self._scheduler.step_log.tokens_per_s(),
             "max_len": kv.rows.tokens.shape[1],
         }
+
+
+def take_tenants(tenants: Tenants | None, room: WaitingRoom) -> None:
+    """Put a table of tenants in force. None: it is the same as before."""
+    if tenants is not None:
+        room.change_tenants(tenants)
+        if tenants.tenants:
+            logger.info("The limits of %d tenants are in force", len(tenants.tenants))

@@ -5,9 +5,7 @@ an executor and turns the loop until it is told to stop.
 from __future__ import annotations
 
 import gc
-import logging
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,15 +15,20 @@ from runtime.base.errors import ExecutorError
 from runtime.base.registry import resolve
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.pooling import read_pooling
-from runtime.ring.process import FIRST_EPOCH, HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.ring.tenants import TenantsFile
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.messages import ErrorInfo
 from runtime.wire.plan import WorkerReady
-from runtime.wire.transport import Outbox, Waiter
-from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_prefix_cache
+from runtime.wire.transport import Waiter
+from scheduler_proc.batching.composition import (
+    BatchingSettings,
+    make_batch_builder,
+    make_prefix_cache,
+    make_schedule_policy,
+)
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
@@ -46,12 +49,10 @@ from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_profile import StepProfile
 from scheduler_proc.observe.step_stats import StatsSettings, StepStats
-from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.port import Clock, Port
 from scheduler_proc.scheduler import Scheduler
-from scheduler_proc.waiting.waiting_room import Patience, WaitingRoom
-
-logger = logging.getLogger(__name__)
+from scheduler_proc.waiting.waiting_room import Patience
 
 # By device: where the worker runs. On a CPU it needs a process of its own; each entry is
 # `create(context, on_wait)`, which returns once the worker is ready.
@@ -74,31 +75,31 @@ def build_scheduler(
     eos_ids: frozenset[int],
     executor: AnyExecutor,
     limits: WorkerReady,
-    outboxes: Sequence[Outbox],
-    epoch: int = FIRST_EPOCH,
+    port: Port,
     profile_dir: Path | None = None,
-    is_client_alone: Callable[[], bool] = lambda: False,
     roster: Roster | None = None,
     suspects: Suspects = NO_SUSPECTS,
 ) -> Scheduler:
-    """Compose the parts. `outboxes`: one for each detokenizer; `profile_dir`: as StepProfile's;
-    `is_client_alone`: whether one client is connected and no other; `roster`: as Lifecycle's; `suspects`: as
-    Intake's.
+    """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
+    `suspects`: as Intake's.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
     page_size = limits.page_size
     max_len = min(config.context_length, limits.max_len, limits.num_pages * page_size)
     rows = Rows(limits.max_rows, max_len)
-    cache = make_prefix_cache(page_size, config.radix_eviction_policy, is_disabled=config.disable_radix_cache)
+    cache = make_prefix_cache(
+        page_size, port, config.radix_eviction_policy, is_disabled=config.disable_radix_cache
+    )
     kv = KVCacheManager(limits.num_pages, page_size, rows, cache, limits.attention_window)
-    output = make_output(outboxes, epoch)
-    policy = resolve("schedule policy", config.schedule_policy, POLICIES)()
+    output = make_output(port.outboxes, port.epoch)
+    policy = make_schedule_policy(config.schedule_policy, port)
     sort_key = sort_key_of(policy, kv)
     lifecycle = Lifecycle(
         kv,
         SlotPool(NUM_ADAPTER_SLOTS),
         output,
+        port.now_s,
         sort_key=sort_key,
         roster=roster,
         patience=Patience(config.max_starvation, config.queue_timeout),
@@ -110,23 +111,26 @@ def build_scheduler(
     )
     controls = Controls(
         lifecycle,
-        make_questions(config, lifecycle, step_limits, limits.device),
+        make_questions(config, lifecycle, step_limits, limits.device, port),
         max_len,
         _settings_in_force(config, executor, limits),
-        StepProfile(profile_dir),
+        profile=StepProfile(profile_dir, port),
     )
     intake = Intake(
         lifecycle,
         _limits_of_requests(
-            config, eos_ids, limits, max_len, is_client_alone, lifecycle.accounts.has_several
+            config, eos_ids, limits, max_len, port.is_client_alone, lifecycle.accounts.has_several
         ),
-        embedding_factories(config, output) if config.task == "embed" else feature_factories(output, kv),
+        embedding_factories(config, output)
+        if config.task == "embed"
+        else feature_factories(output, kv, port.now_s),
         controls=controls,
+        clock=port.now_s,
         suspects=suspects,
     )
-    builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy)
-    step_log = StepLog(kv, lifecycle.room, config.decode_log_interval)
-    return Scheduler(lifecycle, intake, builder, executor, step_log, controls)
+    builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
+    step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)
+    return Scheduler(port, lifecycle, intake, builder, executor, step_log, controls)
 
 
 def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
@@ -208,7 +212,7 @@ def _settings_in_force(
 
 
 def make_questions(
-    config: RuntimeConfig, lifecycle: Lifecycle, limits: StepLimits, device: str
+    config: RuntimeConfig, lifecycle: Lifecycle, limits: StepLimits, device: str, port: Port
 ) -> StatsQuestions:
     kept = StatsSettings(
         limits,
@@ -217,12 +221,10 @@ def make_questions(
         config.request_stats_max_iterations,
         hides_memory=device.startswith("cuda"),
     )
-    return StatsQuestions(StepStats(lifecycle, kept), lifecycle.output)
+    return StatsQuestions(StepStats(lifecycle, kept, port.now_s, port.wall_s), lifecycle.output)
 
 
-def feature_factories(
-    output: Output, kv: KVCacheManager, clock: Callable[[], float] = time.monotonic
-) -> tuple[FeatureFactory, ...]:
+def feature_factories(output: Output, kv: KVCacheManager, clock: Clock) -> tuple[FeatureFactory, ...]:
     """In the order of their hooks: the last ones report what counts."""
     return (
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
@@ -258,33 +260,22 @@ class Heartbeat:
         self._fields["is_paused"] = is_paused
         self._context.beat(force=True, **self._fields)
 
-    def beat_after(self, loop: SchedulerLoop) -> bool:
-        """Between two turns. Tokenizers admit by the load, so a change of it is shown at once; the other
-        figures are gathered at each heartbeat only. Returns whether it was time for one.
+    def beat_after(self, loop: SchedulerLoop) -> None:
+        """Show what a turn has changed. Tokenizers admit by the load, so a change of it is shown at once;
+        the other figures are gathered at each heartbeat only.
         """
         self._loop = loop
-        now = time.monotonic()
+        now = loop.now_s()
         load = loop.load()
-        is_time = now >= self._next_at
-        if is_time:
+        if now >= self._next_at:
             self._next_at = now + HEARTBEAT_S / 2
             self._fields = loop.status()
         elif load != self._load:
             self._fields |= load._asdict() | loop.progress()
         else:
-            return False
+            return
         self._load = load
         self._context.beat(force=True, **self._fields)
-        return is_time
-
-
-def take_tenants(file: TenantsFile, room: WaitingRoom) -> None:
-    """Put the table of tenants in force if the launcher has written another (TenantsFile.read_new)."""
-    tenants = file.read_new()
-    if tenants is not None:
-        room.change_tenants(tenants)
-        if tenants.tenants:
-            logger.info("The limits of %d tenants are in force", len(tenants.tenants))
 
 
 def main(context: ProcessContext) -> None:
@@ -302,15 +293,20 @@ def main(context: ProcessContext) -> None:
         context.outbox(context.endpoints.detokenizer_in(i)) for i in range(config.detokenizer_workers)
     ]
     profile_dir = Path(config.profile_dir or context.endpoints.run_dir).absolute()
+    port = Port(
+        inbox,
+        outboxes,
+        context.epoch,
+        is_client_alone=lambda: context.status.read("detokenizer").num_clients <= 1,
+        new_tenants=TenantsFile(context.endpoints.tenants_file).read_new,
+    )
     scheduler = build_scheduler(
         config,
         eos_ids,
         executor,
         executor.limits,
-        outboxes,
-        context.epoch,
+        port,
         profile_dir,
-        is_client_alone=lambda: context.status.read("detokenizer").num_clients <= 1,
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
     )
@@ -318,9 +314,7 @@ def main(context: ProcessContext) -> None:
     if context.was_paused:
         lifecycle.serving.pause()
     lifecycle.serving.on_change = heartbeat.show_pause
-    tenants = TenantsFile(context.endpoints.tenants_file)
-    take_tenants(tenants, lifecycle.room)
-    loop = SchedulerLoop(scheduler, inbox)
+    loop = SchedulerLoop(scheduler)
     waiter = Waiter([inbox.socket])
     # Collections in the middle of a step double its 99th percentile; nothing that comes and goes ends in a
     # cycle
@@ -330,11 +324,10 @@ def main(context: ProcessContext) -> None:
     gc.disable()
     context.ready(num_pages=executor.limits.num_pages, max_len=scheduler.rows.tokens.shape[1])
     try:
+        heartbeat.beat_after(loop)
         while not context.stop.is_set():
-            if heartbeat.beat_after(loop):
-                take_tenants(tenants, lifecycle.room)
-                lifecycle.accounts.settle()
             timeout_s = loop.turn()
+            heartbeat.beat_after(loop)
             if timeout_s:
                 waiter.wait(timeout_s)
         if context.is_launch_ending:

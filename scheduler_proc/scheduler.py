@@ -28,6 +28,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.port import Port
 
 
 class Scheduler:
@@ -35,6 +36,7 @@ class Scheduler:
 
     def __init__(
         self,
+        port: Port,
         lifecycle: Lifecycle,
         intake: Intake,
         builder: BatchBuilder,
@@ -42,6 +44,7 @@ class Scheduler:
         step_log: StepLog,
         controls: Controls,
     ) -> None:
+        self.port = port
         self.lifecycle = lifecycle
         self.intake = intake
         self.controls = controls
@@ -76,6 +79,7 @@ class Scheduler:
         ExecutorError when the executor is of no use any more; the requests are as they were, so the caller
         decides what becomes of them.
         """
+        self.port.read_time()
         self.profile.begin()
         for message in inbox:
             self.intake.receive(message)
@@ -124,7 +128,7 @@ class Scheduler:
     def _commit_oldest(self) -> None:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""
         batch, handle = self.in_flight.popleft()
-        result = handle.result()
+        result = self.port.result(handle)
         self.profile.mark("wait", step=result.step)
         self.profile.note_result(result)
         tokens = unpack_ids(result.tokens)

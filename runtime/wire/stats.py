@@ -86,7 +86,7 @@ class IterationStats(StatsRecord, frozen=True):
     iter: int
     """Number of the step: 1, 2, ... from the start of the scheduler."""
     iter_latency_ms: float
-    """From its launch, or from the end of the step before if that is later, to its end."""
+    """From the turn that launched it, or from the end of the step before if that is later, to its end."""
     new_active_requests_queue_latency_ms: float
     """Sum over `num_new_active_requests` of how long they had waited."""
     num_new_active_requests: int

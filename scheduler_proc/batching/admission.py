@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
@@ -13,7 +13,7 @@ from scheduler_proc.cache.kv_cache_manager import Prefix
 from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
-from scheduler_proc.features.base import combined_cost
+from scheduler_proc.features.base import RequestFeature, combined_cost
 from scheduler_proc.policy.base import InvalidOrder, SchedulePolicy, WaitingView, checked_order
 
 logger = logging.getLogger(__name__)
@@ -26,13 +26,20 @@ MAX_SKIPPED = 1024
 
 class Admission:
     """`closes_batches`: as CapacityPolicy's. Who would wait for a page that another row computes is not made
-    to: it would miss the batch.
+    to: it would miss the batch. `is_ready`: as Port's.
     """
 
-    def __init__(self, lifecycle: Lifecycle, policy: SchedulePolicy, closes_batches: bool) -> None:
+    def __init__(
+        self,
+        lifecycle: Lifecycle,
+        policy: SchedulePolicy,
+        closes_batches: bool,
+        is_ready: Callable[[RequestFeature], bool],
+    ) -> None:
         self._lifecycle = lifecycle
         self._kv = lifecycle.kv
         self._closes_batches = closes_batches
+        self._is_ready = is_ready
         self.policy = policy
 
     def admit(self, adder: PrefillAdder, newcomers: Sequence[Request] | None = None) -> None:
@@ -94,7 +101,7 @@ class Admission:
         if self._kv.still_awaits(req):
             return None
         if req.features:
-            ready = all(feature.ready() for feature in req.features)
+            ready = all(map(self._is_ready, req.features))
             if not ready or not self._lifecycle.slots.can_hold(combined_cost(req.features).slot):
                 return None
         prefix = self._kv.match(req)

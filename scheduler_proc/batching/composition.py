@@ -4,8 +4,6 @@ stand for.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import NamedTuple
 
 from runtime.base.errors import ConfigError
@@ -27,7 +25,9 @@ from scheduler_proc.capacity.base import CapacityPolicy
 from scheduler_proc.capacity.max_utilization import MaxUtilization
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.llm_request import KvCacheView
+from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import SchedulePolicy
+from scheduler_proc.port import Port
 from scheduler_proc.request_scheduler import (
     CapacityScheduler,
     EverybodyFits,
@@ -52,26 +52,28 @@ class BatchingSettings(NamedTuple):
 
 
 def make_prefix_cache(
-    page_size: int,
-    eviction: str = "lru",
-    *,
-    is_disabled: bool = False,
-    clock: Callable[[], float] = time.monotonic,
+    page_size: int, port: Port, eviction: str = "lru", *, is_disabled: bool = False
 ) -> PrefixCache:
     """`eviction`: a name, or package.module:Class of the user's own. Raises ConfigError."""
-    policy = make_eviction_policy(eviction)
+    policy = make_eviction_policy(eviction, port.construct)
     if is_disabled:
-        return NoCache(page_size)
-    return RadixCache(page_size, policy, clock)
+        return NoCache(page_size, port.now_s)
+    return RadixCache(page_size, port.now_s, policy)
+
+
+def make_schedule_policy(name: str, port: Port) -> SchedulePolicy:
+    """`name`: one of POLICIES, or package.module:Class of the user's own. Raises ConfigError."""
+    policy: SchedulePolicy = port.construct(resolve("schedule policy", name, POLICIES))
+    return policy
 
 
 def make_batch_builder(
-    settings: BatchingSettings, lifecycle: Lifecycle, policy: SchedulePolicy
+    settings: BatchingSettings, lifecycle: Lifecycle, policy: SchedulePolicy, port: Port
 ) -> BatchBuilder:
     """Raises ConfigError when a name stands for nothing, or two of them do not go together."""
     kv = lifecycle.kv
     capacity = _make_capacity_policy(settings, kv)
-    admission = Admission(lifecycle, policy, capacity.closes_batches)
+    admission = Admission(lifecycle, policy, capacity.closes_batches, port.is_ready)
     preemption = chooser = None
     if getattr(policy, "preempts", False):
         if settings.capacity != "max_utilization" or not isinstance(capacity, MaxUtilization):
@@ -80,7 +82,7 @@ def make_batch_builder(
                 f" {settings.request_scheduler or settings.capacity}"
             )
         preemption = Preemption(lifecycle, admission, capacity)
-    scheduler = _make_request_scheduler(settings, kv)
+    scheduler = _make_request_scheduler(settings, kv, port)
     if scheduler is not None:
         chooser = ChosenBatch(lifecycle, admission, scheduler, settings.limits.max_requests)
     phases = resolve("batching type", settings.batching, BATCHING_TYPES)(kv.rows)
@@ -96,13 +98,15 @@ def _make_capacity_policy(settings: BatchingSettings, kv: KVCacheManager) -> Cap
     return policy
 
 
-def _make_request_scheduler(settings: BatchingSettings, kv: KVCacheManager) -> RequestScheduler | None:
+def _make_request_scheduler(
+    settings: BatchingSettings, kv: KVCacheManager, port: Port
+) -> RequestScheduler | None:
     """The user's own; None: there is none."""
     of_capacity = (kv.rows.max_rows, KvCacheView(kv))
     of_micro_batch = (settings.limits.max_requests, settings.limits.max_tokens)
     if settings.request_scheduler:
-        scheduler: RequestScheduler = resolve("request scheduler", settings.request_scheduler, {})(
-            *of_capacity, *of_micro_batch
+        scheduler: RequestScheduler = port.construct(
+            resolve("request scheduler", settings.request_scheduler, {}), *of_capacity, *of_micro_batch
         )
         return scheduler
     if ":" not in settings.capacity and not settings.micro_batch_scheduler:
@@ -110,9 +114,11 @@ def _make_request_scheduler(settings: BatchingSettings, kv: KVCacheManager) -> R
     capacity_scheduler: CapacityScheduler = EverybodyFits()
     micro_batch_scheduler: MicroBatchScheduler = EverybodyTakesPart(*of_micro_batch)
     if ":" in settings.capacity:
-        capacity_scheduler = resolve("capacity scheduler", settings.capacity, CAPACITY_POLICIES)(*of_capacity)
+        capacity_scheduler = port.construct(
+            resolve("capacity scheduler", settings.capacity, CAPACITY_POLICIES), *of_capacity
+        )
     if settings.micro_batch_scheduler:
-        micro_batch_scheduler = resolve("micro-batch scheduler", settings.micro_batch_scheduler, {})(
-            *of_micro_batch
+        micro_batch_scheduler = port.construct(
+            resolve("micro-batch scheduler", settings.micro_batch_scheduler, {}), *of_micro_batch
         )
     return SimpleScheduler(capacity_scheduler, micro_batch_scheduler)

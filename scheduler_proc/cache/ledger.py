@@ -11,7 +11,6 @@ changed, and all of them when the pool is divided anew.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
@@ -32,7 +31,7 @@ changed by this part of it: it takes 2 us for each tenant, and may be due with e
 class Ledger:
     """One Account for each tenant that has a namespace in the tree."""
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic, idle_s: float = IDLE_S) -> None:
+    def __init__(self, clock: Callable[[], float], idle_s: float = IDLE_S) -> None:
         self.shares = CacheShares()
         self.pool_pages = 0
         """Pages that shares are shares of."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from runtime.wire.format import IntArray
 from scheduler_proc.cache.base import CacheNode, Insertion, Match
@@ -25,10 +25,10 @@ class NoCache:
     num_pages = 0
     num_evictable = 0
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.page_size = page_size
         self._nowhere = _Nowhere()
-        self.ledger = Ledger()
+        self.ledger = Ledger(clock)
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
         return Match(self._nowhere, NO_PAGES)

@@ -10,7 +10,6 @@ accepted = terminated + replaced + live, always.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 from msgspec import Raw
@@ -44,7 +43,7 @@ class Lifecycle:
         kv: KVCacheManager,
         slots: SlotPool,
         output: Output,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
         *,
         sort_key: SortKey = in_turn,
         roster: Roster | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 import msgspec
@@ -51,7 +50,7 @@ class PerfMetrics(RequestFeature):
 
 
 def attach_perf_metrics(
-    kv: KVCacheManager, clock: Callable[[], float] = time.monotonic
+    kv: KVCacheManager, clock: Callable[[], float]
 ) -> Callable[[Request], RequestFeature | None]:
     """A factory for the intake: gives PerfMetrics to each request that asked."""
 

@@ -37,11 +37,12 @@ class Controls:
         questions: StatsQuestions,
         max_len: int,
         settings: Answer | None = None,
-        profile: StepProfile | None = None,
+        *,
+        profile: StepProfile,
     ) -> None:
         """`max_len`: tokens that a sequence may have; `settings`: what else server_info tells of them."""
         self.questions = questions
-        self.profile = profile or StepProfile(None)
+        self.profile = profile
         self._lifecycle = lifecycle
         self._settings = {**(settings or {}), "max_len": max_len}
         self._answers: dict[ControlOp, Callable[[ControlRequest], object]] = {

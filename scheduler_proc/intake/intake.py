@@ -6,7 +6,6 @@ Knows no step.
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -80,7 +79,7 @@ class Intake:
         factories: tuple[FeatureFactory, ...] = (),
         *,
         controls: Controls,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
         suspects: Suspects = NO_SUSPECTS,
     ) -> None:
         """`suspects`: under whom earlier engines have died."""

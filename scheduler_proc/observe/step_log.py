@@ -5,7 +5,6 @@ and the throughput they show. Counts only, never content.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable, Sized
 
 from scheduler_proc.batching.prefill_adder import PrefillTotals
@@ -30,7 +29,7 @@ class StepLog:
         kv: KVCacheManager,
         waiting: Sized,
         decode_interval: int,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._kv = kv
         self._waiting = waiting

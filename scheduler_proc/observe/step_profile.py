@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections import deque
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import msgspec
 from runtime.base.errors import RequestError
 from runtime.wire.messages import MAX_PROFILE_STEPS
 from runtime.wire.plan import BatchPlan, StepResult
+from scheduler_proc.port import Port
 
 logger = logging.getLogger(__name__)
 
@@ -32,10 +33,11 @@ NAMES = {SCHEDULER: "scheduler", WORKER: "worker"}
 class StepProfile:
     """At most one profile at a time. Its end, by itself or asked for, writes the file."""
 
-    def __init__(self, directory: Path | None) -> None:
-        """`directory`: where the files go; None: nothing can be profiled here."""
+    def __init__(self, directory: Path | None, port: Port) -> None:
+        """`directory`: where the files go; None: nothing can be profiled here. `port`: for its stopwatch."""
         self.is_on = False
         self._directory = directory
+        self._port = port
         self._events: list[dict[str, Any]] = []
         self._num_profiles = 0
         self._num_steps = 0
@@ -56,7 +58,8 @@ class StepProfile:
         if self._directory is None:
             raise RequestError("this scheduler has no directory for profiles", code="no_profile_dir")
         self._num_profiles += 1
-        name = f"profile-{time.strftime('%Y%m%d-%H%M%S')}-{self._num_profiles}.json"
+        begun = datetime.fromtimestamp(self._port.wall_s())
+        name = f"profile-{begun:%Y%m%d-%H%M%S}-{self._num_profiles}.json"
         self._path = self._directory / name
         self._events = [
             {"ph": "M", "name": "process_name", "pid": pid, "tid": pid, "args": {"name": name}}
@@ -97,12 +100,12 @@ class StepProfile:
     def begin(self) -> None:
         """A turn of the loop begins."""
         if self.is_on:
-            self._marked_ns = time.monotonic_ns()
+            self._marked_ns = self._port.stopwatch_ns()
 
     def mark(self, name: str, **about: int) -> None:
         """What the scheduler has done since the last mark has this name."""
         if self.is_on:
-            now = time.monotonic_ns()
+            now = self._port.stopwatch_ns()
             self._add(SCHEDULER, name, self._marked_ns, now, about)
             self._marked_ns = now
 

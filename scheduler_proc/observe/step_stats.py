@@ -10,7 +10,6 @@ asks. Those of requests, which are off unless asked for, are RequestRecords'.
 from __future__ import annotations
 
 import os
-import time
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -88,8 +87,8 @@ class StepStats:
         self,
         lifecycle: Lifecycle,
         settings: StatsSettings,
-        clock: Callable[[], float] = time.monotonic,
-        wall_clock: Callable[[], float] = time.time,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float],
     ) -> None:
         self.is_on = settings.max_iterations > 0
         self.num_iterations = 0

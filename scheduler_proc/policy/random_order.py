@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import random
-
 from scheduler_proc.policy.base import KeyedPolicy, RequestView
+from scheduler_proc.port import Rng
 
 
 class RandomOrder(KeyedPolicy):
     """A place in the queue is drawn when a request comes."""
 
-    def __init__(self) -> None:
-        self._random = random.Random()
+    def __init__(self, rng: Rng) -> None:
+        self._random = rng
 
     def key(self, request: RequestView) -> int:
         return self._random.getrandbits(32)

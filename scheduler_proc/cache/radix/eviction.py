@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
 
 from runtime.base.errors import ConfigError
 from runtime.base.registry import resolve
@@ -146,9 +147,9 @@ class OwnPolicy:
         return rank
 
 
-def make_eviction_policy(name: str) -> EvictionPolicy:
-    """By its name, or the user's own as package.module:Class. Raises ConfigError."""
-    policy: EvictionPolicy = resolve("radix eviction policy", name, EVICTION_POLICIES)()
+def make_eviction_policy(name: str, construct: Callable[[Any], Any] = lambda cls: cls()) -> EvictionPolicy:
+    """By its name, or the user's own as package.module:Class. `construct`: as Port's. Raises ConfigError."""
+    policy: EvictionPolicy = construct(resolve("radix eviction policy", name, EVICTION_POLICIES))
     if ":" not in name:
         return policy
     own = OwnPolicy(policy)

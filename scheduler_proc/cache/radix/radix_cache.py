@@ -10,7 +10,6 @@ lives as long as somebody leases it or anything is cached below it.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
@@ -36,12 +35,12 @@ class RadixCache:
     def __init__(
         self,
         page_size: int,
+        clock: Callable[[], float],
         eviction: EvictionPolicy | None = None,
-        clock: Callable[[], float] = time.monotonic,
         idle_s: float = IDLE_S,
     ) -> None:
-        """`eviction`: by default the least recently used goes first. `clock`: seconds, for retention and for
-        tenants that have been away for longer than idle_s.
+        """`clock`: seconds, for retention and for tenants that have been away for longer than idle_s.
+        `eviction`: by default the least recently used goes first.
         """
         self.page_size = page_size
         self._eviction = eviction or LRU()

@@ -75,14 +75,14 @@ class MemoryRing:
     def __init__(self, loaded: Tokenizer, rng: random.Random, *, capacity: int) -> None:
         self._rng = rng
         self.now = 1.0
-        self._system = System(SETTING, rng, clock=lambda: self.now)
-        self.scheduler: Scheduler = self._system.scheduler
         self._tokenizer_in = MemoryChannel("tokenizer_in", EPOCH, capacity)
         scheduler_in = MemoryChannel("scheduler_in", EPOCH, capacity)
         detokenizer_in = MemoryChannel("detokenizer_in", EPOCH, capacity)
+        self._system = System(SETTING, rng, clock=lambda: self.now, inbox=scheduler_in)
+        self.scheduler: Scheduler = self._system.scheduler
         self.channels = (self._tokenizer_in, scheduler_in, detokenizer_in)
         self._system.output._outbox = detokenizer_in  # type: ignore[attr-defined]
-        self._scheduler_loop = SchedulerLoop(self.scheduler, scheduler_in)
+        self._scheduler_loop = SchedulerLoop(self.scheduler)
         self.tokenizer = TokenizerLoop(
             inbox=self._tokenizer_in,
             scheduler=scheduler_in,

@@ -238,10 +238,15 @@ class MortalRing:
     def _start_engine(self) -> None:
         setting = dataclasses.replace(SETTING, max_live=SETTING.max_rows + self._max_waiting)
         self.system = System(
-            setting, self.rng, clock=lambda: self.now, epoch=self.epoch, suspects=self._suspects
+            setting,
+            self.rng,
+            clock=lambda: self.now,
+            epoch=self.epoch,
+            suspects=self._suspects,
+            inbox=self._scheduler_in,
         )
         self.system.output._outbox = self._detokenizer_in  # type: ignore[attr-defined]
-        self._scheduler_loop = SchedulerLoop(self.system.scheduler, self._scheduler_in)
+        self._scheduler_loop = SchedulerLoop(self.system.scheduler)
         self._engine_epoch = self.epoch
         self.status = Status(epoch=self.epoch)
 

@@ -21,6 +21,7 @@ from runtime.wire.messages import Closed, StreamOpen, TensorBatch, TokenBatch, T
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Framed, MemoryChannel
 from scheduler_proc.main import build_scheduler
+from scheduler_proc.port import Port
 
 CLIENT = 77
 MAX_STEPS = 100_000
@@ -101,7 +102,11 @@ class Ring:
         self._executor = self.make_executor(config, setting)
         self._output = MemoryChannel("detokenizer_in")
         self.scheduler = build_scheduler(
-            config, frozenset(model.eos_token_ids), self._executor, self._executor.limits, [self._output]
+            config,
+            frozenset(model.eos_token_ids),
+            self._executor,
+            self._executor.limits,
+            Port(MemoryChannel("scheduler_in"), [self._output]),
         )
         self.lifecycle = self.scheduler.lifecycle
         self._num_requests = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -67,7 +68,9 @@ def run_until_idle(system: System, *messages: Any, max_steps: int = 500) -> None
 
 
 def manager(num_pages: int = 16, page_size: int = 4, max_rows: int = 4, max_len: int = 64) -> KVCacheManager:
-    return KVCacheManager(num_pages, page_size, Rows(max_rows, max_len), RadixCache(page_size))
+    return KVCacheManager(
+        num_pages, page_size, Rows(max_rows, max_len), RadixCache(page_size, time.monotonic)
+    )
 
 
 def request(

@@ -49,7 +49,7 @@ class Comparison:
         self.now = 100.0
         self.namespaces = self.rng.choice([OF_ONE, OF_SEVERAL, OF_SEVERAL])
         idle_s = self.rng.choice([0.2, 600.0, 600.0])
-        self.cache = RadixCache(self.page_size, make_eviction_policy(policy), lambda: self.now, idle_s)
+        self.cache = RadixCache(self.page_size, lambda: self.now, make_eviction_policy(policy), idle_s)
         self.cache.ledger.pool_pages = NUM_PAGES
         self.model = Model(self.page_size, policy, idle_s)
         self.leases: list[Lease] = []

@@ -8,15 +8,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from runtime.base.registry import resolve
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.ring.tenants import Tenant
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import KEY_BYTES
 from runtime.wire.plan import BatchPlan
-from runtime.wire.transport import MemoryChannel
-from scheduler_proc.batching.composition import BatchingSettings, make_batch_builder, make_prefix_cache
+from runtime.wire.transport import HIGH_WATER_MARK, Inbox, MemoryChannel
+from scheduler_proc.batching.composition import (
+    BatchingSettings,
+    make_batch_builder,
+    make_prefix_cache,
+    make_schedule_policy,
+)
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
@@ -32,9 +36,10 @@ from scheduler_proc.intake.limits import Limits, QueueShare
 from scheduler_proc.main import feature_factories
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
+from scheduler_proc.observe.step_profile import StepProfile
 from scheduler_proc.observe.step_stats import StatsSettings, StepStats
-from scheduler_proc.policy import POLICIES
 from scheduler_proc.policy.base import sort_key_of
+from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 from scheduler_proc.waiting.waiting_room import FOR_EVER, Patience
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
@@ -50,6 +55,7 @@ STEP_S = 0.01
 TENANTS = (OWNER, b"tenant-A", b"tenant-B")
 SHARES = [(), ((TENANTS[1], 0.5),), ((OWNER, 0.25), (TENANTS[1], 0.0), (TENANTS[2], 1.0))]
 EVICTION_NAMES = [*EVICTION_POLICIES, "tests.harness.models.stand_ins:RandomEviction"]
+SEED = 7
 WALL_S = 1_700_000_000.0
 """Seconds since 1970, at any time."""
 MAX_LOGITS_BYTES = 1 << 20
@@ -235,12 +241,19 @@ class System:
         clock: Callable[[], float] | None = None,
         epoch: int = FIRST_EPOCH,
         suspects: Suspects = NO_SUSPECTS,
+        inbox: Inbox | None = None,
     ) -> None:
         self.now = self._stepped_at = 1.0
         clock = clock or (lambda: self.now)
         self.rows = Rows(setting.max_rows, setting.max_len)
+        self.inbox = MemoryChannel("scheduler_in")
+        self.outboxes = [
+            RecordingOutbox(lambda: rng.random() < setting.refusal) for _ in range(setting.num_detokenizers)
+        ]
+        self.outbox = self.outboxes[0]
+        self.port = port = self.make_port(inbox or self.inbox, epoch, clock)
         cache = make_prefix_cache(
-            setting.page_size, setting.eviction, is_disabled=setting.cache == "none", clock=clock
+            setting.page_size, port, setting.eviction, is_disabled=setting.cache == "none"
         )
         self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache, setting.window)
         for tenant, share in setting.shares:
@@ -248,19 +261,15 @@ class System:
         self.shares_watch = SharesWatch(self.kv, retracts=setting.capacity == "max_utilization")
         self.gave_back: set[int] = set()
         """Stays that gave back pages before their end."""
-        self.outboxes = [
-            RecordingOutbox(lambda: rng.random() < setting.refusal) for _ in range(setting.num_detokenizers)
-        ]
-        self.outbox = self.outboxes[0]
-        self.output = make_output(self.outboxes, epoch)
+        self.output = make_output(port.outboxes, port.epoch)
         self.slots = SlotPool(setting.num_slots)
-        policy = resolve("schedule policy", setting.policy, POLICIES)()
+        policy = make_schedule_policy(setting.policy, port)
         roster = Roster(bytearray(KEY_BYTES * ROSTER_PLACES))
         self.lifecycle = Lifecycle(
             self.kv,
             self.slots,
             self.output,
-            clock,
+            port.now_s,
             sort_key=sort_key_of(policy, self.kv),
             roster=roster,
             patience=setting.patience,
@@ -268,26 +277,38 @@ class System:
         self.executor = WatchedExecutor.of(setting, self._check_plan)
         most = setting.max_requests or setting.max_rows
         limits = StepLimits(setting.budget, most, setting.cuts_prompts)
-        self.stats = StepStats(self.lifecycle, setting.stats(limits), clock, lambda: WALL_S)
+        self.stats = StepStats(self.lifecycle, setting.stats(limits), port.now_s, port.wall_s)
         self.watch = StatsWatch(self.stats, self.lifecycle, clock)
-        controls = Controls(self.lifecycle, StatsQuestions(self.stats, self.output), setting.max_len)
+        controls = Controls(
+            self.lifecycle,
+            StatsQuestions(self.stats, self.output),
+            setting.max_len,
+            profile=StepProfile(None, port),
+        )
         intake = Intake(
             self.lifecycle,
             setting.limits(),
-            (*factories, *feature_factories(self.output, self.kv, clock)),
+            (*factories, *feature_factories(self.output, self.kv, port.now_s)),
             controls=controls,
-            clock=clock,
+            clock=port.now_s,
             suspects=suspects,
         )
-        builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy)
-        step_log = StepLog(self.kv, self.lifecycle.room, 40)
-        self.scheduler = Scheduler(self.lifecycle, intake, builder, self.executor, step_log, controls)
+        builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy, port)
+        step_log = StepLog(self.kv, self.lifecycle.room, 40, port.now_s)
+        self.scheduler = Scheduler(port, self.lifecycle, intake, builder, self.executor, step_log, controls)
         self.waiting_watch = WaitingWatch(self.scheduler, setting.patience)
         self.tenant_watch = TenantWatch(self.scheduler, setting.tenant_share)
         self.tenant_watch.change(setting.tenants)
         self.setting = setting
         self.detokenizer = FakeDetokenizer()
-        self.inbox = MemoryChannel("scheduler_in")
+
+    def make_port(self, inbox: Inbox, epoch: int, clock: Callable[[], float]) -> Port:
+        return Port(inbox, self.outboxes, epoch, clock=clock, wall_clock=lambda: WALL_S, seed=SEED)
+
+    def pass_time(self, seconds: float) -> None:
+        """Between two turns, and let the scheduler know."""
+        self.now += seconds
+        self.port.read_time()
 
     def step(self) -> None:
         """One turn of the loop, with every check that no output would show."""
@@ -296,7 +317,7 @@ class System:
         self.waiting_watch.time_passes(elapsed_s)
         self.tenant_watch.begin(elapsed_s)
         running = set(self.rows.tenancy[self.rows.running].tolist())
-        self.scheduler.step(self.inbox.drain())
+        self.scheduler.step(self.port.drain(HIGH_WATER_MARK))
         self.deliver()
         self.kv.check()
         self.lifecycle.check()

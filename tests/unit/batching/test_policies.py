@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import random
 from collections.abc import Sequence
 
 import pytest
@@ -142,7 +143,7 @@ def test_a_policy_with_a_key_keeps_the_queue_in_its_order(policy: SchedulePolicy
 
 def test_a_random_place_is_kept_while_a_request_waits() -> None:
     kv = manager()
-    policy = RandomOrder()
+    policy = RandomOrder(random.Random(0))
     reqs = [request(kv, i, [1] * 4) for i in range(50)]
     _, queue = view_of(kv, reqs, policy)
     assert [req.seq for req in queue] != list(range(50))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -35,7 +37,7 @@ def found(cache: RadixCache, tokens: bytes, namespace: bytes = b"") -> list[int]
 
 @pytest.mark.parametrize("page_size", [1, 2, 4])
 def test_only_full_pages_are_found(page_size: int) -> None:
-    cache = RadixCache(page_size)
+    cache = RadixCache(page_size, time.monotonic)
     tokens = list(range(4 * page_size))
     put(cache, ids(*tokens), pages(1, 2, 3, 4))
     for n in range(len(tokens) + 1):
@@ -44,7 +46,7 @@ def test_only_full_pages_are_found(page_size: int) -> None:
 
 
 def test_a_run_is_split_where_prompts_part() -> None:
-    cache = RadixCache(2)
+    cache = RadixCache(2, time.monotonic)
     put(cache, ids(1, 2, 3, 4, 5, 6), pages(1, 2, 3))
     assert found(cache, ids(1, 2, 3, 4, 9, 9)) == [1, 2]
     put(cache, ids(1, 2, 3, 4, 9, 9), pages(7, 8, 4))
@@ -54,7 +56,7 @@ def test_a_run_is_split_where_prompts_part() -> None:
 
 
 def test_insert_names_the_pages_that_were_there_first() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     put(cache, ids(1, 2, 3), pages(1, 2, 3))
     root = cache.match(b"", 0, b"").node
     cache.lock(root)
@@ -67,7 +69,7 @@ def test_insert_names_the_pages_that_were_there_first() -> None:
 
 
 def test_namespaces_share_nothing_and_empty_ones_are_dropped() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     put(cache, ids(1, 2), pages(1, 2), b"a")
     assert found(cache, ids(1, 2), b"b") == []
     assert found(cache, ids(1, 2), b"a") == [1, 2]
@@ -78,7 +80,7 @@ def test_namespaces_share_nothing_and_empty_ones_are_dropped() -> None:
 
 
 def test_a_leased_namespace_outlives_its_pages() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     node = cache.match(ids(1), 1, b"a").node
     cache.lock(node)
     put(cache, ids(1), pages(1), b"a")
@@ -90,7 +92,7 @@ def test_a_leased_namespace_outlives_its_pages() -> None:
 
 
 def test_locked_pages_are_not_evicted() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     put(cache, ids(1, 2, 3), pages(1, 2, 3))
     node = cache.match(ids(1, 2), 2, b"").node
     cache.lock(node)
@@ -102,7 +104,7 @@ def test_locked_pages_are_not_evicted() -> None:
 
 
 def test_a_split_under_a_lease_keeps_the_lease_whole() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     put(cache, ids(1, 2, 3), pages(1, 2, 3))
     node = cache.match(ids(1, 2, 3), 3, b"").node
     cache.lock(node)
@@ -115,7 +117,7 @@ def test_a_split_under_a_lease_keeps_the_lease_whole() -> None:
 
 
 def test_eviction_takes_the_shortfall_from_the_least_recently_used_leaf() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     put(cache, ids(1, 2, 3), pages(1, 2, 3))
     put(cache, ids(5, 6, 7), pages(5, 6, 7))
     found(cache, ids(1, 2, 3))
@@ -130,7 +132,7 @@ def test_eviction_takes_the_shortfall_from_the_least_recently_used_leaf() -> Non
 
 
 def test_match_len_agrees_with_match_and_changes_nothing() -> None:
-    cache = RadixCache(2)
+    cache = RadixCache(2, time.monotonic)
     put(cache, ids(1, 2, 3, 4, 5, 6), pages(1, 2, 3))
     put(cache, ids(1, 2, 9, 9), pages(1, 4))
     version, nodes = cache.version, len(list(cache.nodes()))
@@ -142,7 +144,7 @@ def test_match_len_agrees_with_match_and_changes_nothing() -> None:
 
 
 def test_version_changes_when_a_match_could() -> None:
-    cache = RadixCache(1)
+    cache = RadixCache(1, time.monotonic)
     versions = [cache.version]
     put(cache, ids(1, 2), pages(1, 2))
     versions.append(cache.version)
@@ -154,7 +156,7 @@ def test_version_changes_when_a_match_could() -> None:
 
 
 def test_no_cache_never_finds_and_never_keeps() -> None:
-    cache = NoCache(4)
+    cache = NoCache(4, time.monotonic)
     match = cache.match(ids(1, 2, 3, 4), 4, b"")
     cache.lock(match.node)
     done = cache.insert(match.node, ids(1, 2, 3, 4), pages(1))

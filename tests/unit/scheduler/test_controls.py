@@ -91,7 +91,7 @@ def test_a_pause_that_aborts_ends_all_and_what_comes_later_waits() -> None:
 
 def test_deadlines_and_aborts_hold_during_a_pause_and_the_loop_does_not_spin() -> None:
     with running() as system:
-        loop = SchedulerLoop(system.scheduler, system.inbox)
+        loop = SchedulerLoop(system.scheduler)
         system.inbox.send(message(1, [1] * 8, max_tokens=40, deadline_s=system.now + 0.2))
         system.step()
         tell(system, "pause_generation")
@@ -140,7 +140,7 @@ class TimedHandle:
 
 
 def with_profile(system: System, directory: Path | None) -> None:
-    system.scheduler.controls.profile = system.scheduler.profile = StepProfile(directory)
+    system.scheduler.controls.profile = system.scheduler.profile = StepProfile(directory, system.port)
     TimedWorker(system)
 
 

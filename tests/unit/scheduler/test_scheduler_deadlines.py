@@ -105,7 +105,7 @@ def test_while_anything_lives_the_loop_sleeps_no_longer_than_a_deadline_may_be_l
     with running() as system:
         system.outbox.refuses = lambda: True
         system.inbox.send(message(1, PROMPT, deadline_s=system.now + 1.0))
-        loop = SchedulerLoop(system.scheduler, system.inbox)
+        loop = SchedulerLoop(system.scheduler)
         while (sleep_s := loop.turn()) == 0.0:
             pass
         assert 0.0 < sleep_s <= RETRY_S

@@ -14,12 +14,14 @@ from runtime.ring.tenants import Tenant, Tenants
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import ControlOp, ControlRequest
 from runtime.wire.plan import WorkerReady
+from runtime.wire.transport import MemoryChannel
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.loop import CHECK_AFTER_IDLE_S, RETRY_S, SchedulerLoop
 from scheduler_proc.main import Heartbeat, build_scheduler
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.policy.base import SchedulePolicy
 from scheduler_proc.policy.longest_prefix import LongestPrefix
+from scheduler_proc.port import Port
 from scheduler_proc.scheduler import Scheduler
 from tests.harness.scheduler.scheduler_parts import message, running
 from tests.harness.simulation.fakes import FakeExecutor, RecordingOutbox
@@ -35,14 +37,13 @@ class Clock:
         return self.now
 
 
-def loop_of(system: System) -> tuple[SchedulerLoop, Clock]:
-    clock = Clock()
-    return SchedulerLoop(system.scheduler, system.inbox, clock), clock
+def loop_of(system: System) -> SchedulerLoop:
+    return SchedulerLoop(system.scheduler)
 
 
 def test_an_idle_loop_sleeps_and_a_busy_one_does_not() -> None:
     with running() as system:
-        loop, _ = loop_of(system)
+        loop = loop_of(system)
         assert loop.turn() > RETRY_S
         system.inbox.send(message(1, [1] * 8))
         assert loop.turn() == 0.0
@@ -53,7 +54,7 @@ def test_an_idle_loop_sleeps_and_a_busy_one_does_not() -> None:
 
 def test_a_loop_that_cannot_send_retries_soon() -> None:
     with running(depth=1) as system:
-        loop, _ = loop_of(system)
+        loop = loop_of(system)
         system.outbox.refuses = lambda: True
         system.inbox.send(message(1, [1] * 8, max_tokens=1))
         loop.turn()
@@ -62,7 +63,7 @@ def test_a_loop_that_cannot_send_retries_soon() -> None:
 
 def test_an_idle_loop_checks_itself_once_and_survives_what_it_finds(caplog: pytest.LogCaptureFixture) -> None:
     with running() as system, caplog.at_level(logging.ERROR):
-        loop, clock = loop_of(system)
+        loop = loop_of(system)
         system.inbox.send(message(1, [1] * 8))
         while loop.turn() == 0.0:
             pass
@@ -70,7 +71,7 @@ def test_an_idle_loop_checks_itself_once_and_survives_what_it_finds(caplog: pyte
         loop.turn()
         assert loop.num_failed_checks == 0, "it has not been idle for long"
         for _ in range(3):
-            clock.now += CHECK_AFTER_IDLE_S
+            system.now += CHECK_AFTER_IDLE_S
             loop.turn()
         assert loop.num_failed_checks == 1
         assert "self-check failed" in caplog.text
@@ -80,7 +81,7 @@ def test_an_idle_loop_checks_itself_once_and_survives_what_it_finds(caplog: pyte
 
 def test_status_counts_what_waits_and_what_is_free() -> None:
     with running(max_rows=1, budget=4) as system:
-        loop, _ = loop_of(system)
+        loop = loop_of(system)
         for i in range(3):
             system.inbox.send(message(i, [i + 1] * 10))
         loop.turn()
@@ -121,9 +122,8 @@ def build(**changes: object) -> tuple[Scheduler, SchedulePolicy]:
     config = msgspec.structs.replace(RuntimeConfig(context_length=2048, model="m"), **changes)
     executor = FakeExecutor(10, 4, 3, 40)
     executor.close()
-    scheduler = build_scheduler(
-        config, frozenset({2}), executor, LIMITS, [RecordingOutbox()], is_client_alone=lambda: True
-    )
+    port = Port(MemoryChannel("scheduler_in"), [RecordingOutbox()], is_client_alone=lambda: True)
+    scheduler = build_scheduler(config, frozenset({2}), executor, LIMITS, port)
     return scheduler, scheduler.builder._admission.policy
 
 
@@ -133,7 +133,8 @@ def test_no_sequence_may_outgrow_the_pool_the_worker_or_the_context() -> None:
     for context_length, num_pages, max_len in ((2048, 10, 40), (2048, 100, 100), (30, 100, 30)):
         limits = msgspec.structs.replace(LIMITS, num_pages=num_pages)
         config = RuntimeConfig(context_length=context_length)
-        scheduler = build_scheduler(config, frozenset(), executor, limits, [RecordingOutbox()])
+        port = Port(MemoryChannel("scheduler_in"), [RecordingOutbox()])
+        scheduler = build_scheduler(config, frozenset(), executor, limits, port)
         assert scheduler.rows.tokens.shape == (3, max_len)
         assert scheduler.rows.tokens.dtype == np.int32
 
@@ -195,11 +196,11 @@ def test_a_change_of_load_is_shown_at_once_and_nothing_else_before_the_heartbeat
             self.shown.append(fields)
 
     with running(max_rows=1) as system:
-        loop, _ = loop_of(system)
+        loop = loop_of(system)
         context = Context()
         heartbeat = Heartbeat(context)  # type: ignore[arg-type]
-        assert heartbeat.beat_after(loop)
-        assert not heartbeat.beat_after(loop)
+        heartbeat.beat_after(loop)
+        heartbeat.beat_after(loop)
         assert len(context.shown) == 1
         for number in range(2):
             system.inbox.send(message(number, [1] * 8))

@@ -148,7 +148,7 @@ def test_what_a_client_can_pile_up_behind_a_stuck_detokenizer_is_bounded(
     monkeypatch.setattr(output_module, "MAX_BACKLOG", 40)
     monkeypatch.setattr("scheduler_proc.loop.MAX_MESSAGES_PER_STEP", 8)
     with running(max_live=10) as system:
-        loop = SchedulerLoop(system.scheduler, system.inbox)
+        loop = SchedulerLoop(system.scheduler)
         system.outbox.refuses = lambda: True
         requests = [message(i, [1, 2, 3]) for i in range(300)]
         for number, request in enumerate(requests):
@@ -172,7 +172,7 @@ def test_what_a_client_can_pile_up_behind_a_stuck_detokenizer_is_bounded(
 
 def test_below_the_bound_aborts_are_applied_although_nobody_reads() -> None:
     with running() as system:
-        loop = SchedulerLoop(system.scheduler, system.inbox)
+        loop = SchedulerLoop(system.scheduler)
         request = message(1, [1, 2, 3], max_tokens=50)
         system.inbox.send(request)
         loop.turn()

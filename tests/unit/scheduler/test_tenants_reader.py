@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from runtime.ring.tenants import Tenant, TenantLimits, Tenants, TenantsFile
-from scheduler_proc.main import take_tenants
+from scheduler_proc.loop import take_tenants
 from tests.harness.scheduler.scheduler_parts import running
 
 
@@ -24,26 +24,26 @@ def test_a_new_table_is_in_force_at_once_and_a_bad_one_never(
         reader = TenantsFile(tmp_path / "tenants.json")
         accounts = system.lifecycle.accounts
         for _ in range(3):
-            take_tenants(reader, system.lifecycle.room)
+            take_tenants(reader.read_new(), system.lifecycle.room)
         assert len(caplog.records) == 1, "there is no file yet"
         assert accounts.tenants.named("a").role == "user"
         file.write(table(3))
-        take_tenants(reader, system.lifecycle.room)
+        take_tenants(reader.read_new(), system.lifecycle.room)
         assert accounts.of("a").max_running == 3
         assert accounts.tenants.named("a").role == "metrics"
         file.write(table(5))
-        take_tenants(reader, system.lifecycle.room)
+        take_tenants(reader.read_new(), system.lifecycle.room)
         assert accounts.of("a").max_running == 5
         (tmp_path / "tenants.json").write_text('[{"name": 3}]')
         for _ in range(3):
-            take_tenants(reader, system.lifecycle.room)
+            take_tenants(reader.read_new(), system.lifecycle.room)
         assert len(caplog.records) == 2
         assert "the last one stays in force" in caplog.text
         assert accounts.of("a").max_running == 5
         file.write(Tenants())
-        take_tenants(reader, system.lifecycle.room)
+        take_tenants(reader.read_new(), system.lifecycle.room)
         assert accounts.of("a").max_running is None
         file.write(table(2))
         (tmp_path / "tenants.json").unlink()
-        take_tenants(reader, system.lifecycle.room)
+        take_tenants(reader.read_new(), system.lifecycle.room)
         assert len(caplog.records) == 3

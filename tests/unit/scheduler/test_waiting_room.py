@@ -125,7 +125,7 @@ def test_many_that_starve_at_once_are_put_forward_in_their_order_a_part_in_each_
             system.inbox.send(message(1 + number, [2, 3, 4], max_tokens=1, priority=number % 3))
         steps(system, 31)
         assert system.lifecycle.waiting.num_starved == 0
-        system.now += STEP_S
+        system.pass_time(STEP_S)
         for turn in range(1, 4):
             system.lifecycle.act_on_time()
             assert system.lifecycle.waiting.num_starved == turn * MAX_STARVED_AT_ONCE

@@ -1,0 +1,136 @@
+"""Port: everything that comes to the scheduler from outside, and the only module that reads a clock or draws.
+
+    time               read when a turn begins and when a step's result has come; in between it stands still
+    inbox, outboxes    messages; whether there was room for what was sent
+    results of steps   and with each the time at which it came
+    readiness          whether what a feature waits for is there
+    tenants, clients   the launcher's table; whether one client is connected and no other
+    epoch, randomness  given once
+
+Most parts take the time as `port.now_s` and know no port. The same answers of a port make the same plans.
+The stopwatch is for profiles: nothing is decided by it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import random
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from runtime.ring.process import FIRST_EPOCH
+from runtime.ring.tenants import Tenants
+from runtime.wire.messages import ToScheduler
+from runtime.wire.plan import StepResult
+from runtime.wire.transport import Inbox, Outbox
+
+Clock: TypeAlias = Callable[[], float]
+"""Seconds."""
+Rng: TypeAlias = random.Random
+SEED_BYTES = 16
+
+
+class Result(Protocol):
+    """A launched step, as StepHandle."""
+
+    def result(self) -> StepResult: ...
+
+
+class Readiness(Protocol):
+    """What a request waits for, as RequestFeature."""
+
+    def ready(self) -> bool: ...
+
+
+class Port:
+    """Asked in the scheduler's own thread alone. Whatever other threads find out is taken here."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        outboxes: Sequence[Outbox],
+        epoch: int = FIRST_EPOCH,
+        *,
+        clock: Clock = time.monotonic,
+        wall_clock: Clock = time.time,
+        is_client_alone: Callable[[], bool] = lambda: False,
+        new_tenants: Callable[[], Tenants | None] = lambda: None,
+        seed: int | None = None,
+    ) -> None:
+        """`outboxes`: one for each detokenizer; `is_client_alone`: whether one client is connected and no
+        other; `new_tenants`: as TenantsFile.read_new; `seed`: of the randomness, drawn where none is given.
+        """
+        self.outboxes = outboxes
+        self.epoch = epoch
+        self.seed = int.from_bytes(os.urandom(SEED_BYTES), "little") if seed is None else seed
+        self.rng = Rng(self.seed)
+        self._inbox = inbox
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._is_client_alone = is_client_alone
+        self._new_tenants = new_tenants
+        self.read_time()
+
+    # -- time -----------------------------------------------------------------------------------------------
+
+    def read_time(self) -> None:
+        """Time goes on to now. Called when a turn begins, and here."""
+        self._now_s = self._clock()
+        self._wall_s = self._wall_clock()
+
+    def now_s(self) -> float:
+        """Return the time of the last reading, on the clock of time.monotonic()."""
+        return self._now_s
+
+    def wall_s(self) -> float:
+        """Return the same moment, in seconds since 1970."""
+        return self._wall_s
+
+    def stopwatch_ns(self) -> int:
+        """Return nanoseconds of this very moment, for profiles: no decision may depend on them."""
+        return time.monotonic_ns()
+
+    # -- what comes -----------------------------------------------------------------------------------------
+
+    def drain(self, most: int) -> list[ToScheduler]:
+        """Return the messages that have come, at most so many."""
+        return self._inbox.drain(most)
+
+    def result(self, handle: Result) -> StepResult:
+        """Wait for a step. Raises ExecutorError when the worker failed or is gone."""
+        result = handle.result()
+        self.read_time()
+        return result
+
+    def is_ready(self, feature: Readiness) -> bool:
+        """Tell whether a waiting request may start, by this feature of it. Raises RequestError."""
+        return feature.ready()
+
+    def is_client_alone(self) -> bool:
+        """Tell whether one client is connected and no other."""
+        return self._is_client_alone()
+
+    def new_tenants(self) -> Tenants | None:
+        """Return the launcher's table of tenants if it is another than at the last call."""
+        return self._new_tenants()
+
+    # -- classes of the user's ------------------------------------------------------------------------------
+
+    def construct(self, cls: Callable[..., Any], *args: object) -> Any:
+        """Construct a policy, which gets `clock` (now_s) and `rng` if its constructor names them."""
+        given = {"clock": self.now_s, "rng": self.rng}
+        names = _names_after(len(args), cls)
+        return cls(*args, **{name: value for name, value in given.items() if name in names})
+
+
+def _names_after(num_args: int, cls: Callable[..., Any]) -> frozenset[str]:
+    """Return the names of the parameters behind so many."""
+    try:
+        parameters = list(inspect.signature(cls).parameters.values())[num_args:]
+    except (TypeError, ValueError):  # a class in C need not say what it takes
+        return frozenset()
+    return frozenset(
+        each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
+    )
