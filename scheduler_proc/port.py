@@ -121,16 +121,20 @@ class Port:
     def construct(self, cls: Callable[..., Any], *args: object) -> Any:
         """Construct a policy, which gets `clock` (now_s) and `rng` if its constructor names them."""
         given = {"clock": self.now_s, "rng": self.rng}
-        names = _names_after(len(args), cls)
+        names = _names_left(cls, args)
         return cls(*args, **{name: value for name, value in given.items() if name in names})
 
 
-def _names_after(num_args: int, cls: Callable[..., Any]) -> frozenset[str]:
-    """Return the names of the parameters behind so many."""
+def _names_left(cls: Callable[..., Any], args: tuple[object, ...]) -> frozenset[str]:
+    """Return the parameters of its constructor that the arguments leave to be given by name."""
     try:
-        parameters = list(inspect.signature(cls).parameters.values())[num_args:]
-    except (TypeError, ValueError):  # a class in C need not say what it takes
+        signature = inspect.signature(cls)
+        taken = signature.bind_partial(*args).arguments
+    except (
+        TypeError,
+        ValueError,
+    ):  # a class in C need not say what it takes; wrong arguments are its to refuse
         return frozenset()
-    return frozenset(
-        each.name for each in parameters if each.kind in (each.KEYWORD_ONLY, each.POSITIONAL_OR_KEYWORD)
-    )
+    by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    parameters = signature.parameters.values()
+    return frozenset(each.name for each in parameters if each.kind in by_name and each.name not in taken)

@@ -33,7 +33,7 @@ class RequestView:
 
     @property
     def arrived_s(self) -> float:
-        """time.monotonic() when the caller asked, by its own account and not later than it came here."""
+        """Time when the caller asked, by its own account and not later than it came here, as of `clock`."""
         return self._req.arrived_s
 
     @property
@@ -110,7 +110,8 @@ class WaitingView(Sequence[RequestView]):
 
 
 class SchedulePolicy(Protocol):
-    """Constructed without arguments, once. May be slow, random or depend on time: one process decides.
+    """Constructed once. May be slow, random or depend on time: one process decides. It gets time and
+    randomness if its constructor names them (`clock`, `rng`): see Port.construct.
 
     With an attribute `preempts` that is true, a waiting request takes rows and pages from running ones of a
     lower priority. With a method `key`, the queue is kept in the order of it: see KeyedPolicy.

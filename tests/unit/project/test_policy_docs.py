@@ -42,6 +42,10 @@ def test_an_order_of_the_page_is_obeyed(name: str) -> None:
     assert closed_order(policy=f"documented:{name}") == [2, 1, 0]
 
 
+def test_the_order_by_time_and_luck_is_one() -> None:
+    assert sorted(closed_order(policy="documented:LongWaitOrLuck")) == [0, 1, 2]
+
+
 def test_the_micro_batch_scheduler_of_the_page_works() -> None:
     assert closed_order(micro_batch_scheduler="documented:OnePromptAStep") == [0, 1, 2]
 
