@@ -7,8 +7,8 @@
     tenants, clients   the launcher's table; whether one client is connected and no other
     epoch, randomness  given once
 
-Most parts take the time as `port.now_s` and know no port. The same answers of a port make the same plans.
-The stopwatch is for profiles: nothing is decided by it.
+Most parts take the time as `port.now_s` and know no port. The same answers of a port make the same plans, in
+any process (tests/cpu/scheduler/test_replay.py). The stopwatch is for profiles: nothing is decided by it.
 """
 
 from __future__ import annotations

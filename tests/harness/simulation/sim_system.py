@@ -258,7 +258,6 @@ class System:
         self.kv = KVCacheManager(setting.num_pages, setting.page_size, self.rows, cache, setting.window)
         for tenant, share in setting.shares:
             self.kv.guard.shares.set(tenant, share)
-        self.shares_watch = SharesWatch(self.kv, retracts=setting.capacity == "max_utilization")
         self.gave_back: set[int] = set()
         """Stays that gave back pages before their end."""
         self.output = make_output(port.outboxes, port.epoch)
@@ -278,7 +277,6 @@ class System:
         most = setting.max_requests or setting.max_rows
         limits = StepLimits(setting.budget, most, setting.cuts_prompts)
         self.stats = StepStats(self.lifecycle, setting.stats(limits), port.now_s, port.wall_s)
-        self.watch = StatsWatch(self.stats, self.lifecycle, clock)
         controls = Controls(
             self.lifecycle,
             StatsQuestions(self.stats, self.output),
@@ -296,11 +294,21 @@ class System:
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy, port)
         step_log = StepLog(self.kv, self.lifecycle.room, 40, port.now_s)
         self.scheduler = Scheduler(port, self.lifecycle, intake, builder, self.executor, step_log, controls)
-        self.waiting_watch = WaitingWatch(self.scheduler, setting.patience)
-        self.tenant_watch = TenantWatch(self.scheduler, setting.tenant_share)
-        self.tenant_watch.change(setting.tenants)
         self.setting = setting
         self.detokenizer = FakeDetokenizer()
+        self.begin(clock)
+
+    def begin(self, clock: Callable[[], float]) -> None:
+        """Have it watched, before its first turn."""
+        setting = self.setting
+        self.shares_watch = SharesWatch(self.kv, retracts=setting.capacity == "max_utilization")
+        self.watch = StatsWatch(self.stats, self.lifecycle, clock)
+        self.waiting_watch = WaitingWatch(self.scheduler, setting.patience)
+        self.tenant_watch = TenantWatch(self.scheduler, setting.tenant_share)
+        self.change_tenants(setting.tenants)
+
+    def change_tenants(self, tenants: tuple[Tenant, ...]) -> None:
+        self.tenant_watch.change(tenants)
 
     def make_port(self, inbox: Inbox, epoch: int, clock: Callable[[], float]) -> Port:
         return Port(inbox, self.outboxes, epoch, clock=clock, wall_clock=lambda: WALL_S, seed=SEED)

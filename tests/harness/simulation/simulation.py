@@ -55,7 +55,7 @@ class Simulation:
         self.rng = random.Random(seed)
         self.setting = setting or dataclasses.replace(Setting.draw(self.rng), **changes)
         self.specs: dict[bytes, Spec] = {}
-        self.system = System(self.setting, self.rng, (self._features,))
+        self.system = self._make_system()
         self.counts: Counter[str] = Counter()
         traffic = self._traffic = Traffic(self.rng, self.setting, self.specs)
         self._todo: list[list[Spec]] = []
@@ -66,6 +66,9 @@ class Simulation:
             sequences = traffic.draw(number)
             self.specs |= keys_of(sequences)
             self._todo.append(sequences)
+
+    def _make_system(self) -> System:
+        return System(self.setting, self.rng, (self._features,))
 
     # -- traffic --------------------------------------------------------------------------------------------
 
@@ -161,7 +164,7 @@ class Simulation:
         """Limits change, and tenants ask for what only the owner or another one may."""
         aside, draw = self._aside, self._aside.random()
         if draw < 0.01:
-            self.system.tenant_watch.change(tenants_with(aside))
+            self.system.change_tenants(tenants_with(aside))
         elif draw < 0.03:
             ops: list[ControlOp] = ["pause_generation", "flush_cache", "server_info"]
             self._send(ControlRequest(1, FORBIDDEN, aside.choice(ops), tenant=aside.choice(NAMES[1:])))
@@ -266,17 +269,7 @@ class Simulation:
     def run(self) -> Counter[str]:
         system = self.system
         try:
-            while self._todo or not system.scheduler.is_idle or any(o.messages for o in system.outboxes):
-                while self._todo and self.rng.random() < 0.5:
-                    self._send_request(self._todo.pop(0))
-                self._interfere()
-                self._pause()
-                if self.setting.tenants:
-                    self._interfere_as_tenant()
-                system.step()
-                self.counts["steps"] += 1
-                assert self.counts["steps"] < MAX_STEPS, "no progress"
-                self._check_liveness()
+            self._run_to_the_end()
             system.step()
         finally:
             system.executor.close()
@@ -292,6 +285,20 @@ class Simulation:
         self.counts["evictions by share"] += system.shares_watch.num_over
         self.counts["evictions within shares"] += system.shares_watch.num_within
         return self.counts
+
+    def _run_to_the_end(self) -> None:
+        system = self.system
+        while self._todo or not system.scheduler.is_idle or any(o.messages for o in system.outboxes):
+            while self._todo and self.rng.random() < 0.5:
+                self._send_request(self._todo.pop(0))
+            self._interfere()
+            self._pause()
+            if self.setting.tenants:
+                self._interfere_as_tenant()
+            system.step()
+            self.counts["steps"] += 1
+            assert self.counts["steps"] < MAX_STEPS, "no progress"
+            self._check_liveness()
 
     def _check_liveness(self) -> None:
         """Of the steps with something to do, one is launched every now and then."""
