@@ -37,8 +37,10 @@ class RequestFeature:
     """A capability that does nothing; subclasses override the hooks they need."""
 
     def ready(self) -> bool:
-        """May the request be admitted now? Asked in every step
-        while it waits. Raises RequestError when it never can.
+        """Tell whether the request may be admitted now. Raises RequestError when it never can.
+
+        Asked by the port, in the scheduler's thread, in every step while it waits: what another thread has
+        finished is seen here and nowhere else.
         """
         return True
 
