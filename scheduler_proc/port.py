@@ -39,7 +39,7 @@ class Result(Protocol):
 
 
 class Readiness(Protocol):
-    """What a request waits for, as RequestFeature."""
+    """Condition that a request waits for, as RequestFeature."""
 
     def ready(self) -> bool: ...
 
