@@ -30,7 +30,7 @@ NEAR = 0.75
 """How alike an unknown option and the one that is meant are, of 1; arbitrary, by examples."""
 EPILOG = """\
 examples:
-  %(prog)s --model Qwen/Qwen3-0.6B --port 8000
+  %(prog)s --model OWNER/NAME --port 8000
   %(prog)s --model /path/to/model --max-model-len 8k --max-num-seqs 64 --api-keys keys.toml
 
 A switch can be switched off again with --no- before its name. Flags of vLLM and SGLang are understood, taken

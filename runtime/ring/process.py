@@ -133,7 +133,7 @@ def run_process(role: str, main: Callable[[ProcessContext], None]) -> NoReturn:
     Ends the interpreter without its teardown: threads of torch and ZMQ may hold it up for seconds, and
     everything that outlives this process (files, sockets' names) belongs to the launcher.
     """
-    if len(sys.argv) < 3:
+    if len(sys.argv) < 2:
         print(f"This is the {role} process of a launch, which starts it: run `carousel`.", file=sys.stderr)
         sys.exit(EXIT_CONFIG)
     context = _enter(role, sys.argv[1:])
