@@ -16,12 +16,14 @@ from runtime.wire.sampling_params import (
     MAX_ALLOWED_IDS,
     MAX_LOGIT_BIAS,
     MAX_LOGPROBS,
+    MAX_NGRAM,
     MAX_SEQUENCES,
     MAX_STOP_CHARS,
     MAX_STOP_STRINGS,
     MAX_STOP_TOKEN_IDS,
     MAX_TOKENS_LIMIT,
     MAX_TOP_K,
+    MAX_WORD_IDS,
     MAX_WORDS,
     TokenId,
 )
@@ -46,6 +48,12 @@ StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHAR
 StopTexts: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
 StopIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
 BadWords: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_WORDS)]
+NgramSize: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NGRAM)]
+TopPMin: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
+ResetIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_WORD_IDS)]
+WordIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD_IDS)]
+StopWordsIds: TypeAlias = Annotated[list[WordIds], Meta(max_length=MAX_WORDS)]
+BadWordsIds: TypeAlias = Annotated[list[WordIds], Meta(max_length=3 * MAX_WORDS)]
 AllowedIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)]
 LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_LOGIT_BIAS)
@@ -71,6 +79,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     temperature: Temperature | None = None
     top_p: TopP | None = None
     n: NumSequences | None = None
+    best_of: NumSequences | None = None
     seed: Seed | None = None
     stop: StopText | StopTexts | None = None
     frequency_penalty: Penalty | None = None
@@ -85,8 +94,14 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     repetition_penalty: RepetitionPenalty | None = None
     min_tokens: NumTokensOrNone | None = None
     stop_token_ids: StopIds | None = None
+    stop_words_ids: StopWordsIds | None = None
     bad_words: BadWords | None = None
+    bad_words_ids: BadWordsIds | None = None
     allowed_token_ids: AllowedIds | None = None
+    no_repeat_ngram_size: NgramSize | None = None
+    top_p_decay: TopP | None = None
+    top_p_min: TopPMin | None = None
+    top_p_reset_ids: ResetIds | None = None
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
@@ -105,7 +120,6 @@ class CompletionBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     """0 only with echo: the prompt and its logprobs, and nothing after it."""
     logprobs: NumLogprobs | bool | None = None
     echo: bool | None = None
-    best_of: NumSequences | None = None
     add_special_tokens: bool | None = None
 
 

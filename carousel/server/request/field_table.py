@@ -169,7 +169,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 }
 SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
     **{name: REFUSED[name] for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")},
-    "best_of": (1,),
     "custom_params": ({},),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),

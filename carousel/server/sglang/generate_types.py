@@ -8,9 +8,13 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from carousel.server.openai.types import (
     MAX_PROMPTS,
+    AllowedIds,
+    BadWords,
+    BadWordsIds,
     CacheSalt,
     LogitBias,
     MinP,
+    NgramSize,
     NumLogprobs,
     NumSequences,
     NumTokens,
@@ -19,14 +23,17 @@ from carousel.server.openai.types import (
     Priority,
     PromptIds,
     RepetitionPenalty,
+    ResetIds,
     Seed,
     StopIds,
     StopText,
     StopTexts,
+    StopWordsIds,
     Temperature,
     TimeLimit,
     TopK,
     TopP,
+    TopPMin,
 )
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.sampling_params import TokenId
@@ -48,12 +55,23 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     frequency_penalty: Penalty | None = None
     sampling_seed: Seed | None = None
     n: NumSequences | None = None
+    best_of: NumSequences | None = None
     stop: StopText | StopTexts | None = None
     stop_token_ids: StopIds | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
     logit_bias: LogitBias | None = None
+
+    # Beyond SGLang, as TensorRT-LLM and vLLM spell them.
+    stop_words_ids: StopWordsIds | None = None
+    bad_words: BadWords | None = None
+    bad_words_ids: BadWordsIds | None = None
+    allowed_token_ids: AllowedIds | None = None
+    no_repeat_ngram_size: NgramSize | None = None
+    top_p_decay: TopP | None = None
+    top_p_min: TopPMin | None = None
+    top_p_reset_ids: ResetIds | None = None
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):

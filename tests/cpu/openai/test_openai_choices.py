@@ -127,6 +127,19 @@ def test_best_of_keeps_the_most_likely_and_counts_them_all(front: Front) -> None
     assert front.ring.requests[-1].sampling.n == 4
 
 
+def test_best_of_is_the_same_in_chat_and_generate(front: Front) -> None:
+    best = front.post("/generate", text="x", sampling_params={"n": 2, "best_of": 4}).json()
+    assert [each["text"] for each in best] == ["a", "bb"]
+    assert "output_token_logprobs" not in best[0]["meta_info"]
+    body = front.chat(n=2, best_of=4).json()
+    choices = [(each["index"], each["message"]["content"], each["logprobs"]) for each in body["choices"]]
+    assert choices == [(0, "a", None), (1, "bb", None)]
+    assert body["usage"]["completion_tokens"] == 10
+    for wrong in ({"n": 2, "best_of": 1}, {"best_of": 2, "stream": True}):
+        response = front.chat(**wrong)
+        assert (response.status_code, response.json()["error"]["param"]) == (400, "best_of")
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
