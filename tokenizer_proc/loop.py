@@ -305,6 +305,8 @@ class TokenizerLoop:
         return _TextPrompt(job, field, text, add_special_tokens=False)
 
     def _check_text(self, prompt: _TextPrompt) -> None:
+        if prompt.job.sampling.truncate_prompt_tokens is not None:
+            return  # how much of it is left is known when it is encoded
         max_len = self._scheduler_status().max_len
         self._validator.check_text(prompt.field, prompt.text, self._max_token_chars, max_len)
 
@@ -377,8 +379,12 @@ class TokenizerLoop:
         self._pass_on(long.job, long.prompt_field, long.ids.result())
 
     def _pass_on(self, job: Job, field: PromptField, ids: IntArray) -> None:
-        """Check the prompt's length and send its sequences to the scheduler. Raises InvalidRequest."""
-        self._validator.check_prompt(field, ids, self._scheduler_status().max_len)
+        """Cut the prompt where that is asked for, check its length and send its sequences to the scheduler.
+        Raises InvalidRequest.
+        """
+        max_len = self._scheduler_status().max_len
+        ids = self._validator.truncated(job.sampling, ids, max_len)
+        self._validator.check_prompt(field, ids, max_len)
         # All are made before the first is sent: a request is refused as a whole or not at all.
         sequences = list(self._sequences.make(job, ids))
         self._on_way.pass_on(job.request.tenant, len(sequences))

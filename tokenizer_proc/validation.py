@@ -23,6 +23,7 @@ from runtime.wire.messages import (
     Resume,
     Task,
 )
+from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import Status
 from runtime.wire.transport import DECODE_ERRORS
 from tokenizer_proc.sequences import sequence_handles
@@ -55,6 +56,7 @@ class Validator:
         check_task(request.task, self.task)
         request.sampling.validate()
         request.sampling.check_vocabulary(self.vocab_size)
+        request.sampling.check_truncation(self.context_length)
         self._check_sequences(request)
         if request.retention is not None:
             request.retention.validate()
@@ -111,6 +113,11 @@ class Validator:
                 param=field,
                 code="context_length_exceeded",
             )
+
+    def truncated(self, sampling: SamplingParams, input_ids: IntArray, max_len: int) -> IntArray:
+        """Return the last ids of a prompt, as many as the request keeps. `max_len` as of `check_prompt`."""
+        num_kept = sampling.num_kept(len(input_ids), self._limit(max_len), self.max_prompt_len)
+        return input_ids[len(input_ids) - num_kept :]
 
     def check_prompt(self, field: PromptField, input_ids: IntArray, max_len: int) -> None:
         """Check a prompt's length. `max_len`: longest sequence that fits the KV cache, 0 while unknown."""

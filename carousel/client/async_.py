@@ -18,7 +18,7 @@ from typing import Any, Self, TypeAlias, Unpack
 from carousel.client.connection.connection import RING_TIMEOUT_S
 from carousel.client.connection.discovery import find_target
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
-from carousel.client.core.embedding import NO_OUTPUT, Embedding, embedding_of
+from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, TokenIds
 from carousel.client.core.request_state import RequestState, num_logprob_bytes
 from carousel.client.core.result import Completion, Delta
@@ -227,13 +227,19 @@ class AsyncClient:
             return stream.state.completion()
 
     async def embed(
-        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompt: str | TokenIds,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> Embedding:
         """The vector of one text, or of token ids, from a server of --task embed. Cancelling aborts it.
 
-        `timeout` is in seconds. Raises: as `generate`.
+        `truncate_prompt_tokens` as in SamplingParams; `timeout` is in seconds. Raises: as `generate`.
         """
-        completion = await self.generate(prompt, NO_OUTPUT, timeout=timeout, task="embed", **options)
+        sampling = embedding_params(truncate_prompt_tokens)
+        completion = await self.generate(prompt, sampling, timeout=timeout, task="embed", **options)
         return embedding_of(completion)
 
     def stream(

@@ -15,7 +15,7 @@ from carousel.client.connection.connection import RING_TIMEOUT_S
 from carousel.client.connection.discovery import find_target
 from carousel.client.core.batch import Batch
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
-from carousel.client.core.embedding import NO_OUTPUT, Embedding, Inputs, embedding_of
+from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
 from carousel.client.core.open_request import Item
 from carousel.client.core.request_builder import (
     EmbedOptions,
@@ -219,17 +219,32 @@ class Client:
 
     @overload
     def embed(
-        self, prompt: Inputs, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompt: Inputs,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> list[Embedding]: ...
 
     @overload
     def embed(
-        self, prompt: list[str | list[int]], *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompt: list[str | list[int]],
+        *,
+        truncate_prompt_tokens: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> list[Embedding]: ...
 
     @overload
     def embed(
-        self, prompt: str | TokenIds, *, timeout: float | None = None, **options: Unpack[EmbedOptions]
+        self,
+        prompt: str | TokenIds,
+        *,
+        truncate_prompt_tokens: int | None = None,
+        timeout: float | None = None,
+        **options: Unpack[EmbedOptions],
     ) -> Embedding: ...
 
     @overload
@@ -237,6 +252,7 @@ class Client:
         self,
         prompt: str | TokenIds | Sequence[str | TokenIds],
         *,
+        truncate_prompt_tokens: int | None = None,
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedding | list[Embedding]: ...
@@ -245,14 +261,17 @@ class Client:
         self,
         prompt: str | TokenIds | Sequence[str | TokenIds],
         *,
+        truncate_prompt_tokens: int | None = None,
         timeout: float | None = None,
         **options: Unpack[EmbedOptions],
     ) -> Embedding | list[Embedding]:
         """The vector of one text, or of several in their order, from a server of --task embed.
 
-        A text may be given as token ids. `timeout` and errors as for `generate`.
+        A text may be given as token ids. `truncate_prompt_tokens` as in SamplingParams; `timeout` and errors
+        as for `generate`.
         """
-        done = self._generate(prompt, NO_OUTPUT, timeout, _ignore, task="embed", **options)
+        sampling = embedding_params(truncate_prompt_tokens)
+        done = self._generate(prompt, sampling, timeout, _ignore, task="embed", **options)
         return [embedding_of(each) for each in done] if isinstance(done, list) else embedding_of(done)
 
     def stream(

@@ -72,6 +72,12 @@ class ServerState:
         """Longest list of token ids that a body may have; a longer one is refused unread."""
         return max(2 * self.config.context_length, MIN_MAX_IDS)
 
+    @property
+    def longest_sequence(self) -> int:
+        """Tokens of the longest one, prompt and output, that the model takes and the KV cache holds."""
+        context_length = self.config.context_length
+        return min(context_length, self.status.read("scheduler").max_len or context_length)
+
     def check_serving(self) -> None:
         """Raises RequestError (503) or RingClosed while the launch as a whole is not ready, or no longer."""
         if self.client.error is not None:

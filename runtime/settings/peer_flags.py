@@ -167,7 +167,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_value("--logits-processors", refused="logits processors of one's own are not built; leave it out"),
     no_switch("--enable-return-hidden-states", refused="hidden states are not sent; see --task embed"),
     no_switch("--enable-prompt-embeds", refused="prompts are text or token ids; leave it out"),
-    no_switch("--allow-auto-truncate", refused="a prompt that is too long is refused; cut it first"),
+    no_switch("--allow-auto-truncate", refused="requests say so themselves, with truncate_prompt_tokens: -1"),
     # -- The KV cache and the scheduler -------------------------------------------------------------------
     understood("--enable-mixed-chunk", batching_type="inflight_fused"),
     value(

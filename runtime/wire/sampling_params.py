@@ -119,6 +119,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Position in the prompt of the last token without a logprob; what is before it is not computed for
     logprobs, and may come from the cache.
     """
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    """Keep so many of the prompt's last tokens; -1: as many as the context leaves beside `max_tokens`. None:
+    a prompt that is too long is refused.
+    """
 
     if TYPE_CHECKING:
 
@@ -156,6 +160,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             return_generation_logits: bool = False,
             return_perf_metrics: bool = False,
             prompt_logprobs_start: int = 0,
+            truncate_prompt_tokens: int | None = None,
         ) -> None: ...
 
     def validate(self) -> None:
@@ -199,6 +204,33 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
                         f"{name}: token id {token} is not below the vocabulary size {vocab_size}", param=name
                     )
 
+    def check_truncation(self, context_length: int) -> None:
+        """Check `truncate_prompt_tokens` against the model. Raises InvalidRequest."""
+        wanted = self.truncate_prompt_tokens
+        if wanted is not None and wanted > context_length:
+            raise InvalidRequest(
+                f"truncate_prompt_tokens is {wanted}, the longest sequence is {context_length} tokens; "
+                "-1 keeps as many as fit",
+                param="truncate_prompt_tokens",
+            )
+
+    def num_kept(self, num_tokens: int, max_len: int, max_prompt_len: int | None = None) -> int:
+        """Return how many of a prompt's last tokens `truncate_prompt_tokens` keeps.
+
+        max_len: of the longest sequence. One token of it is the output's, whatever is asked for.
+        max_prompt_len: of a prompt that is computed in one step; None: it may be computed in chunks.
+        """
+        wanted = self.truncate_prompt_tokens
+        if wanted is None:
+            return num_tokens
+        room = max_len - 1
+        if wanted == -1:
+            # Who asks for as many as fit in all has asked for no share of them.
+            if self.max_tokens is not None and self.max_tokens < max_len:
+                room = max_len - self.max_tokens
+            wanted = room if max_prompt_len is None else min(room, max_prompt_len)
+        return min(num_tokens, wanted, room)
+
     def of_sequence(self, number: int) -> SamplingParams:
         """What the request's sequence `number`, from 0, asks for when it is made alone."""
         if self.n == 1:
@@ -236,6 +268,13 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
                 "prompt_logprobs_start: without prompt_logprobs there are none to begin; set both",
                 param="prompt_logprobs_start",
             )
+        if self.truncate_prompt_tokens is not None:
+            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT)
+            if self.truncate_prompt_tokens == 0:
+                raise InvalidRequest(
+                    "truncate_prompt_tokens is 0, which leaves no prompt; give a number to keep, or -1",
+                    param="truncate_prompt_tokens",
+                )
         _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
         _check_int("n", self.n, 1, MAX_SEQUENCES)
         if self.best_of is not None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import msgspec
+
 from carousel.client.core.result import Completion
 from runtime.base.errors import RequestError
 from runtime.wire.format import FloatArray
@@ -15,6 +17,11 @@ Inputs: TypeAlias = list[str] | list[list[int]]
 """Several texts, or the token ids of several: what a type checker can tell from one."""
 NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
 """Of a request that ends with its prompt: nothing is sampled."""
+
+
+def embedding_params(truncate_prompt_tokens: int | None) -> SamplingParams:
+    """Return NO_OUTPUT for a prompt of which so many of the last tokens are kept."""
+    return msgspec.structs.replace(NO_OUTPUT, truncate_prompt_tokens=truncate_prompt_tokens)
 
 
 @dataclass(frozen=True, slots=True)

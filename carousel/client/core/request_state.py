@@ -66,7 +66,9 @@ class SequenceState:
         self.num_chars = 0
         """Of its text."""
         self._pieces: list[str] = []
-        self._prompt_ids = request.input_ids
+        # Which of them the server has kept is not said.
+        is_cut = request.sampling.truncate_prompt_tokens is not None
+        self._prompt_ids = None if is_cut else request.input_ids
         self._wants_logprobs = wants_logprobs
         self._prompt_logprobs_start = request.sampling.prompt_logprobs_start
         self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None

@@ -30,7 +30,9 @@ class TokenLogprob:
     """Log-probabilities at one position, of the raw logits unless the server says otherwise."""
 
     token_id: int
-    """UNKNOWN_ID (-1) in a prompt that was given as text or messages: the client never sees its ids."""
+    """UNKNOWN_ID (-1) in a prompt that was given as text or messages, or with truncate_prompt_tokens: the
+    client never sees its ids.
+    """
     logprob: float
     top: tuple[tuple[int, float], ...] = ()
     """(token id, logprob) of the most likely tokens, as many as were asked for, most likely first."""

@@ -66,7 +66,7 @@ async def create_chat_completion(request: Request) -> Response:
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     if view.shows_ids or view.counts_continuously or view.num_prompt_logprobs is not None:
         tenant = tenant_of(request.scope).name
-        ids = await encode_prompts(server.tokenizer, job.prompts, options, tenant, "messages")
+        ids = (await encode_prompts(server, job, tenant)).ids
         (view.prompt_ids,) = ids
         job.check_prompt_logprobs(len(view.prompt_ids))
         job = job.with_ids(ids)

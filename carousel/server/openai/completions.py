@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -77,13 +76,17 @@ async def _look_at_tokens(
         vocabulary = await tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     shows_prompt_tokens = view.shows_ids or view.counts_continuously or body.prompt_logprobs is not None
-    if shows_prompt_tokens or (body.echo and view.num_logprobs is not None):
-        view.prompt_ids = await encode_prompts(tokenizer, job.prompts, job.options, tenant)
+    prompts: list[Any] = list(job.prompts)
+    may_be_cut = body.truncate_prompt_tokens is not None
+    if shows_prompt_tokens or (body.echo and (view.num_logprobs is not None or may_be_cut)):
+        encoded = await encode_prompts(server, job, tenant)
+        view.prompt_ids = encoded.ids
+        shown = zip(prompts, *encoded, strict=True)
+        prompts = [ids if is_cut else prompt for prompt, ids, is_cut in shown]
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
         job.check_prompt_logprobs(sum(map(len, view.prompt_ids)) * view.num_choices, name)
     if body.echo:
         tokenizer.require("echo")
-        prompts: Sequence[Any] = job.prompts
         # Ids are echoed as they were given: special ones, too, unless they are not wanted.
         skips = bool(body.skip_special_tokens)
         view.prompt_texts = [

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Struct
 
-from carousel.server.openai.types import CacheSalt, Priority, PromptIds, TimeLimit
+from carousel.server.openai.types import CacheSalt, NumKept, Priority, PromptIds, TimeLimit
 from runtime.wire.sampling_params import TokenId
 
 MAX_INPUTS = 2048
@@ -24,6 +24,7 @@ class EmbeddingBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
     # Beyond OpenAI, as other servers spell them.
     add_special_tokens: bool | None = None
+    truncate_prompt_tokens: NumKept | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     time_limit: TimeLimit | None = None

@@ -10,7 +10,7 @@ import numpy as np
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.embedding import NO_OUTPUT, embedding_of
+from carousel.client.core.embedding import embedding_of, embedding_params
 from carousel.client.core.request_builder import RequestOptions
 from carousel.client.core.result import Completion
 from carousel.server.openai.embedding_types import (
@@ -41,7 +41,7 @@ async def create_embedding(request: Request) -> Response:
     inputs = prompts_of(body.input, "input", MAX_INPUTS)
     job = Job(
         inputs,
-        NO_OUTPUT,
+        embedding_params(body.truncate_prompt_tokens),
         _options(body),
         request_labels(request.state.request_id, len(inputs)),
         labels_are_chosen=False,

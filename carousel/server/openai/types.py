@@ -54,6 +54,7 @@ ResetIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_WORD_IDS)]
 WordIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD_IDS)]
 StopWordsIds: TypeAlias = Annotated[list[WordIds], Meta(max_length=MAX_WORDS)]
 BadWordsIds: TypeAlias = Annotated[list[WordIds], Meta(max_length=3 * MAX_WORDS)]
+NumKept: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOKENS_LIMIT)]
 AllowedIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)]
 LogitBias: TypeAlias = Annotated[
     dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_LOGIT_BIAS)
@@ -106,6 +107,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: NumLogprobs | None = None
+    truncate_prompt_tokens: NumKept | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None

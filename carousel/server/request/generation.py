@@ -70,11 +70,12 @@ class Job:
         return self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
 
     def with_ids(self, ids: Sequence[list[int]]) -> Job:
-        """The same for prompts that are encoded already: what says how is of no more use."""
+        """The same for prompts that are encoded, and cut, already: what says how is of no more use."""
         options = self.options.copy()
         for name in ENCODING_OPTIONS:
             options.pop(name, None)
-        return replace(self, prompts=ids, options=options)
+        sampling = msgspec.structs.replace(self.sampling, truncate_prompt_tokens=None)
+        return replace(self, prompts=ids, options=options, sampling=sampling)
 
     def check_size(self, context_length: int) -> None:
         """Raises InvalidRequest by the names of SamplingParams when the answer could be too large."""

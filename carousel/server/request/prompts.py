@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from carousel.client.core.request_builder import Prompt, RequestOptions, pack_template_kwargs
 from carousel.server.http.errors import respelled
 from carousel.server.openai.types import MAX_PROMPTS, MessageBody, ToolCallBody
-from carousel.server.request.tokenizer import ServerTokenizer
+from carousel.server.request.generation import Job
+from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
 from runtime.wire.messages import MAX_FURTHER_BYTES
 
@@ -124,24 +125,32 @@ def template_options(
     return options
 
 
-async def encode_prompts(
-    tokenizer: ServerTokenizer,
-    prompts: Sequence[Prompt],
-    options: RequestOptions,
-    tenant: str,
-    field: str = "prompt",
-) -> list[list[int]]:
-    """Return the ids of each prompt of a tenant. `field`: where the body has them.
+class EncodedPrompts(NamedTuple):
+    """Ids of each prompt of a request."""
 
-    Raises: RequestError that names the field, also for a prompt without tokens; Overloaded.
+    ids: list[list[int]]
+    are_cut: list[bool]
+    """Truncation has left out the beginning."""
+
+
+async def encode_prompts(server: ServerState, job: Job, tenant: str) -> EncodedPrompts:
+    """Return the ids of a tenant's prompts, cut where the request says so.
+
+    Raises: RequestError by the body's names, also for a prompt without tokens; Overloaded.
     """
-    encoded = []
-    for prompt in prompts:
+    sampling = job.sampling
+    is_cut = sampling.truncate_prompt_tokens is not None
+    field = job.param_names.get("prompt", "prompt")
+    sampling.check_truncation(server.config.context_length)
+    encoded = EncodedPrompts([], [])
+    for prompt in job.prompts:
         try:
-            ids = await tokenizer.encode(prompt, options, tenant)
+            ids = await server.tokenizer.encode(prompt, job.options, tenant, is_cut=is_cut)
         except InvalidRequest as error:
-            raise respelled(error, {"prompt": field}) from None
+            raise respelled(error, job.param_names) from None
         if not ids:
             raise InvalidRequest(f"{field} is empty", param=field)
-        encoded.append(ids)
+        num_kept = sampling.num_kept(len(ids), server.longest_sequence, server.config.max_prompt_len)
+        encoded.ids.append(ids[len(ids) - num_kept :])
+        encoded.are_cut.append(num_kept < len(ids))
     return encoded

@@ -153,16 +153,19 @@ class ServerTokenizer:
                     self._vocabulary = await self._threads.run(OWNER, self._load, 0)
         return self._vocabulary
 
-    async def encode(self, prompt: Prompt, options: RequestOptions, tenant: str = OWNER) -> list[int]:
+    async def encode(
+        self, prompt: Prompt, options: RequestOptions, tenant: str = OWNER, *, is_cut: bool = False
+    ) -> list[int]:
         """A prompt of a tenant for the runtime: a text that cannot fit is refused before the work of encoding
-        it.
+        it, unless it is to be cut.
 
         Raises: InvalidRequest by the names of the client library, Overloaded.
         """
         vocabulary = await self.vocabulary()
 
         def encode() -> list[int]:
-            return vocabulary.encode(prompt, options, vocabulary.max_chars_of(self._context_length))
+            max_chars = None if is_cut else vocabulary.max_chars_of(self._context_length)
+            return vocabulary.encode(prompt, options, max_chars)
 
         return await self._threads.run(tenant, encode, num_chars(prompt))
 

@@ -76,7 +76,7 @@ async def generate(request: Request) -> Response:
         if sampling.prompt_logprobs is not None:
             view.input_start = body.logprob_start_len or 0
             tenant = tenant_of(request.scope).name
-            view.input_ids = await encode_prompts(server.tokenizer, job.prompts, options, tenant)
+            view.input_ids = (await encode_prompts(server, job, tenant)).ids
             num_shown = sum(max(0, len(ids) - view.input_start) for ids in view.input_ids)
             job.check_prompt_logprobs(num_shown * sampling.n)
             job = job.with_ids(view.input_ids)

@@ -15,6 +15,7 @@ from carousel.server.openai.types import (
     LogitBias,
     MinP,
     NgramSize,
+    NumKept,
     NumLogprobs,
     NumSequences,
     NumTokens,
@@ -72,6 +73,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p_decay: TopP | None = None
     top_p_min: TopPMin | None = None
     top_p_reset_ids: ResetIds | None = None
+    truncate_prompt_tokens: NumKept | None = None
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):

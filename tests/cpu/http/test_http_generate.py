@@ -167,6 +167,7 @@ def test_logprobs_are_triples(front: Front, stream: bool) -> None:
         ("bad_words", ["x"], "bad_words", ("x",)),
         ("bad_words_ids", [[4]], "bad_words_ids", ((4,),)),
         ("allowed_token_ids", [4], "allowed_token_ids", (4,)),
+        ("truncate_prompt_tokens", 3, "truncate_prompt_tokens", 3),
     ],
 )
 def test_a_sampling_parameter_reaches_the_wire(

@@ -205,6 +205,23 @@ def test_what_is_wrong_is_a_400_that_names_it(launch: Launched, body: object, pa
     assert words in error["message"]
 
 
+def test_a_long_text_is_cut_where_the_request_says_so(launch: Launched) -> None:
+    ids = [5 + number % 1000 for number in range(9000)]
+
+    def ask(**body: object) -> Any:
+        return httpx.post(f"{launch.url}/v1/embeddings", json=body, timeout=WAIT_S).json()
+
+    cut, kept = ask(input=[ids], truncate_prompt_tokens=7), ask(input=ids[-7:])
+    assert cut["usage"]["prompt_tokens"] == kept["usage"]["prompt_tokens"] == 7
+    np.testing.assert_allclose(cut["data"][0]["embedding"], kept["data"][0]["embedding"], atol=1e-5)
+    text = "x = 1\n" * 20
+    with Client(launch.run_dir) as client:
+        assert client.embed(text, truncate_prompt_tokens=7).usage.prompt_tokens == 7
+        most = client.server_info()["max_len"] - 1
+        assert client.embed(ids, truncate_prompt_tokens=-1).usage.prompt_tokens == most
+    assert ask(input=text, truncate_prompt_tokens=1 << 20)["error"]["param"] == "truncate_prompt_tokens"
+
+
 def test_an_embedding_server_generates_nothing(launch: Launched, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="--task embed"):
         client.completions.create(model="demo", prompt="x")

@@ -159,6 +159,40 @@ def test_more_than_one_request_may_have_is_refused_by_name(
     assert len(front.ring.requests) == seen
 
 
+def test_all_that_is_told_of_a_prompt_is_that_of_what_truncation_leaves(front: Front) -> None:
+    """Ids are cut here where the answer shows them; the ring then gets them without the field."""
+    ids = list(range(300, 400))
+    asked = {"prompt": ids, "max_tokens": 4, "echo": True, "logprobs": 1, "return_token_ids": True}
+    for wanted, kept in [(3, ids[-3:]), (-1, ids[-60:]), (64, ids[-63:])]:
+        (choice,) = complete(front, truncate_prompt_tokens=wanted, **asked)["choices"]
+        request = front.ring.requests[-1]
+        assert unpack_ids(request.input_ids or b"").tolist() == kept
+        assert request.sampling.truncate_prompt_tokens is None
+        assert choice["prompt_token_ids"] == kept
+        assert len(choice["logprobs"]["tokens"]) == len(kept) + 1  # one comes of the output
+        whole = complete(front, **{**asked, "prompt": kept})["choices"][0]
+        assert (choice["text"], choice["logprobs"]) == (whole["text"], whole["logprobs"])
+    text = "one two three four " * 50
+    cut, uncut = (
+        complete(front, prompt=each, max_tokens=1, echo=True, truncate_prompt_tokens=4)["choices"][0]["text"]
+        for each in (text, "x")
+    )
+    assert text.endswith(cut[:-1])
+    assert 4 < len(cut) < 60
+    assert uncut == "xa"
+    messages = [{"role": "user", "content": text}]
+    body = front.chat(messages=messages, truncate_prompt_tokens=5, return_token_ids=True).json()
+    assert len(body["prompt_token_ids"]) == 5
+    sampling = {"truncate_prompt_tokens": 3, "max_new_tokens": 1}
+    meta = front.post(
+        "/generate", input_ids=ids, sampling_params=sampling, return_logprob=True, logprob_start_len=0
+    ).json()["meta_info"]
+    assert [token for _, token, _ in meta["input_token_logprobs"]] == ids[-3:]
+    for wrong in ({"truncate_prompt_tokens": 65, "echo": True}, {"truncate_prompt_tokens": 0}):
+        error = front.complete(**wrong).json()["error"]
+        assert (error["param"], error["type"]) == ("truncate_prompt_tokens", "invalid_request_error")
+
+
 @pytest.mark.parametrize(("context_length", "is_refused"), [(64, False), (128, True)])
 def test_logprobs_of_many_choices_have_a_bound(context_length: int, is_refused: bool) -> None:
     sampling = SamplingParams(n=128, max_tokens=1 << 20, logprobs=20)

@@ -60,6 +60,8 @@ def sampling_of(front: Front, **body: Any) -> SamplingParams:
         ("top_p_reset_ids", [4], (4,)),
         ("stop_words_ids", [[4, 5]], ((4, 5),)),
         ("bad_words_ids", [[4], [5, 6]], ((4,), (5, 6))),
+        ("truncate_prompt_tokens", 7, 7),
+        ("truncate_prompt_tokens", -1, -1),
     ],
 )
 def test_a_sampling_field_reaches_the_wire(front: Front, field: str, value: Any, wire: Any) -> None:
@@ -220,6 +222,9 @@ def refused_field(response: Any) -> str:
         ("top_p_reset_ids", [-1]),
         ("stop_words_ids", [[]]),
         ("bad_words_ids", [3]),
+        ("truncate_prompt_tokens", 0),
+        ("truncate_prompt_tokens", -2),
+        ("truncate_prompt_tokens", "all"),
         ("echo", "yes"),
         ("suffix", "x"),
         ("store", "yes"),

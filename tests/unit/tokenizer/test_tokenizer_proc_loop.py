@@ -51,6 +51,34 @@ def test_text_ids_and_messages_become_token_ids(demo: Tokenizer) -> None:
     assert ring.refusals() == []
 
 
+def test_prompts_of_all_forms_are_cut_where_they_are_encoded(demo: Tokenizer) -> None:
+    """A text that could not fit is cut, too, not refused before it is encoded."""
+    text = "def f(x):\n    return x\n" * 30
+    ids = demo.encode_batch([text])[0].tolist()
+    chat_ids = demo.encode_batch([text], add_special_tokens=False)[0].tolist()
+    sampling = SamplingParams(seed=1, max_tokens=4, truncate_prompt_tokens=5)
+    ring = Ring(demo, context_length=16)
+    sent = passed_on(
+        ring,
+        request(0, text=text, sampling=sampling),
+        request(1, input_ids=pack_ids(ids), sampling=sampling),
+        request(2, text=text, sampling=msgspec.structs.replace(sampling, truncate_prompt_tokens=-1)),
+        request(3, text=text * 200, sampling=sampling),
+    )
+    ring.wait_for_long()
+    ring.loop.turn()
+    sent += ring.scheduler.drain()
+    cut = {each.handle: unpack_ids(each.input_ids).tolist() for each in sent}
+    assert cut == {handle(0): ids[-5:], handle(1): ids[-5:], handle(2): ids[-12:], handle(3): ids[-5:]}
+    opened = msgspec.msgpack.decode(sent[0].stream_open, type=StreamOpen)
+    assert opened.num_prompt_tokens == 5
+    messages = (ChatMessage("user", text),)
+    (chat,) = passed_on(ring, request(4, messages=messages, sampling=sampling))
+    assert len(unpack_ids(chat.input_ids)) == 5
+    assert set(unpack_ids(chat.input_ids).tolist()) <= {0, *chat_ids}
+    assert ring.refusals() == []
+
+
 def test_the_detokenizer_is_told_all_it_needs_through_the_scheduler(demo: Tokenizer) -> None:
     ring = Ring(demo)
     sampling = SamplingParams(

@@ -134,3 +134,40 @@ def test_rows_that_ended_requests_have_just_left_count_as_room() -> None:
     Admission(max_waiting=4, max_waiting_of_client=4, max_running=2).check(
         Status(num_running=0, num_waiting=4), 0
     )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "max_tokens", "max_len", "kept"),
+    [
+        (None, 16, 0, 40),
+        (5, 16, 0, 5),
+        (31, 16, 0, 31),
+        (32, 16, 0, 31),  # one token is the output's
+        (-1, 16, 0, 16),
+        (-1, None, 0, 31),
+        (-1, 32, 0, 31),
+        (-1, 1, 0, 31),
+        (-1, 4, 20, 16),
+        (30, 4, 20, 19),
+    ],
+)
+def test_truncation_keeps_the_last_tokens(
+    wanted: int | None, max_tokens: int | None, max_len: int, kept: int
+) -> None:
+    sampling = SamplingParams(max_tokens=max_tokens, truncate_prompt_tokens=wanted)
+    ids = np.arange(40, dtype=np.int32)
+    assert VALIDATOR.truncated(sampling, ids, max_len).tolist() == list(range(40 - kept, 40))
+    assert len(VALIDATOR.truncated(sampling, ids[:3], max_len)) == 3
+
+
+def test_truncation_knows_a_prompt_that_is_computed_in_one_step() -> None:
+    validator = Validator(vocab_size=100, context_length=32, max_prompt_len=8)
+    ids = np.arange(40, dtype=np.int32)
+    sampling = SamplingParams(max_tokens=1, truncate_prompt_tokens=-1)
+    assert len(validator.truncated(sampling, ids, 0)) == 8
+
+
+@pytest.mark.parametrize("wanted", [0, -2, 33, True, 1.5])
+def test_truncation_has_bounds(wanted: Any) -> None:
+    error = refusal(request(text="x", sampling=SamplingParams(truncate_prompt_tokens=wanted)))
+    assert error.param == "truncate_prompt_tokens"
