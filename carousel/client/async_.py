@@ -113,6 +113,14 @@ class AsyncResultStream:
         if self._closed or not self._deltas:
             self.state.check()
 
+    async def completion(self) -> Completion:
+        """Wait for the end and return the whole. Raises: as the iteration."""
+        async with self:
+            async for _ in self:
+                pass
+            assert self.state is not None
+            return self.state.completion()
+
     async def aclose(self) -> None:
         """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""
         self._abandon()
@@ -220,11 +228,20 @@ class AsyncClient:
         `timeout` is in seconds. Raises: RequestError (InvalidRequest, Overloaded ...), RingClosed,
         TimeoutError.
         """
-        async with self._stream(prompt, sampling_params, False, timeout, options) as stream:
-            async for _ in stream:
-                pass
-            assert stream.state is not None
-            return stream.state.completion()
+        return await self.submit(prompt, sampling_params, timeout=timeout, **options).completion()
+
+    def submit(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        *,
+        timeout: float | None = None,
+        **options: Unpack[RequestOptions],
+    ) -> AsyncResultStream:
+        """As `stream`, but all comes at the end: `await client.submit(...).completion()` is `generate`, and
+        in between it can be aborted.
+        """
+        return self._stream(prompt, sampling_params, False, timeout, options)
 
     async def embed(
         self,

@@ -16,6 +16,7 @@ from carousel.server.openai.embeddings import create_embedding
 from carousel.server.openai.models import list_models, retrieve_model
 from carousel.server.openai.responses import ChatResponse, CompletionResponse, ModelCard, ModelList
 from carousel.server.openai.types import ChatBody, CompletionBody
+from carousel.server.sglang.abort import AbortAnswer, AbortBody, abort_request
 from carousel.server.sglang.generate import generate
 from carousel.server.sglang.generate_types import GenerateBody, GenerateResponse
 from carousel.server.sglang.tokenize import detokenize, tokenize
@@ -98,6 +99,16 @@ ENDPOINTS = (
     _generating("/v1/chat/completions", create_chat_completion, "OpenAI chat", ChatBody, ChatResponse),
     _generating(
         "/generate", generate, "SGLang's own request", GenerateBody, GenerateResponse | list[GenerateResponse]
+    ),
+    Endpoint(
+        "/abort_request",
+        abort_request,
+        "End requests early, by their names",
+        AbortAnswer,
+        ("POST",),
+        AbortBody,
+        statuses=(*WITH_BODY, 503),
+        role="user",
     ),
     Endpoint(
         "/v1/embeddings",

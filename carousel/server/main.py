@@ -15,6 +15,7 @@ import uvloop
 
 from carousel.client.async_ import AsyncClient
 from carousel.server.admin.metrics import Metrics
+from carousel.server.admin.siblings import Siblings
 from carousel.server.app import make_app
 from carousel.server.http.rare_warnings import make_warnings_rare
 from carousel.server.http.server import HttpServer
@@ -78,7 +79,11 @@ async def serve(context: ProcessContext) -> None:
     if config.sampling_defaults == "openai":
         sampling = SamplingDefaults()
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)
-    server = _http_server(ServerState(client, config, sampling, context.status, metrics, tenants))
+    state = ServerState(client, config, sampling, context.status, metrics, tenants)
+    if config.api_workers > 1:
+        places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]
+        state.siblings = Siblings(places, context.index, state.running.abort)
+    server = _http_server(state)
     listener = _listening_socket(context.http_fd, config.slow_reader_timeout)
     serving = asyncio.create_task(server.serve([listener]))
     connecting = asyncio.create_task(client.connect())
@@ -101,6 +106,8 @@ async def serve(context: ProcessContext) -> None:
     finally:
         connecting.cancel()
         watching.cancel()
+        if state.siblings is not None:
+            state.siblings.close()
         # Every caller gets an answer, then the connections are closed.
         error = RequestError("the server is shutting down", code="shutting_down", status=503)
         await client.aclose(client.error or error)

@@ -11,11 +11,13 @@ from typing import Any
 
 from carousel.client.async_ import AsyncClient
 from carousel.server.admin.metrics import Metrics
+from carousel.server.admin.siblings import Siblings
 from carousel.server.http.body_pool import BodyPool
 from carousel.server.http.write_pace import WritePace
 from carousel.server.request.labels import LabelBook
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
+from carousel.server.running import RunningRequests
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
@@ -40,6 +42,9 @@ class ServerState:
     tenants: TenantTable = field(default_factory=TenantTable)
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
+    running: RunningRequests = field(default_factory=RunningRequests)
+    siblings: Siblings | None = None
+    """None: this is the only HTTP process."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)

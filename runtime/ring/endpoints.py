@@ -50,6 +50,10 @@ class Endpoints:
     def client_out(self, index: int = 0) -> str:
         return self._ipc(f"client_out{index}")
 
+    def api_orders(self, index: int) -> Path:
+        """The socket on which an HTTP process hears of what was said to another one."""
+        return self.run_dir / f"api_orders{index}"
+
     @property
     def step_results(self) -> str:
         return self._ipc("step_results")

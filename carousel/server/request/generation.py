@@ -7,7 +7,7 @@ that is an event. As soon as the HTTP client has gone, whatever its request is d
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
@@ -16,8 +16,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from carousel.client.async_ import AsyncResultStream
 from carousel.client.core.request_builder import Prompt, RequestOptions
-from carousel.client.core.result import Completion, Delta
+from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.admin.metrics import RequestTimer
 from carousel.server.http.errors import as_request_error, error_body, respelled
 from carousel.server.request.merged_stream import merged
@@ -28,6 +29,7 @@ from carousel.server.tenancy.entrance import TURN_BYTES
 from carousel.server.tenancy.places import HeldPlaces
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.tenants import THE_OWNER
+from runtime.wire.messages import Usage
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 1024
@@ -36,6 +38,7 @@ MAX_LOGPROB_ENTRIES = 1 << 18
 """Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
 is complete.
 """
+ABORT_RETRY_S = 0.01
 LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
 """Events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
@@ -146,6 +149,29 @@ class Generation(Response):
         self._job = job
         self._answer = answer
         self._received_s = 0.0
+        self._aborted: set[int] = set()
+        """Prompts whose answers somebody has asked to end."""
+        self._open: dict[int, AsyncResultStream] = {}
+        """By the number of the prompt."""
+
+    def abort(self, prompts: Collection[int]) -> None:
+        """End the answers to these prompts early: the caller gets what there is. Those that have not begun
+        are answered by nothing.
+        """
+        for prompt in prompts:
+            if prompt not in self._aborted:
+                self._aborted.add(prompt)
+                self._end_early(prompt)
+
+    def _end_early(self, prompt: int) -> None:
+        stream = self._open.get(prompt)
+        if stream is None:
+            return
+        if stream.state is None:
+            # It is about to be submitted: closed now, it would have no end to show.
+            asyncio.get_running_loop().call_later(ABORT_RETRY_S, self._end_early, prompt)
+        else:
+            stream.abort()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Raises RequestError and RingClosed only while nothing has been sent."""
@@ -163,6 +189,8 @@ class Generation(Response):
             await run_until_disconnect(receive, work)
         except RequestError as error:
             raise respelled(error, self._job.param_names) from None
+        finally:
+            self._open.clear()
 
     @contextmanager
     def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[str], HeldPlaces]]:
@@ -173,6 +201,7 @@ class Generation(Response):
         with (
             server.places.hold(tenant, prompts_at_once * job.num_sequences) as places,
             server.labels.hold(tenant.name, job.labels, are_chosen=job.labels_are_chosen) as labels,
+            server.running.hold(tenant.name, self, job.labels),
         ):
             yield labels, places
 
@@ -186,8 +215,8 @@ class Generation(Response):
             try:
                 async with asyncio.TaskGroup() as group:
                     calls = [
-                        group.create_task(self._generate(prompt, label, room, places))
-                        for prompt, label in zip(job.prompts, labels, strict=True)
+                        group.create_task(self._generate(number, label, room, places))
+                        for number, label in enumerate(labels)
                     ]
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
@@ -201,16 +230,23 @@ class Generation(Response):
         return msgspec.json.encode(self._answer.response(completions))
 
     async def _generate(
-        self, prompt: Prompt, label: str, room: asyncio.Semaphore, places: HeldPlaces
+        self, number: int, label: str, room: asyncio.Semaphore, places: HeldPlaces
     ) -> Completion:
+        """Answer prompt `number`, when there is room for it."""
         job = self._job
         async with room:
             with RequestTimer(self._server.metrics, self._received_s, job.num_sequences) as timer:
-                options = RequestOptions(**job.options, label=label)
-                completion = await self._client.generate(prompt, job.sampling, **options)
-                if any(output.finish_reason == "abort" for output in completion.outputs):
+                if number in self._aborted:
+                    completion = _nothing(job)
+                else:
+                    options = RequestOptions(**job.options, label=label)
+                    stream = self._client.submit(job.prompts[number], job.sampling, **options)
+                    self._open[number] = stream
+                    completion = await stream.completion()
+                if all(output.finish_reason != "abort" for output in completion.outputs):
+                    timer.note_finished(completion.usage)
+                elif number not in self._aborted:
                     raise _aborted()
-                timer.note_finished(completion.usage)
                 if self._num_unbegun:
                     self._num_unbegun -= 1  # the next prompt takes its places
                 else:
@@ -244,6 +280,7 @@ class Generation(Response):
                 self._client.stream(prompt, job.sampling, **RequestOptions(**job.options, label=label))
                 for prompt, label in zip(job.prompts, labels, strict=True)
             ]
+            self._open.update(enumerate(streams))
             async with aclosing(merged(streams)) as batches:
                 async for batch in batches:
                     data = b""
@@ -251,7 +288,7 @@ class Generation(Response):
                         if not position % DELTAS_AT_ONCE:
                             await self._server.entrance.enter(TURN_BYTES, self._tenant.name)
                         timers[prompt].note_delta(delta)
-                        if delta.finish_reason == "abort":
+                        if delta.finish_reason == "abort" and prompt not in self._aborted:
                             raise _aborted()
                         if delta.finish_reason is not None:
                             places.give_back(1)
@@ -272,6 +309,16 @@ class Generation(Response):
         if not writer.try_write(data):
             await writer.write(data)
         await self._server.pace.spend(self._tenant.name, len(data))
+
+
+def _nothing(job: Job) -> Completion:
+    """Return the answer to a prompt that was aborted before anything was made of it."""
+    usage = Usage(0, 0)
+    outputs = [
+        CompletionOutput(index, "", [], "", [], finish_reason="abort", usage=usage)
+        for index in range(job.sampling.n)
+    ]
+    return Completion(outputs, usage)
 
 
 def _aborted() -> RequestError:

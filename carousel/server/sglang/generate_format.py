@@ -186,4 +186,6 @@ def _finish_info(part: Delta | CompletionOutput, num_tokens: int) -> FinishInfo 
         return FinishInfo("stop", matched=part.matched_stop)
     if part.finish_reason == "length":
         return FinishInfo("length", length=num_tokens)
+    if part.finish_reason == "abort":
+        return FinishInfo("abort", message="ended by /abort_request")
     return FinishInfo("timeout") if part.finish_reason == "timeout" else None

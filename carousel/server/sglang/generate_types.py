@@ -102,11 +102,13 @@ class Logprob(Struct, array_like=True, gc=False):
 
 
 class FinishInfo(Struct, omit_defaults=True):
-    type: Literal["stop", "length", "timeout"]
+    type: Literal["stop", "length", "timeout", "abort"]
     matched: str | int | UnsetType | None = UNSET
     """Of a stop: the stop string or id; null where the model ended by its own end token."""
     length: int | UnsetType = UNSET
     """Of a length: the tokens that came."""
+    message: str | UnsetType = UNSET
+    """Of an abort: who asked for it."""
 
 
 class MetaInfo(Struct):

@@ -28,6 +28,7 @@ USERS = {
     "/v1/completions",
     "/v1/chat/completions",
     "/generate",
+    "/abort_request",
     "/v1/embeddings",
     "/tokenize",
     "/v1/tokenize",
@@ -156,7 +157,12 @@ def test_the_description_says_which_role_a_path_is_for(
     assert operations["/metrics", "get"]["security"] == [{"key": ["metrics"]}]
     assert operations["/flush_cache", "post"]["security"] == [{"key": ["admin"]}]
     assert operations["/generate", "post"]["security"] == [{"key": ["user"]}]
-    assert operations["/generate", "post"]["responses"].keys() >= {"401", "403", "429", "503"}
+    assert operations["/generate", "post"]["responses"].keys() >= {
+        "401",
+        "403",
+        "429",
+        "503",
+    }
     for name in USERS - {"/v1/models/{name:path}"}:
         assert all(each["security"] == [{"key": ["user"]}] for each in paths[name].values())
 

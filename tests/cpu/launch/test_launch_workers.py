@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 
@@ -63,6 +64,19 @@ def test_every_lane_gives_the_same_answers(launch: Launched) -> None:
         for _ in range(6):  # the prompts go over other lanes each time
             outputs = client.generate(PROMPTS[1:], SHORT, timeout=60)
             assert [output.text for output in outputs] == [first[prompt] for prompt in PROMPTS[1:]]
+
+
+def test_an_abort_reaches_the_http_process_that_has_the_request(launch: Launched) -> None:
+    """Which of them takes a connection is the kernel's to say."""
+    body = {"text": "def f(", "sampling_params": {"max_new_tokens": 1500, "ignore_eos": True}}
+    with ThreadPoolExecutor(6) as pool:
+        answers = [pool.submit(httpx.post, f"{launch.url}/generate", json=body, timeout=60) for _ in range(6)]
+        while not all(answer.done() for answer in answers):
+            aborted = httpx.post(f"{launch.url}/abort_request", json={"abort_all": True}, timeout=60)
+            assert aborted.status_code == 200
+            time.sleep(0.01)
+    reasons = [answer.result().json()["meta_info"]["finish_reason"]["type"] for answer in answers]
+    assert reasons == ["abort"] * 6
 
 
 def test_both_tokenizers_take_their_share(launch: Launched) -> None:

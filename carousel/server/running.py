@@ -1,0 +1,63 @@
+"""RunningRequests: what this HTTP process is answering, so that a caller may end it by its name."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Protocol
+
+import msgspec
+
+from carousel.server.request.labels import request_labels
+
+
+class AbortOrder(msgspec.Struct, frozen=True):
+    """The end of what one tenant has asked for, or everybody."""
+
+    tenant: str | None
+    """None: all tenants'."""
+    rid: str = ""
+    """Of one prompt, or of a request with several; empty: all requests."""
+
+
+class Abortable(Protocol):
+    def abort(self, prompts: Collection[int]) -> None:
+        """End the answers to these prompts early: their callers get what there is. Idempotent."""
+
+
+class RunningRequests:
+    """Belongs to one event loop."""
+
+    def __init__(self) -> None:
+        self._labels: dict[str, dict[Abortable, Sequence[str]]] = {}
+        """Labels of the prompts of each request, by its tenant."""
+
+    @contextmanager
+    def hold(self, tenant: str, request: Abortable, labels: Sequence[str]) -> Iterator[None]:
+        """Let the request be found while the block runs. `labels`: one for each prompt, as its caller knows
+        them.
+        """
+        own = self._labels.setdefault(tenant, {})
+        own[request] = labels
+        try:
+            yield
+        finally:
+            del own[request]
+            if not own:
+                del self._labels[tenant]
+
+    def abort(self, order: AbortOrder) -> None:
+        """End what the order names; what is not there has ended."""
+        tenants = list(self._labels) if order.tenant is None else [order.tenant]
+        for tenant in tenants:
+            for request, labels in list(self._labels.get(tenant, {}).items()):
+                prompts = _named(labels, order.rid)
+                if prompts:
+                    request.abort(prompts)
+
+
+def _named(labels: Sequence[str], rid: str) -> Collection[int]:
+    """Return the numbers of the prompts that an order means."""
+    if not rid or (len(labels) > 1 and list(labels) == request_labels(rid, len(labels))):
+        return range(len(labels))
+    return [number for number, label in enumerate(labels) if label == rid]
