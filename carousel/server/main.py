@@ -75,11 +75,13 @@ async def serve(context: ProcessContext) -> None:
     config = context.config
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
     metrics = Metrics(config.served_model_name, context.endpoints.run_dir, context.index)
-    sampling = CheckpointConfig.read(Path(config.model), config.hf_overrides).sampling
+    checkpoint = CheckpointConfig.read(Path(config.model), config.hf_overrides)
+    sampling = checkpoint.sampling
     if config.sampling_defaults == "openai":
         sampling = SamplingDefaults()
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)
     state = ServerState(client, config, sampling, context.status, metrics, tenants)
+    state.vocab_size = checkpoint.vocab_size
     if config.api_workers > 1:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]
         state.siblings = Siblings(places, context.index, state.running.abort)

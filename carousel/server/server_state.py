@@ -42,6 +42,8 @@ class ServerState:
     tenants: TenantTable = field(default_factory=TenantTable)
     tokenizer: ServerTokenizer = field(init=False)
     labels: LabelBook = field(default_factory=LabelBook)
+    vocab_size: int = 0
+    """Ids that the model gives logits for."""
     running: RunningRequests = field(default_factory=RunningRequests)
     siblings: Siblings | None = None
     """None: this is the only HTTP process."""

@@ -38,7 +38,12 @@ async def create_chat_completion(request: Request) -> Response:
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
-    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    options = request_options(
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        time_limit=body.time_limit,
+        retention=body.kv_cache_retention_config,
+    )
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
     )

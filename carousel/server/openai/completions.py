@@ -132,7 +132,12 @@ def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
 
 
 def _options(body: CompletionBody) -> RequestOptions:
-    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    options = request_options(
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        time_limit=body.time_limit,
+        retention=body.kv_cache_retention_config,
+    )
     if body.add_special_tokens is not None:
         options["add_special_tokens"] = body.add_special_tokens
     return options

@@ -12,6 +12,7 @@ from msgspec import Meta, Raw, Struct, field
 from carousel.client.core.request_builder import MAX_PRIORITY
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
 from runtime.wire.messages import MAX_ROLE_CHARS
+from runtime.wire.retention import MAX_RANGES, RetentionPriority
 from runtime.wire.sampling_params import (
     MAX_ALLOWED_IDS,
     MAX_LOGIT_BIAS,
@@ -66,6 +67,31 @@ Role: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 
 
+Duration: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
+
+
+class RetainedRangeBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Prompt tokens token_start .. token_end - 1; null: to its end."""
+
+    token_start: Annotated[int, Meta(ge=0, lt=1 << 31)]
+    token_end: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    priority: RetentionPriority | None = None
+    duration_ms: Duration | None = None
+    """After the last use; null: for ever."""
+
+
+class RetentionBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """TensorRT-LLM's KvCacheRetentionConfig."""
+
+    token_range_retention_configs: Annotated[list[RetainedRangeBody], Meta(max_length=MAX_RANGES)] | None = (
+        None
+    )
+    decode_retention_priority: RetentionPriority | None = None
+    decode_duration_ms: Duration | None = None
+    max_tokens: Annotated[int, Meta(ge=1, lt=1 << 31)] | None = None
+    """The short form: the first so many tokens of the prompt at the highest priority, for ever."""
+
+
 class StreamOptions(Struct, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
@@ -112,6 +138,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    kv_cache_retention_config: RetentionBody | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
 

@@ -20,6 +20,8 @@ from carousel.server.openai.types import (
     CompletionBody,
     FunctionBody,
     MessageBody,
+    RetainedRangeBody,
+    RetentionBody,
     StreamOptions,
     TextPart,
     ToolCallBody,
@@ -231,7 +233,8 @@ _SAMPLING_HINTS = {
     "logprobs": "it is called return_logprob here",
     "top_logprobs": "it is called top_logprobs_num here",
 }
-_OPENAI = FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions})
+_RETENTION = {"kv_cache_retention_config": RetentionBody}
+_OPENAI = FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions, **_RETENTION})
 _CONVERSATION = {"messages": MessageBody}
 
 FIELD_TABLES: dict[type, FieldTable] = {
@@ -242,13 +245,15 @@ FIELD_TABLES: dict[type, FieldTable] = {
         {**REFUSED, "add_special_tokens": (True,)},
         _SAMPLING_HINTS,
         _GENERATING,
-        {"sampling_params": GenerateSampling},
+        {"sampling_params": GenerateSampling, **_RETENTION},
     ),
     # Nothing is generated: what is about generating changes nothing.
     EmbeddingBody: FieldTable(TAKEN, REFUSED, HINTS),
     TokenizeBody: FieldTable(TAKEN, REFUSED, HINTS, nested=_CONVERSATION),
     DetokenizeBody: FieldTable(TAKEN, REFUSED, HINTS),
     StreamOptions: FieldTable(),
+    RetentionBody: FieldTable(nested={"token_range_retention_configs": RetainedRangeBody}),
+    RetainedRangeBody: FieldTable(),
     GenerateSampling: FieldTable(
         {},
         SAMPLING_REFUSED,

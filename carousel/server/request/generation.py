@@ -38,6 +38,8 @@ MAX_LOGPROB_ENTRIES = 1 << 18
 """Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
 is complete.
 """
+MAX_LOGITS = 1 << 21
+"""Raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
 ABORT_RETRY_S = 0.01
 LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
@@ -72,6 +74,10 @@ class Job:
     def has_logprobs(self) -> bool:
         return self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
 
+    @property
+    def has_logits(self) -> bool:
+        return self.sampling.return_context_logits or self.sampling.return_generation_logits
+
     def with_ids(self, ids: Sequence[list[int]]) -> Job:
         """The same for prompts that are encoded, and cut, already: what says how is of no more use."""
         options = self.options.copy()
@@ -99,6 +105,24 @@ class Job:
                 f"logprobs: {self.sampling.logprobs} for {num_tokens} tokens are more than "
                 f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
                 param="logprobs",
+            )
+
+    def check_logits(self, context_length: int, vocab_size: int, num_prompt_tokens: int) -> None:
+        """`num_prompt_tokens`: of all prompts. Raises InvalidRequest by the names of SamplingParams when the
+        raw logits of the answer could be too many.
+        """
+        sampling, num_rows, name = self.sampling, 0, ""
+        if sampling.return_context_logits:
+            num_rows, name = num_prompt_tokens, "return_context_logits"
+        if sampling.return_generation_logits:
+            num_output = min(sampling.max_tokens or context_length, context_length)
+            num_rows += num_output * len(self.prompts) * self.num_sequences
+            name = "return_generation_logits"
+        if num_rows * vocab_size > MAX_LOGITS:
+            raise InvalidRequest(
+                f"{name}: {num_rows} positions of {vocab_size} logits each are more than the {MAX_LOGITS} "
+                "that an answer may have; ask for fewer tokens or choices, or use the client library",
+                param=name,
             )
 
     def check_prompt_logprobs(self, num_tokens: int, name: str = "prompt_logprobs") -> None:
@@ -222,7 +246,7 @@ class Generation(Response):
                 raise errors.exceptions[0] from None
         completions = [call.result() for call in calls]
         # Spelling many log-probabilities or vectors takes long: nobody else's tokens wait for it.
-        is_long = job.has_logprobs or job.options.get("task") == "embed"
+        is_long = job.has_logprobs or job.has_logits or job.options.get("task") == "embed"
         body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
         await Response(body, media_type="application/json")(scope, receive, send)
 

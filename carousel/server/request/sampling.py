@@ -12,7 +12,8 @@ from typing import Any
 import msgspec
 
 from carousel.client.core.request_builder import RequestOptions
-from carousel.server.openai.types import GenerationBody
+from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+from carousel.server.openai.types import GenerationBody, RetentionBody
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.wire.sampling_params import SamplingParams
@@ -58,7 +59,11 @@ def checked_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> Sa
 
 
 def request_options(
-    *, priority: int | None, cache_salt: str | None, time_limit: float | None
+    *,
+    priority: int | None,
+    cache_salt: str | None,
+    time_limit: float | None,
+    retention: RetentionBody | None = None,
 ) -> RequestOptions:
     options = RequestOptions()
     if priority is not None:
@@ -67,7 +72,19 @@ def request_options(
         options["cache_salt"] = cache_salt
     if time_limit is not None:
         options["time_limit"] = time_limit
+    if retention is not None:
+        options["kv_cache_retention_config"] = _retention(retention)
     return options
+
+
+def _retention(body: RetentionBody) -> KvCacheRetentionConfig:
+    ranges = [TokenRangeRetentionConfig(**_given(each)) for each in body.token_range_retention_configs or ()]
+    return KvCacheRetentionConfig(**{**_given(body), "token_range_retention_configs": ranges})
+
+
+def _given(body: msgspec.Struct) -> dict[str, Any]:
+    """Fields that are not left out."""
+    return {name: value for name, value in msgspec.structs.asdict(body).items() if value is not None}
 
 
 def check_stream_options(body: GenerationBody) -> None:

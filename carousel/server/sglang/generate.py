@@ -46,7 +46,12 @@ async def generate(request: Request) -> Response:
     field, prompts = _prompts(body)
     is_list = prompts[0] is not getattr(body, field)
     names = {**PARAM_NAMES, "prompt": field}
-    options = request_options(priority=body.priority, cache_salt=body.cache_salt, time_limit=body.time_limit)
+    options = request_options(
+        priority=body.priority,
+        cache_salt=body.cache_salt,
+        time_limit=body.time_limit,
+        retention=body.kv_cache_retention_config,
+    )
     try:
         sampling = _sampling(body, sampling_body, server)
         if body.rid is None:
@@ -63,6 +68,7 @@ async def generate(request: Request) -> Response:
             param_names=names,
         )
         job.check_size(server.config.context_length)
+        _check_logits(job, server, num_prompt_tokens=0)
         view = GenerateView(
             ids=labels,
             is_list=is_list or sampling.n > 1,
@@ -73,16 +79,34 @@ async def generate(request: Request) -> Response:
         if body.return_text_in_logprobs:
             server.tokenizer.require("return_text_in_logprobs")
             view.token_text = (await server.tokenizer.vocabulary()).token_text
+        if sampling.prompt_logprobs is not None or sampling.return_context_logits:
+            ids = (await encode_prompts(server, job, tenant_of(request.scope).name)).ids
+            _check_logits(job, server, num_prompt_tokens=sum(map(len, ids)))
+            job = job.with_ids(ids)
         if sampling.prompt_logprobs is not None:
             view.input_start = body.logprob_start_len or 0
-            tenant = tenant_of(request.scope).name
-            view.input_ids = (await encode_prompts(server, job, tenant)).ids
+            view.input_ids = ids
             num_shown = sum(max(0, len(ids) - view.input_start) for ids in view.input_ids)
             job.check_prompt_logprobs(num_shown * sampling.n)
-            job = job.with_ids(view.input_ids)
     except RequestError as error:
         raise respelled(error, names) from None
     return Generation(server, job, GenerateFormat(view, len(prompts)))
+
+
+def _check_logits(job: Job, server: ServerState, num_prompt_tokens: int) -> None:
+    """Raises InvalidRequest by the names of SamplingParams."""
+    for name, is_allowed in (
+        ("return_context_logits", server.config.gather_context_logits),
+        ("return_generation_logits", server.config.gather_generation_logits),
+    ):
+        if not getattr(job.sampling, name):
+            continue
+        if job.stream:
+            raise InvalidRequest(f"{name} is for requests without stream: true", param=name)
+        if not is_allowed:
+            flag = name.removeprefix("return_").replace("_", "-")
+            raise InvalidRequest(f"{name}: the server was started without --gather-{flag}", param=name)
+    job.check_logits(server.config.context_length, server.vocab_size, num_prompt_tokens)
 
 
 def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:

@@ -94,7 +94,8 @@ class GenerateFormat:
                 _exhaust(self._take(prompt, number, prompt_logprobs, output))
                 prompt_logprobs = []
                 _exhaust(self._complete_input(prompt))
-                bodies.append(msgspec.Raw(b"".join(self._body(number, output, UNSET))))
+                logits = _logits(completion, output)
+                bodies.append(msgspec.Raw(b"".join(self._body(number, output, UNSET, logits))))
         return bodies if self._view.is_list else bodies[0]
 
     def _take(
@@ -143,7 +144,11 @@ class GenerateFormat:
             yield from self._take_input(prompt, [None] * num_missing)
 
     def _body(
-        self, number: int, part: Delta | CompletionOutput, shown_index: int | UnsetType
+        self,
+        number: int,
+        part: Delta | CompletionOutput,
+        shown_index: int | UnsetType,
+        logits: Iterable[bytes | bytearray] = (),
     ) -> Iterable[bytes | bytearray]:
         """The pieces of a GenerateResponse."""
         view, sequence = self._view, self._sequences[number]
@@ -166,7 +171,9 @@ class GenerateFormat:
             yield from (b',"output_token_logprobs":[', sequence.logprobs.data, b"]")
             if view.num_top:
                 yield from (b',"output_top_logprobs":[', sequence.top.data, b"]")
-        yield b"}}" if isinstance(shown_index, UnsetType) else b'},"index":%d}' % shown_index
+        yield b"}"
+        yield from logits
+        yield b"}" if isinstance(shown_index, UnsetType) else b',"index":%d}' % shown_index
 
     def _top(self, entry: TokenLogprob) -> list[Logprob]:
         return [self._logprob(value, token_id) for token_id, value in entry.top]
@@ -174,6 +181,17 @@ class GenerateFormat:
     def _logprob(self, value: float | None, token_id: int) -> Logprob:
         text = None if self._view.token_text is None else self._view.token_text(token_id)
         return Logprob(None if value is None else finite(value), token_id, text)
+
+
+def _logits(completion: Completion, output: CompletionOutput) -> Iterator[bytes | bytearray]:
+    """The fields with raw logits; those of the prompt with its first sequence alone."""
+    context = completion.context_logits if output.index == 0 else None
+    for name, rows in ((b"context_logits", context), (b"generation_logits", output.generation_logits)):
+        if rows is not None:
+            encoded = JsonList()
+            for row in rows:
+                encoded.extend([row.tolist()])
+            yield from (b',"%b":[' % name, encoded.data, b"]")
 
 
 def _exhaust(pieces: Iterable[None]) -> None:

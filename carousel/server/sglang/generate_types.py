@@ -25,6 +25,7 @@ from carousel.server.openai.types import (
     PromptIds,
     RepetitionPenalty,
     ResetIds,
+    RetentionBody,
     Seed,
     StopIds,
     StopText,
@@ -40,6 +41,10 @@ from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.sampling_params import TokenId
 
 RequestLabel: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
+
+
+Logits: TypeAlias = list[list[float | None]]
+"""A row for each position, a number for each id of the vocabulary; null for one that is not finite."""
 
 
 class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -74,6 +79,8 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p_min: TopPMin | None = None
     top_p_reset_ids: ResetIds | None = None
     truncate_prompt_tokens: NumKept | None = None
+    return_context_logits: bool | None = None
+    return_generation_logits: bool | None = None
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -90,6 +97,7 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     stream: bool | None = None
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
+    kv_cache_retention_config: RetentionBody | None = None
     time_limit: TimeLimit | None = None
     """Seconds."""
 
@@ -133,5 +141,9 @@ class GenerateResponse(Struct):
     text: str
     output_ids: list[int]
     meta_info: MetaInfo
+    context_logits: Logits | UnsetType = UNSET
+    """Of each token of the prompt, when asked for, with the first of its sequences."""
+    generation_logits: Logits | UnsetType = UNSET
+    """Of each output token, when asked for."""
     index: int | UnsetType = UNSET
     """Of a stream over several prompts or sequences: whose event it is."""

@@ -11,6 +11,7 @@ import pytest
 
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
+from runtime.wire.retention import RetainedRange, Retention
 from tests.harness.http.http_front import Front, events, http_front
 from tests.harness.ring.fake_ring import failure, finish, output, spell
 
@@ -184,6 +185,30 @@ def test_defaults_are_those_of_sglang(front: Front) -> None:
     assert (front.ring.requests[-1].priority, front.ring.requests[-1].cache_salt) == (3, "s")
 
 
+def test_how_firmly_its_kv_is_kept_reaches_the_wire_from_every_endpoint(front: Front) -> None:
+    ranges = [{"token_start": 0, "token_end": 9, "priority": 90, "duration_ms": 500}, {"token_start": 9}]
+    config = {"token_range_retention_configs": ranges, "decode_retention_priority": 10}
+    expected = Retention((RetainedRange(0, 9, 90, 500), RetainedRange(9, None, 35)), 10)
+    for response in (
+        ask(front, kv_cache_retention_config=config),
+        front.complete(kv_cache_retention_config=config),
+        front.chat(kv_cache_retention_config=config),
+    ):
+        assert response.status_code == 200, response.text
+        assert front.ring.requests[-1].retention == expected
+    assert ask(front, kv_cache_retention_config={"max_tokens": 7}).status_code == 200
+    assert front.ring.requests[-1].retention == Retention((RetainedRange(0, 7, 100),))
+    overlapping = {"token_range_retention_configs": [{"token_start": 0, "token_end": 9}, {"token_start": 8}]}
+    for wrong in (overlapping, {"decode_retention_priority": 101}, {"max_tokens": 7, **config}, 3):
+        for each in (ask, Front.complete, Front.chat):
+            error = each(front, kv_cache_retention_config=wrong).json()["error"]
+            assert error["param"].startswith("kv_cache_retention_config")
+    odd = ask(front, kv_cache_retention_config={"token_range_retention_configs": [{**ranges[0], "odd": 1}]})
+    assert odd.headers["x-carousel-ignored"] == (
+        "kv_cache_retention_config.token_range_retention_configs.odd"
+    )
+
+
 def test_the_bodies_that_benchmark_clients_send_are_accepted(front: Front) -> None:
     body = {
         "text": "abc",
@@ -227,6 +252,9 @@ def test_the_bodies_that_benchmark_clients_send_are_accepted(front: Front) -> No
         ({"sampling_params": {"n": 2, "best_of": 1}}, "sampling_params.best_of"),
         ({"sampling_params": {"no_repeat_ngram_size": -1}}, "sampling_params.no_repeat_ngram_size"),
         ({"no_repeat_ngram_size": 2}, "no_repeat_ngram_size"),
+        ({"sampling_params": {"return_context_logits": True}}, "sampling_params.return_context_logits"),
+        ({"sampling_params": {"return_generation_logits": True}}, "sampling_params.return_generation_logits"),
+        ({"return_context_logits": True}, "return_context_logits"),
         ({"sampling_params": {"json_schema": "{}"}}, "sampling_params.json_schema"),
         ({"sampling_params": {"max_tokens": 2}}, "sampling_params.max_tokens"),
         ({"sampling_params": {"max_new_tokens": 0}}, "sampling_params.max_new_tokens"),

@@ -8,9 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
 
 from carousel import Client, GenerationExecutor, GenerationRequest, SamplingParams
+from carousel.server.request.generation import MAX_LOGITS
 from runtime.base.errors import InvalidRequest
 from tests.harness.ring.launched import Launched, launched
 
@@ -92,3 +94,49 @@ def test_http_has_no_raw_logits_and_says_so(
 ) -> None:
     response = httpx.post(launch.url + path, json={**body, param: True}, timeout=30.0)
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
+
+
+def test_generate_over_http_gives_the_raw_logits_of_the_client(launch: Launched) -> None:
+    """With the prompt cut. Of several sequences the first one has those of the prompt."""
+    ids = list(range(300, 320))
+    sampling = asking(4, return_context_logits=True, return_generation_logits=True)
+    with Client(launch.run_dir) as client:
+        expected = client.generate(ids[-6:], sampling, timeout=60)
+    wanted = {"return_context_logits": True, "return_generation_logits": True, "truncate_prompt_tokens": 6}
+
+    def ask(**asked: Any) -> Any:
+        asked = {"max_new_tokens": 4, "ignore_eos": True, "temperature": 0, **wanted, **asked}
+        body = {"input_ids": ids, "sampling_params": asked}
+        return httpx.post(f"{launch.url}/generate", json=body, timeout=60).json()
+
+    alone = ask()
+    assert alone["output_ids"] == expected.token_ids
+    assert expected.context_logits is not None
+    np.testing.assert_array_equal(np.array(alone["context_logits"], np.float32), expected.context_logits)
+    generated = expected.outputs[0].generation_logits
+    assert generated is not None
+    np.testing.assert_array_equal(np.array(alone["generation_logits"], np.float32), generated)
+    first, second = ask(n=2)
+    assert "context_logits" not in second
+    assert np.shape(first["context_logits"]) == (6, 4096)
+    assert np.shape(first["generation_logits"]) == np.shape(second["generation_logits"]) == (4, 4096)
+
+
+@pytest.mark.parametrize(
+    ("length", "asked", "name"),
+    [
+        (5, {"max_new_tokens": 513, "return_generation_logits": True}, "return_generation_logits"),
+        (5, {"max_new_tokens": 65, "n": 8, "return_generation_logits": True}, "return_generation_logits"),
+        (520, {"max_new_tokens": 1, "return_context_logits": True}, "return_context_logits"),
+        (5, {"max_new_tokens": 1, "return_context_logits": True, "stream": True}, "return_context_logits"),
+    ],
+)
+def test_more_logits_than_an_answer_may_have_are_refused_with_the_number(
+    launch: Launched, length: int, asked: dict[str, Any], name: str
+) -> None:
+    stream = asked.pop("stream", False)
+    body = {"input_ids": [5] * length, "sampling_params": asked, "stream": stream}
+    response = httpx.post(f"{launch.url}/generate", json=body, timeout=60)
+    error = response.json()["error"]
+    assert (response.status_code, error["param"]) == (400, f"sampling_params.{name}")
+    assert ("stream" if stream else str(MAX_LOGITS)) in error["message"]

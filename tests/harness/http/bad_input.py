@@ -122,6 +122,21 @@ HTTP_CASES = (
     completion("n of many prompts", "n", prompt=["x"] * 64, n=17),
     completion("best_of below n", "best_of", n=2, best_of=1),
     completion("best_of in a stream", "best_of", best_of=2, stream=True),
+    chat("best_of in a streamed chat", "best_of", best_of=2, stream=True),
+    completion("no tokens of the prompt kept", "truncate_prompt_tokens", truncate_prompt_tokens=0),
+    completion("more kept than the context", "truncate_prompt_tokens", truncate_prompt_tokens=CONTEXT + 1),
+    chat("more kept of a chat", "truncate_prompt_tokens", truncate_prompt_tokens=1 << 24),
+    completion("huge n-grams", "no_repeat_ngram_size", no_repeat_ngram_size=1 << 20),
+    completion("no decay", "top_p_decay", top_p_decay=0),
+    completion("reset id beyond the vocabulary", "top_p_reset_ids", top_p_reset_ids=[VOCABULARY * 16]),
+    completion(
+        "raw logits of a completion", "return_context_logits", code=UNSUPPORTED, return_context_logits=True
+    ),
+    completion(
+        "retention of nothing",
+        "kv_cache_retention_config",
+        kv_cache_retention_config={"token_range_retention_configs": [{"token_start": 5, "token_end": 5}]},
+    ),
     completion("huge logprobs", "logprobs", logprobs=1 << 20),
     completion("bool as logprobs", "logprobs", logprobs=True),
     completion("huge prompt_logprobs", "prompt_logprobs", prompt_logprobs=21),

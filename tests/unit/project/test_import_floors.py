@@ -51,7 +51,8 @@ FLOORS: dict[str, set[str]] = {
         "runtime.settings",  # other spellings of a setting
         "runtime.checkpoint",  # what reads as a name on the Hub
     },
-    "carousel.server": {"carousel.client", *RUNTIME, "runtime.text"},  # text: logprobs show tokens
+    # text: logprobs show tokens
+    "carousel.server": {"carousel.client", "carousel.retention", *RUNTIME, "runtime.text"},
     "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length
     "launch": {"runtime.launcher"},
     # The worker's own, from the device up.
