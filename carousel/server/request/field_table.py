@@ -100,6 +100,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "prompt_embeds": (),
     "repetition_detection": (),
     "request_id": (),
+    "return_perf_metrics": (False,),
     "return_prompt_text": (False,),
     "spaces_between_special_tokens": (True,),
     "structured_outputs": (),
@@ -172,6 +173,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
 SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
     **{name: REFUSED[name] for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")},
     "custom_params": ({},),
+    "return_perf_metrics": (False,),
     "spaces_between_special_tokens": (True,),
     "stream_interval": (1,),
 }
@@ -193,6 +195,7 @@ PART_REFUSED = dict.fromkeys(
 HINTS = {
     "rid": "send it as the header X-Request-Id",
     "request_id": "send it as the header X-Request-Id",
+    "return_perf_metrics": "ask for it with the client library",
     "max_new_tokens": "it is called max_tokens here",
     "min_new_tokens": "it is called min_tokens here",
     "sampling_seed": "it is called seed here",
@@ -222,17 +225,19 @@ def _names(*kinds: type[msgspec.Struct]) -> frozenset[str]:
 
 
 _GENERATING = _names(CompletionBody, ChatBody, GenerateBody, GenerateSampling)
-_SAMPLING_HINTS = {
-    name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__
-} | {
-    "max_tokens": "it is sampling_params.max_new_tokens here",
-    "max_completion_tokens": "it is sampling_params.max_new_tokens here",
-    "seed": "it is sampling_params.sampling_seed here",
-    "prompt": "it is called text here",
-    "messages": "send it to /v1/chat/completions",
-    "logprobs": "it is called return_logprob here",
-    "top_logprobs": "it is called top_logprobs_num here",
-}
+_SAMPLING_HINTS = (
+    {"return_perf_metrics": HINTS["return_perf_metrics"]}
+    | {name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__}
+    | {
+        "max_tokens": "it is sampling_params.max_new_tokens here",
+        "max_completion_tokens": "it is sampling_params.max_new_tokens here",
+        "seed": "it is sampling_params.sampling_seed here",
+        "prompt": "it is called text here",
+        "messages": "send it to /v1/chat/completions",
+        "logprobs": "it is called return_logprob here",
+        "top_logprobs": "it is called top_logprobs_num here",
+    }
+)
 _RETENTION = {"kv_cache_retention_config": RetentionBody}
 _OPENAI = FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions, **_RETENTION})
 _CONVERSATION = {"messages": MessageBody}
@@ -260,6 +265,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
         {
             **{name: f"it is called {name[:4]}new_tokens here" for name in ("max_tokens", "min_tokens")},
             "seed": "it is called sampling_seed here",
+            "return_perf_metrics": HINTS["return_perf_metrics"],
         },
         _names(CompletionBody, ChatBody),
     ),

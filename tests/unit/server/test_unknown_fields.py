@@ -120,6 +120,7 @@ def test_what_the_sdks_send_and_changes_nothing_is_taken(policy: Any) -> None:
         (CompletionBody, {"prompt": "x", "regex": "a"}, "regex", "not supported"),
         (CompletionBody, {"prompt": "x", "lora_path": "a"}, "lora_path", "not supported"),
         (CompletionBody, {"prompt": "x", "truncation_side": "left"}, "truncation_side", ""),
+        (CompletionBody, {"prompt": "x", "return_perf_metrics": True}, "return_perf_metrics", "library"),
         (CompletionBody, {"prompt": "x", "max_new_tokens": 3}, "max_new_tokens", "max_tokens"),
         (CompletionBody, {"prompt": "x", "request_id": "a"}, "request_id", "X-Request-Id"),
         (ChatBody, {"messages": [USER], "echo": True}, "echo", "except as false"),
