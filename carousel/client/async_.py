@@ -238,8 +238,8 @@ class AsyncClient:
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> AsyncResultStream:
-        """As `stream`, but all comes at the end: `await client.submit(...).completion()` is `generate`, and
-        in between it can be aborted.
+        """Begin a request whose output comes at its end: `await client.submit(...).completion()` is
+        `generate`, and in between it can be aborted.
         """
         return self._stream(prompt, sampling_params, False, timeout, options)
 

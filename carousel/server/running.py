@@ -17,7 +17,7 @@ class AbortOrder(msgspec.Struct, frozen=True):
     tenant: str | None
     """None: all tenants'."""
     rid: str = ""
-    """Of one prompt, or of a request with several; empty: all requests."""
+    """Name of one prompt, or of a request with several; empty: all requests."""
 
 
 class Abortable(Protocol):

@@ -116,7 +116,7 @@ class FinishInfo(Struct, omit_defaults=True):
     length: int | UnsetType = UNSET
     """Of a length: the tokens that came."""
     message: str | UnsetType = UNSET
-    """Of an abort: who asked for it."""
+    """For an abort: who asked for it."""
 
 
 class MetaInfo(Struct):
@@ -142,8 +142,8 @@ class GenerateResponse(Struct):
     output_ids: list[int]
     meta_info: MetaInfo
     context_logits: Logits | UnsetType = UNSET
-    """Of each token of the prompt, when asked for, with the first of its sequences."""
+    """Logits at each token of the prompt, when asked for, with the first of its sequences."""
     generation_logits: Logits | UnsetType = UNSET
-    """Of each output token, when asked for."""
+    """Logits of each output token, when asked for."""
     index: int | UnsetType = UNSET
     """Of a stream over several prompts or sequences: whose event it is."""

@@ -19,7 +19,7 @@ from tests.harness.sources import ROOT
 
 NUM_RUNS = 100
 SMALL = {"num_requests": 7, "max_output": 12}
-"""Of the runs that `make test` replays; each is a part of a second."""
+"""Size of the runs that `make test` replays; each is a part of a second."""
 
 
 @pytest.fixture(autouse=True)

@@ -39,7 +39,7 @@ from tests.harness.simulation.simulation import Simulation
 NUM_POLLS = 4
 """A grammar is ready after fewer."""
 SEEDED_EVERY = 5
-"""Of so many runs one has the policy that draws from the port."""
+"""One in so many runs has the policy that draws from the port."""
 
 encode = msgspec.msgpack.encode
 

@@ -14,7 +14,7 @@ from tests.harness.sources import ROOT
 
 PORT = ROOT / "scheduler_proc/port.py"
 MODULES = {"time", "random", "secrets", "uuid", "threading", "concurrent", "asyncio", "numpy.random"}
-"""Of clocks, of randomness, and of what happens at a moment of its own."""
+"""Modules of clocks, of randomness, and of what happens at a moment of its own."""
 CALLS = {
     "urandom",
     "getrandom",
