@@ -20,7 +20,7 @@ import msgspec
 from runtime.base.environment import child_environment
 from runtime.base.errors import ConfigError, StartError
 from runtime.ring.endpoints import Endpoints
-from runtime.settings.config import PRESETS, RuntimeConfig, from_values, setting_of
+from runtime.settings.config import PRESETS, RuntimeConfig, from_values, refuse_empty, setting_of
 from runtime.settings.peer_flags import peer_flag, value_of
 
 logger = logging.getLogger(__name__)
@@ -176,6 +176,8 @@ def _flags(settings: dict[str, Any]) -> list[str]:
     for spelling, value in settings.items():
         if spelling == "preset":
             continue
+        if isinstance(value, str) and spelling != "model":  # whose empty text is LLM's own default
+            refuse_empty(spelling, value)
         for name, meant in _meaning(spelling, value).items():
             if name not in known:
                 raise ConfigError(f"{spelling} is not a setting of LLM; known: {', '.join(sorted(known))}")

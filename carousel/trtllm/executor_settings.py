@@ -11,7 +11,7 @@ from typing import Any
 from carousel.trtllm.executor_config import without_configs
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.hub import is_hub_id
-from runtime.settings.config import setting_of
+from runtime.settings.config import refuse_empty, setting_of
 
 MAX_POSTPROCESS_WORKERS = 64
 WHOLE_PROMPT_TOKENS = 8192
@@ -74,8 +74,10 @@ def _translated(name: str, value: Any) -> Any:
 def _directory_or_hub_name(name: str, value: Any) -> Path | str:
     if not isinstance(value, str | Path):
         raise ConfigError(f"{name}: a directory or owner/name on the Hub, got {type(value).__name__}")
-    if isinstance(value, str) and is_hub_id(value):
-        return value
+    if isinstance(value, str):
+        refuse_empty(name, value)
+        if is_hub_id(value):
+            return value
     path = Path(value).expanduser()
     if not path.is_dir():
         raise ConfigError(f"{name}: there is no directory {path}")

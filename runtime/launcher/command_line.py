@@ -16,7 +16,7 @@ from fractions import Fraction
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
-from runtime.settings.config import PRESETS, SETTINGS, RuntimeConfig, flags_of, from_values
+from runtime.settings.config import PRESETS, SETTINGS, RuntimeConfig, flags_of, from_values, refuse_empty
 from runtime.settings.peer_flag import PeerFlag
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 from runtime.settings.table import GROUPS
@@ -92,7 +92,10 @@ class _SettingAction(argparse.Action):
         option_string: str | None = None,
     ) -> None:
         option = option_string or self.option_strings[0]
-        text = _joined(values) if isinstance(values, list) else values
+        words = values if isinstance(values, list) else [values]
+        text = _joined(words) if isinstance(values, list) else values
+        for each in (*words, *([] if text.strip(", ") else [""])):
+            refuse_empty(option, each)
         meaning = value_of(self.dest, option, text)
         if meaning.note:
             namespace.notes[f"{option} {text}"] = meaning.note
@@ -119,6 +122,7 @@ class _PeerAction(argparse.Action):
     ) -> None:
         option = option_string or self.option_strings[0]
         value = "false" if self.nargs == 0 else " ".join(values) if isinstance(values, list) else values
+        refuse_empty(option, value)
         meaning = self._flag.meaning(option, value)
         if meaning.note:
             namespace.notes[f"{option} {value}" if self._flag.has_value else option] = meaning.note

@@ -128,6 +128,14 @@ def from_values(values: dict[str, Any]) -> RuntimeConfig:
         raise ConfigError(_named(str(error), values)) from None
 
 
+def refuse_empty(name: str, text: str) -> None:
+    """Raise ConfigError where a value is empty, as "$KEY" of a script is while KEY is not set. It would mean
+    the default, which may be the open one.
+    """
+    if not text.strip():
+        raise ConfigError(f"{name}: the value is empty; is a variable unset? For the default leave it out")
+
+
 def setting_of(name: str) -> str:
     """The setting of a name as Python callers write it: its own, or another spelling of its flag, such as
     `max_model_len`; any other name is given back.
