@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib.metadata
 import json
 import re
 import sys
@@ -17,7 +18,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
 from runtime.settings.config import PRESETS, SETTINGS, RuntimeConfig, flags_of, from_values, refuse_empty
-from runtime.settings.peer_flag import PeerFlag
+from runtime.settings.peer_flag import PeerFlag, is_on
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 from runtime.settings.table import GROUPS
 
@@ -56,6 +57,7 @@ def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = 
     """
     parser = make_parser(prog)
     words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
+    words = [_without_value(word, parser) for word in words]
     preset = _preset_parser().parse_known_args(words)[0].preset
     if preset:
         parser.set_defaults(**PRESETS[preset])  # so that what is said on the command line wins
@@ -139,6 +141,9 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
         formatter_class=_HelpFormatter,
         allow_abbrev=False,  # the beginning of one of ours may be a flag of a peer's
     )
+    parser.add_argument(
+        "--version", action="version", version=f"carousel {_version()}", help="print the version and exit"
+    )
     _add_preset(parser)
     group = parser.add_argument_group()
     for name, default in zip(RuntimeConfig.__struct_fields__, RuntimeConfig.__struct_defaults__, strict=True):
@@ -154,6 +159,13 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
 def option_names(parser: argparse.ArgumentParser) -> list[str]:
     """All spellings of all options."""
     return list(parser._option_string_actions)
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("carousel")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown (not installed)"
 
 
 def _preset_parser() -> argparse.ArgumentParser:
@@ -210,6 +222,18 @@ def _with_dashes(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
+def _without_value(word: str, parser: argparse.ArgumentParser) -> str:
+    """A switch that is written as vLLM's --flag=true: itself, or its opposite. Raises ConfigError."""
+    name, equals, value = word.partition("=")
+    action = parser._option_string_actions.get(name)
+    if not equals or action is None or action.nargs != 0:
+        return word
+    refuse_empty(name, value)
+    if action.dest in ("help", "version"):
+        raise ConfigError(f"{name}: it takes no value, got {value!r}")
+    return name if is_on(name, value) else _opposite(name)
+
+
 def _joined(words: list[str]) -> str:
     """A list as words, as JSON or with commas: with commas."""
     parts: list[str] = []
@@ -257,7 +281,11 @@ def _unknown(word: str, words: list[str], parser: argparse.ArgumentParser) -> st
     before = [given for given in words[: words.index(word)] if given.startswith("-")]
     if not before:
         return f"unexpected argument {word!r}; the model is named with --model, and there are no commands"
-    return f"unexpected argument {word!r} after {before[-1].partition('=')[0]}, which takes one value at most"
+    option, equals, _ = before[-1].partition("=")
+    action = parser._option_string_actions.get(option)
+    if action is not None and action.nargs == 0 and not equals:
+        return f"unexpected argument {word!r} after {option}, which is a switch: {option}=false is off"
+    return f"unexpected argument {word!r} after {option}, which takes one value at most"
 
 
 def _is_meant(option: str) -> bool:

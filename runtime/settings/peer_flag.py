@@ -33,7 +33,7 @@ class PeerFlag(NamedTuple):
 
     def meaning(self, option: str, value: str) -> Meaning:
         """Return the settings that this value stands for. Raises ConfigError, which says what to give."""
-        if not self.has_value and not _is_on(option, value):
+        if not self.has_value and not is_on(option, value):
             return Meaning(NOTHING, self.taken or "off is what it is anyway")
         if (settings := self.understood.get(value if self.has_value else "true")) is not None:
             return Meaning(settings, "")
@@ -43,10 +43,11 @@ class PeerFlag(NamedTuple):
         raise ConfigError(f"{given}: {self.refused}")
 
 
-def _is_on(option: str, value: str) -> bool:
-    if value.lower() in ("true", "1"):
+def is_on(option: str, value: str) -> bool:
+    """Tell whether this value of a switch switches it on. Raises ConfigError for what is no such value."""
+    if value.lower() in ("true", "1", "yes"):
         return True
-    if value.lower() in ("false", "0"):
+    if value.lower() in ("false", "0", "no"):
         return False
     raise ConfigError(f"{option}: expected nothing, true or false, got {value!r}")
 

@@ -1,6 +1,8 @@
-"""The command line: what is refused of values."""
+"""The command line: what is refused of values, and how switches are spelled."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 
@@ -44,3 +46,45 @@ def test_keywords_of_the_library_are_no_empty_texts_either() -> None:
         with pytest.raises(ConfigError, match=f"^{keyword}: the value is empty"):
             runtime_settings({keyword: ""})
     assert _flags({"model": ""}) == []  # the default of LLM's own argument: the demo model
+
+
+@pytest.mark.parametrize(
+    ("words", "name", "value"),
+    [
+        ("--enforce-eager=false", "disable_cuda_graph", False),
+        ("--enforce-eager=true", "disable_cuda_graph", True),
+        ("--enable-prefix-caching=True", "disable_radix_cache", False),
+        ("--enable-prefix-caching=0", "disable_radix_cache", True),
+        ("--no-enable-prefix-caching=no", "disable_radix_cache", False),
+        ("--disable_radix_cache=YES", "disable_radix_cache", True),
+        ("--no-http=1", "no_http", True),
+        ("--http=no", "no_http", True),
+        ("--enable-deterministic-inference=yes", "deterministic", True),
+        ("--no-enable-deterministic-inference=no", "deterministic", True),
+    ],
+)
+def test_a_switch_takes_a_value_behind_an_equals_sign(words: str, name: str, value: bool) -> None:
+    assert getattr(parse_args([words]), name) is value
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--enforce-eager=maybe", "--enforce-eager: expected nothing, true or false, got 'maybe'"),
+        ("--enable-prefix-caching=", "--enable-prefix-caching: the value is empty"),
+        ("--trust-remote-code=", "--trust-remote-code: the value is empty"),
+        ("--no-trust-remote-code=maybe", "--no-trust-remote-code: expected nothing, true or false"),
+        ("--help=yes", "--help: it takes no value"),
+        ("--enforce-eager true", "after --enforce-eager, which is a switch: --enforce-eager=false is off"),
+    ],
+)
+def test_any_other_value_of_a_switch_is_refused_with_the_option_as_given(words: str, reason: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        parse_args(words.split())
+
+
+def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parse_args(["--version"])
+    assert not ended.value.code
+    assert re.fullmatch(r"carousel \d+\.\d+\S*\n", capsys.readouterr().out)
