@@ -45,7 +45,7 @@ class ConfigFile(msgspec.Struct, kw_only=True):
 
     hidden_size: PositiveInt
     intermediate_size: PositiveInt
-    num_hidden_layers: PositiveInt
+    num_hidden_layers: Annotated[int, msgspec.Meta(gt=0, le=1 << 16)]  # tables by layer are made of it
     num_attention_heads: PositiveInt
     num_key_value_heads: PositiveInt | None = None
     head_dim: PositiveInt | None = None

@@ -11,16 +11,61 @@ from typing import Any
 
 import msgspec
 
-from runtime.base.errors import ConfigError
+from runtime.base.errors import ConfigError, ModelError
 from runtime.checkpoint.architectures import Architecture
-from runtime.checkpoint.checkpoint_config import CONTEXT_KEYS, config_file, read_decoder_keys
+from runtime.checkpoint.checkpoint_config import (
+    CONTEXT_KEYS,
+    CheckpointConfig,
+    config_file,
+    read_decoder_keys,
+)
 from runtime.checkpoint.config_file import known_keys
+from runtime.checkpoint.model_config import read_model_config
 from runtime.checkpoint.own_spec import own_row
 from runtime.settings.config import RuntimeConfig
 
 STRETCHING = ("linear", "yarn")
 """Rope types whose factor says how much longer the context gets."""
 ROPE_KINDS = {"full_attention", "sliding_attention"}
+ROPE_KEYS = ("rope_scaling", "rope_parameters")
+
+
+def read_overridden(config: RuntimeConfig, model_path: Path) -> tuple[RuntimeConfig, CheckpointConfig]:
+    """Return the settings with all overrides in `hf_overrides`, and the checkpoint as they make it.
+
+    Raises: ConfigError that names the setting for what an override is the cause of, ModelError for what the
+    files are.
+    """
+    complete = with_overrides(config, model_path)
+    try:
+        return complete, _read(complete, model_path)
+    except ModelError as error:
+        if not complete.hf_overrides or _error(config, model_path, ("hf_overrides", "rope_scaling")) == str(
+            error
+        ):
+            raise
+        in_hf_overrides = not config.rope_scaling or (
+            config.hf_overrides and _error(config, model_path, ("rope_scaling",)) == str(error)
+        )
+        name = "hf_overrides" if in_hf_overrides else "rope_scaling"
+        flag = name.replace("_", "-")
+        raise ConfigError(f"{name}: what --{flag} says will not do: {error}") from None
+
+
+def _read(config: RuntimeConfig, model_path: Path) -> CheckpointConfig:
+    return read_model_config(
+        model_path, config.model_impl, model_spec=config.model_spec, overrides=config.hf_overrides
+    )
+
+
+def _error(config: RuntimeConfig, model_path: Path, without: tuple[str, ...]) -> str:
+    """What is wrong without these settings; empty: nothing."""
+    fewer = msgspec.structs.replace(config, **dict.fromkeys(without, ""))
+    try:
+        _read(with_overrides(fewer, model_path), model_path)
+    except ModelError as error:
+        return str(error)
+    return ""
 
 
 def with_overrides(config: RuntimeConfig, model_path: Path) -> RuntimeConfig:
@@ -29,6 +74,9 @@ def with_overrides(config: RuntimeConfig, model_path: Path) -> RuntimeConfig:
         return config
     overrides = _object("hf_overrides", config.hf_overrides)
     raw = read_decoder_keys(config_file(model_path))
+    for key in ROPE_KEYS:
+        if not isinstance(value := overrides.get(key, {}), dict | None):
+            raise ConfigError(f"hf_overrides: {key}: an object or null is needed, got {value!r}")
     _refuse_unknown(raw, overrides, own_row(config.model_spec) if config.model_spec else None)
     if "rope_theta" in overrides:
         _put_theta_where_it_is_read(raw, overrides)
@@ -37,10 +85,12 @@ def with_overrides(config: RuntimeConfig, model_path: Path) -> RuntimeConfig:
             raise ConfigError("hf_overrides: rope_scaling is another name of rope_parameters; give one")
         _put_rope(raw, overrides, "hf_overrides", overrides.pop("rope_scaling"))
     if config.rope_scaling:
-        for key in ("rope_scaling", "rope_parameters"):
+        for key in ROPE_KEYS:
             if key in overrides and (key == "rope_scaling" or "rope_theta" not in overrides):
                 raise ConfigError(f"rope_scaling: hf_overrides says {key} as well; give one of them")
         scaling = _object("rope_scaling", config.rope_scaling)
+        if not scaling:
+            raise ConfigError("rope_scaling: the object is empty; leave it out for what config.json says")
         context_key = next((key for key in CONTEXT_KEYS if raw.get(key) is not None), CONTEXT_KEYS[0])
         if context_key not in overrides:
             _stretch(raw, overrides, scaling, context_key)
@@ -55,6 +105,8 @@ def _object(name: str, text: str) -> dict[str, Any]:
         return {}
     try:
         return msgspec.json.decode(text, type=dict[str, Any])
+    except RecursionError:
+        raise ConfigError(f"{name}: the JSON object is nested too deeply") from None
     except msgspec.DecodeError as error:
         raise ConfigError(f"{name}: a JSON object, like '{{\"key\": 1}}', is needed: {error}") from None
 
@@ -76,8 +128,8 @@ def _refuse_unknown(raw: dict[str, Any], overrides: dict[str, Any], own: Archite
 def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) -> None:
     """Newer files have it among the rotary parameters, which win over one beside them."""
     parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
-    if not parameters:
-        return
+    if not isinstance(parameters, dict) or not parameters:
+        return  # what reads a file that has something else there says so
     _refuse_kinds("hf_overrides", parameters)
     overrides["rope_parameters"] = parameters | {"rope_theta": overrides["rope_theta"]}
 
@@ -85,7 +137,7 @@ def _put_theta_where_it_is_read(raw: dict[str, Any], overrides: dict[str, Any]) 
 def _put_rope(raw: dict[str, Any], overrides: dict[str, Any], name: str, scaling: dict[str, Any]) -> None:
     """Under the key that the file has; what it says beside the scaling stays."""
     parameters = overrides.get("rope_parameters", raw.get("rope_parameters"))
-    if not parameters:
+    if not isinstance(parameters, dict) or not parameters:
         overrides["rope_scaling"] = scaling
         return
     _refuse_kinds(name, parameters)
@@ -112,4 +164,7 @@ def _stretch(
     if kind == "yarn":
         context = scaling.setdefault("original_max_position_embeddings", context)
     if isinstance(context, int) and factor > 0:
-        overrides[context_key] = round(context * factor)
+        try:
+            overrides[context_key] = round(context * factor)
+        except OverflowError:
+            raise ConfigError(f"rope_scaling: no context is {factor:g} times as long as {context}") from None

@@ -87,10 +87,13 @@ class _RopeParameters(msgspec.Struct):
 
 def read_rope(spelled: Mapping[str, Any], context: RopeContext) -> RopeConfig:
     """The rotary embedding that a dict of config.json means. Raises ModelError for what is not served."""
+    if not isinstance(spelled, Mapping):
+        raise ModelError(f"config.json: rope_parameters: an object is needed, got {spelled!r}.")
     if context.rotates_axes:
         spelled = _of_text(spelled, context.head_dim)
     rope_type = spelled.get("rope_type", spelled.get("type", "default"))
-    rope_type = _OLD_NAMES.get(rope_type, rope_type)
+    if isinstance(rope_type, str):
+        rope_type = _OLD_NAMES.get(rope_type, rope_type)
     if rope_type not in get_args(RopeType):
         known = ", ".join(get_args(RopeType))
         raise ModelError(f"config.json: rope type {rope_type!r} is not supported. Supported: {known}.")
@@ -200,6 +203,8 @@ def _longrope(rope: RopeConfig, raw: _RopeParameters, context: RopeContext) -> R
     cannot change over to the other set while it grows.
     """
     original = _original(raw, context)
+    if original == 1:
+        raise ModelError("config.json: rope type longrope extends a context of more than one token.")
     divisors = raw.long_factor if context.served_tokens > original else raw.short_factor
     assert divisors is not None
     if len(divisors) != rope.rotary_dim // 2:

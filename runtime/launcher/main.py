@@ -18,8 +18,8 @@ from runtime.base.cpu_isa import hold_back_libraries
 from runtime.base.environment import find_users_modules
 from runtime.base.errors import EXIT_OK, StartError
 from runtime.checkpoint.hub import localize
-from runtime.checkpoint.model_config import ModelConfig, read_model_config
-from runtime.checkpoint.overrides import with_overrides
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.checkpoint.overrides import read_overridden
 from runtime.checkpoint.own_spec import own_row
 from runtime.checkpoint.weight_files import check_weight_files
 from runtime.launcher.checks.device import check_device
@@ -49,10 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         config = localize(config)
         # The path's own expanduser raises for a user that does not exist.
         model_path = Path(os.path.expanduser(config.model)) if config.model else DEMO_MODEL
-        config = with_overrides(config, model_path)
-        model = read_model_config(
-            model_path, config.model_impl, model_spec=config.model_spec, overrides=config.hf_overrides
-        )
+        config, model = read_overridden(config, model_path)
         config = resolve(
             config,
             context_length=model.max_position_embeddings,

@@ -16,7 +16,7 @@ from runtime.base.errors import ConfigError
 from runtime.checkpoint.pooling import read_pooling
 from runtime.ring.endpoints import tcp_endpoints
 from runtime.ring.tenants import read_tenants
-from runtime.settings.config import RuntimeConfig
+from runtime.settings.config import SETTINGS, RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
 
 logger = logging.getLogger(__name__)
@@ -88,6 +88,13 @@ def resolve(
         raise ConfigError(
             f"context_length: {config.context_length} is more than the model's own {context_length} "
             "positions; --rope-scaling stretches them, --hf-overrides says another number (docs/models.md)"
+        )
+    longest = SETTINGS["context_length"][1].le
+    if longest is not None and (config.context_length or context_length) > longest:
+        says = "--hf-overrides or --rope-scaling" if config.hf_overrides else "config.json"
+        raise ConfigError(
+            f"context_length: the model has {context_length} positions by its {says}; served are {longest} "
+            "at most, so give a smaller --context-length"
         )
     device = _pick_device() if config.device == "auto" else config.device
     if device == "cuda" and config.tp_size > max(1, num_gpus := _num_gpus()):

@@ -11,7 +11,7 @@ import pytest
 from carousel.client.own_runtime import _flags
 from runtime.base.errors import ConfigError, ModelError
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
-from runtime.checkpoint.overrides import with_overrides
+from runtime.checkpoint.overrides import read_overridden
 from runtime.launcher.command_line import parse_args
 from runtime.settings.config import RuntimeConfig
 
@@ -42,16 +42,17 @@ def read(raw: dict[str, Any], path: Path, hf: Any = None, rope: Any = None) -> M
         for name, value in settings.items()
         if value is not None
     }
-    config = with_overrides(RuntimeConfig(**texts), path)  # type: ignore[arg-type]
+    config, model = read_overridden(RuntimeConfig(**texts), path)  # type: ignore[arg-type]
     assert config.rope_scaling == ""
-    model = read_model_config(path, "auto", overrides=config.hf_overrides)
     assert isinstance(model, ModelConfig)
+    assert read_model_config(path, "auto", overrides=config.hf_overrides) == model
     return model
 
 
 def test_without_overrides_the_settings_are_the_same(tmp_path: Path) -> None:
     config = RuntimeConfig()
-    assert with_overrides(config, tmp_path) is config
+    (tmp_path / "config.json").write_text(json.dumps(OLD))
+    assert read_overridden(config, tmp_path)[0] is config
 
 
 @pytest.mark.parametrize("raw", [OLD, NEW])
@@ -104,15 +105,53 @@ def test_the_context_is_as_long_as_the_scaling_is_for(
         (None, "yarn", "rope_scaling: a JSON object"),
         ({"rope_scaling": YARN, "rope_parameters": YARN}, None, "hf_overrides: rope_scaling is another name"),
         ({"rope_parameters": YARN}, YARN, "rope_scaling: hf_overrides says rope_parameters as well"),
-        ({"hidden_size": "big"}, None, "hidden_size"),
-        (None, {"rope_type": "yarn"}, "yarn lacks factor"),
-        (None, {"rope_type": "spiral"}, "rope type 'spiral' is not supported"),
-        (None, {"rope_type": "yarn", "factor": 2, "faktor": 2}, "unsupported keys: faktor"),
+        ({"hidden_size": "big"}, None, "hf_overrides: what --hf-overrides says .*hidden_size"),
+        (None, {"rope_type": "yarn"}, "rope_scaling: what --rope-scaling says .*yarn lacks factor"),
+        (None, {"rope_type": "spiral"}, "rope_scaling: .*rope type 'spiral' is not supported"),
+        (None, {"rope_type": ["yarn"]}, "rope_scaling: .*rope type"),
+        (None, {"rope_type": "yarn", "factor": 2, "faktor": 2}, "rope_scaling: .*keys: faktor"),
+        ({"hidden_size": "big"}, YARN, "hf_overrides: .*hidden_size"),
+        ({"rms_norm_eps": 0.5}, {"rope_type": "spiral"}, "rope_scaling: .*rope type 'spiral'"),
+        ({"num_hidden_layers": 2**31 - 1}, None, "hf_overrides: .*num_hidden_layers"),
+        *(
+            ({"rope_scaling": value}, None, "hf_overrides: rope_scaling: an object or null")
+            for value in (5, "yarn", [1])
+        ),
+        ({"rope_parameters": "x", "rope_theta": 5}, None, "hf_overrides: rope_parameters: an object or null"),
+        ('{"rope_scaling": ' + '{"a":' * 2000 + "1" + "}" * 2001, None, "hf_overrides: .* nested too deeply"),
+        (None, '{"a":' * 2000 + "1" + "}" * 2000, "rope_scaling: .* nested too deeply"),
+        (None, {"rope_type": "linear", "factor": 1e308}, "rope_scaling: no context is 1e.308 times as long"),
+        (None, {"rope_type": "linear", "factor": 1e9}, "rope_scaling: what --rope-scaling says"),
+        (None, {}, "rope_scaling: the object is empty"),
     ],
 )
 def test_what_will_not_do_is_refused_by_name(hf: Any, rope: Any, said: str, tmp_path: Path) -> None:
-    with pytest.raises((ConfigError, ModelError), match=said):
+    with pytest.raises(ConfigError, match="^" + said):
         read(NEW, tmp_path, hf, rope)
+
+
+@pytest.mark.parametrize("raw", [{"rope_parameters": "x"}, {"num_hidden_layers": "two"}])
+def test_what_is_wrong_in_the_file_is_not_blamed_on_an_override(raw: dict[str, Any], tmp_path: Path) -> None:
+    for hf, rope in ((None, None), ({"rope_theta": 5}, None), (None, YARN)):
+        with pytest.raises(ModelError, match=r"config\.json"):
+            read(OLD | raw, tmp_path, hf, rope)
+
+
+@pytest.mark.parametrize(
+    "rope",
+    [
+        {"full_attention": 5},
+        {"full_attention": {"rope_type": [1]}},
+        {"rope_type": "longrope", "factor": 2.0, "original_max_position_embeddings": 1}
+        | dict.fromkeys(("short_factor", "long_factor"), [1.0] * 4),
+    ],
+)
+def test_rotary_parameters_of_the_wrong_kind_are_no_traceback(rope: dict[str, Any], tmp_path: Path) -> None:
+    raw = OLD | {"architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "head_dim": 8}
+    with pytest.raises(ModelError, match=r"config\.json"):
+        read(raw | {"rope_parameters": rope}, tmp_path)
+    with pytest.raises(ConfigError, match="hf_overrides: "):
+        read(raw, tmp_path, {"rope_parameters": rope})
 
 
 def test_the_keys_of_a_multimodal_checkpoint_are_its_decoders(tmp_path: Path) -> None:

@@ -96,6 +96,27 @@ def test_a_wrong_setting(arguments: str, says: str, model: Path, capfd: pytest.C
 
 
 @pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--hf-overrides", '{"max_position_embeddings": 5000000}'], "by its --hf-overrides or"),
+        (["--rope-scaling", '{"rope_type": "linear", "factor": 1e5}'], "has 204800000 positions by its --hf"),
+        (
+            [],
+            "context_length: the model has 5000000 positions by its config.json; served are 4194304 at most",
+        ),
+    ],
+)
+def test_a_context_that_no_process_takes(
+    arguments: list[str], says: str, model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    if not arguments:
+        _config(max_position_embeddings=5_000_000)(model)
+    refuses(capfd, [f"--model={model}", *arguments], BAD_SETTINGS, says)
+    shorter = [f"--model={model}", "--device=cpu", "--context-length=4194304", *arguments]
+    assert launcher.main(shorter) == STARTED
+
+
+@pytest.mark.parametrize(
     ("name", "says"),
     [
         ("nowhere", "nowhere does not exist. Pass the path of a local checkpoint, or owner/name"),
