@@ -55,6 +55,7 @@ OWN_SETTINGS = frozenset(
         "share_prefixes_across_keys",
         "ssl_certfile",
         "ssl_keyfile",
+        "unknown_fields",
     }
 )
 """What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""

@@ -46,6 +46,7 @@ BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
 HTTP_SETTINGS = (
     "allowed_hosts",
+    "api_key",
     "api_workers",
     "cors_origins",
     "default_max_tokens",
@@ -59,7 +60,10 @@ HTTP_SETTINGS = (
     "sampling_defaults",
     "ssl_certfile",
     "ssl_keyfile",
+    "unknown_fields",
 )
+KEY_FILES = ("api_key_file", "api_keys")
+"""Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
 OWN_PATHS = ("/stats", "/v1", "/v1/chat", "/v1/models")
 """Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
@@ -263,6 +267,12 @@ def _check_http(config: RuntimeConfig) -> None:
     for name in HTTP_SETTINGS:
         if config.no_http and getattr(config, name) != getattr(RuntimeConfig(), name):
             raise ConfigError(f"{name}: with no_http there is no HTTP server; leave it out")
+    for name in KEY_FILES:
+        if config.no_http and not config.curve_dir and getattr(config, name):
+            raise ConfigError(
+                f"{name}: with no_http there is no HTTP server, and without --curve-dir nobody over TCP who "
+                "is told from others; leave it out"
+            )
     if config.no_http and config.port not in (0, RuntimeConfig().port):  # 0 asks for none in particular
         raise ConfigError("port: with no_http there is no HTTP server; leave it out")
 

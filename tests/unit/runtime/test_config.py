@@ -200,6 +200,11 @@ def test_files_of_tls_that_will_not_do_are_refused_by_name(
         {"port": 8000},
         {"sampling_defaults": "openai"},
         {"root_path": "/llm"},
+        {"unknown_fields": "refuse"},
+        {"api_key": "k"},
+        {"api_key": "k", "curve_dir": "keys", "zmq_bind": "tcp://127.0.0.1:5000"},
+        {"api_key_file": "key"},
+        {"api_keys": "keys.toml"},
         FILES,
     ],
 )
@@ -236,6 +241,11 @@ def test_a_setting_of_what_there_is_is_taken(tmp_path: Path) -> None:
     resolved(RuntimeConfig(max_logits_bytes=3, gather_context_logits=True), tmp_path)
     resolved(RuntimeConfig(metrics_open=True, api_key="secret"), tmp_path)
     resolved(RuntimeConfig(schedule_policy="lpm"), tmp_path)
+    keys = tmp_path / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text("[alice]\nmax_running = 8\nkey = 'k'\n")
+    over_tcp = {"curve_dir": "keys", "zmq_bind": "tcp://127.0.0.1:5000"}
+    resolved(from_values({"no_http": True, "api_keys": str(keys), **over_tcp}), tmp_path)
 
 
 def test_every_setting_has_a_help_text() -> None:
