@@ -262,6 +262,11 @@ def _check_http(config: RuntimeConfig) -> None:
             raise ConfigError(f"forwarded_allow_ips: {proxy} is neither * nor like 10.0.0.1 or 10.0.0.0/8")
     if config.root_path and not ROOT_PATH.fullmatch(config.root_path):
         raise ConfigError(f"root_path: {config.root_path!r} is not like /llm or /a/b")
+    if not {".", ".."}.isdisjoint(config.root_path.split("/")):
+        raise ConfigError(
+            f"root_path: {config.root_path!r} has . or .. between slashes, which clients resolve before they "
+            "ask; name the path itself"
+        )
     if config.root_path.rstrip("/") in OWN_PATHS:
         raise ConfigError(f"root_path: paths of this server begin with {config.root_path}; choose another")
     for name in HTTP_SETTINGS:

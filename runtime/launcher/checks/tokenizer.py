@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from jinja2.parser import Parser
 
 TEMPLATE_FILE = "chat_template.jinja"
+TOKENIZER_KEYS = ("added_tokens", "model")
+"""Keys without which transformers reads no tokenizer.json."""
 DEFAULT_TEMPLATE = "default"
 
 
@@ -61,7 +63,13 @@ def _check_files(path: Path) -> None:
             f"{path} has no tokenizer.json{found}. Convert the model's tokenizer to that format first, name "
             "the directory of another with --tokenizer, or serve token ids alone with --skip-tokenizer-init."
         )
-    read_json(path / "tokenizer.json", dict[str, msgspec.Raw])
+    keys = read_json(path / "tokenizer.json", dict[str, msgspec.Raw])
+    if missing := [key for key in TOKENIZER_KEYS if key not in keys]:
+        raise ModelError(
+            f"{path / 'tokenizer.json'} is not the file of a tokenizer: it has no "
+            f"{' and no '.join(missing)}. "
+            "Download it again, or name the directory of another with --tokenizer."
+        )
 
 
 def _own_template(path: Path) -> str | None:

@@ -109,7 +109,7 @@ def test_settings_that_cannot_work_are_known_before_anything_is_started(
 def test_a_launch_that_cannot_work_says_why_in_its_last_line(
     start: Callable[..., Launched], arguments: list[str], code: int, says: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").write_text('{"added_tokens": [], "model": {}}')
     launch = start(*(each.format(folder=tmp_path) for each in arguments), module=SLEEPING)
     assert launch.wait_exit(30.0) == code, launch.log()
     assert says.format(folder=tmp_path) in last_line(launch)

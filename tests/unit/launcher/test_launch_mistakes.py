@@ -236,6 +236,11 @@ WRONG_FILES: dict[str, tuple[Change, str]] = {
         "has no tokenizer.json, only tokenizer.model",
     ),
     "tokenizer is no JSON": (_file("tokenizer.json", '{"model": '), "tokenizer.json cannot be read: "),
+    "tokenizer is empty": (
+        _file("tokenizer.json", "{}"),
+        "tokenizer.json is not the file of a tokenizer: it has no added_tokens and no model. Download it",
+    ),
+    "tokenizer is another file": (_file("tokenizer.json", '{"model": {}}'), "it has no added_tokens. "),
     "tokenizer is a pointer": (_file("tokenizer.json", LFS_POINTER), "tokenizer.json is a git-lfs pointer"),
     "template is a pointer": (_file("chat_template.jinja", LFS_POINTER), ".jinja is a git-lfs pointer"),
     "template's block": (

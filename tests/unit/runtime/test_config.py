@@ -136,7 +136,22 @@ def test_a_proxy_is_named_by_address(proxy: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "path", ["llm", "/", "//a", "/a b", "/a?b", "https://a/b", "/v1", "/v1/chat/", "/stats"]
+    "path",
+    [
+        "llm",
+        "/",
+        "//a",
+        "/a b",
+        "/a?b",
+        "https://a/b",
+        "/v1",
+        "/v1/chat/",
+        "/stats",
+        "/..",
+        "/a/../b",
+        "/./a",
+        "/a/.",
+    ],
 )
 def test_a_root_path_is_a_path_and_none_of_the_servers_own(path: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"^root_path: "):
