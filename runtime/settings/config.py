@@ -7,6 +7,7 @@ the model or the machine, once, in the launcher; the other processes read the re
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
@@ -120,12 +121,14 @@ BATCHING_SPELLINGS = {
 }
 
 
-def from_values(values: dict[str, Any]) -> RuntimeConfig:
-    """Check settings by name. Raises ConfigError that names the setting."""
+def from_values(values: dict[str, Any], given_as: Mapping[str, str] | None = None) -> RuntimeConfig:
+    """Check settings by name. `given_as`: the caller's names of them, where they are others. Raises
+    ConfigError that names the setting.
+    """
     try:
         return msgspec.convert(values, RuntimeConfig)
     except msgspec.ValidationError as error:
-        raise ConfigError(_named(str(error), values)) from None
+        raise ConfigError(_named(str(error), values, given_as or {})) from None
 
 
 def refuse_empty(name: str, text: str) -> None:
@@ -160,10 +163,14 @@ def flags_of(name: str) -> tuple[str, ...]:
 _SPELLINGS = {flag.removeprefix("--").replace("-", "_"): name for name in SETTINGS for flag in flags_of(name)}
 
 
-def _named(problem: str, values: dict[str, Any]) -> str:
+def _named(problem: str, values: dict[str, Any], given_as: Mapping[str, str]) -> str:
     """msgspec's words for a wrong value, with the setting before them and the value behind them."""
+    if match := re.fullmatch(r"Invalid enum value .* - at `\$\.(\w+)`", problem, re.DOTALL):
+        name = match[1]
+        known = ", ".join(get_args(SETTINGS[name][0]))
+        return f"{given_as.get(name, name)}: {values[name]!r} is unknown; known: {known}"
     match = re.fullmatch(r"Expected (.*) - at `\$\.(\w+)`", problem)
     if match is None:
         return problem
     expected, name = match[1].replace("`", ""), match[2]
-    return f"{name}: expected {expected.split(', got')[0]}, got {values[name]!r}"
+    return f"{given_as.get(name, name)}: expected {expected.split(', got')[0]}, got {values[name]!r}"

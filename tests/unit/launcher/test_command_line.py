@@ -1,4 +1,4 @@
-"""The command line: what is refused of values, and how switches are spelled."""
+"""Command line and keywords of LLM: what is refused of values, and how switches are spelled."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from carousel.client.own_runtime import _flags
+from carousel.client.own_runtime import _flags, given_settings
 from carousel.trtllm.executor_settings import runtime_settings
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import LISTS, parse_args
@@ -88,3 +88,44 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         parse_args(["--version"])
     assert not ended.value.code
     assert re.fullmatch(r"carousel \d+\.\d+\S*\n", capsys.readouterr().out)
+
+
+def test_none_is_a_keyword_that_is_not_given() -> None:
+    """As with vLLM, whose own defaults are None."""
+    names = ("served_model_name", "max_model_len", "quantization", "seed", "trust_remote_code", "enable_lora")
+    assert _flags(dict.fromkeys((*names, "enable_prefix_caching"))) == []
+    for unknown in ("max_num_seq", "api_key"):
+        with pytest.raises(ConfigError, match=f"^{unknown} is not a setting of LLM"):
+            _flags({unknown: None})
+    assert given_settings({"queue_timeout": None, "page_size": 1}, {"queue_timeout": 0.0}) == {
+        "queue_timeout": 0.0,
+        "page_size": 1,
+    }
+
+
+@pytest.mark.parametrize(
+    ("keyword", "value", "reason"),
+    [
+        ("max_num_seq", 3, "max_num_seq is not a setting of LLM; did you mean max_num_seqs? Known: allow_"),
+        ("trust_remote_cod", True, "; did you mean trust_remote_code? Known: "),
+        ("no_such_setting", 1, "no_such_setting is not a setting of LLM; known: "),
+        ("enforce_eager", "yes", "enforce_eager: expected bool, got 'yes'"),
+        ("enable_prefix_caching", "yes", "enable_prefix_caching: expected bool, got 'yes'"),
+        ("max_model_len", 1.5, "max_model_len: expected int, got 1.5"),
+        ("dtype", "fp16", "dtype: 'fp16' is unknown; known: auto, bfloat16, float16, float32, half, float"),
+        ("generation_config", "auto", "generation_config auto: "),
+    ],
+)
+def test_a_wrong_keyword_is_named_as_it_was_given(keyword: str, value: object, reason: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        _flags({keyword: value})
+    assert reason in str(refused.value)
+    assert str(refused.value).startswith(keyword)
+
+
+def test_the_library_has_no_defaults_of_the_model_and_no_log_of_http(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    assert _flags({"generation_config": "vllm", "disable_uvicorn_access_log": True}) == []
+    assert len(caplog.messages) == 2
