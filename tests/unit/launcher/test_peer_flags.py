@@ -23,13 +23,13 @@ from tests.harness.sources import ROOT
 
 # As they stand in scripts: of a spelling, the setting that it becomes, or the words of its line or refusal.
 UNDERSTOOD = """
---host 127.0.0.1 | host = 127.0.0.1
+--host 0.0.0.0 | host = 0.0.0.0
 --dtype bfloat16 | dtype = bfloat16
 --max-model-len 1024 | context_length = 1024
 --max-model-len 1k | context_length = 1000
 --gpu-memory-utilization 0.5 | mem_fraction_static = 0.5
---tensor-parallel-size 1 | tp_size = 1
--tp 1 | tp_size = 1
+--tensor-parallel-size 2 | tp_size = 2
+-tp 2 | tp_size = 2
 --max-num-seqs 16 | max_running_requests = 16
 --max-num-batched-tokens 512 | chunked_prefill_size = 512
 --served-model-name a | served_model_name = a
@@ -48,7 +48,7 @@ UNDERSTOOD = """
 --api-key k | api_key = k
 --generation-config vllm | sampling_defaults = openai
 --chat-template /tmp/x.jinja | chat_template = /tmp/x.jinja
---block-size 16 | page_size = 16
+--block-size 32 | page_size = 32
 --shutdown-timeout 5 | drain_timeout = 5.0
 --task generate | task = generate
 --runner generate | task = generate
@@ -58,31 +58,41 @@ UNDERSTOOD = """
 --skip-tokenizer-init | skip_tokenizer_init = True
 --model-impl transformers | model_impl = transformers
 --model-path /nonexistent | model = /nonexistent
---tp 1 | tp_size = 1
---tp-size 1 | tp_size = 1
+--tp 4 | tp_size = 4
+--tp-size 4 | tp_size = 4
 --mem-fraction-static 0.5 | mem_fraction_static = 0.5
 --context-length 1024 | context_length = 1024
 --max-running-requests 8 | max_running_requests = 8
 --max-total-tokens 4096 | max_total_tokens = 4096
 --chunked-prefill-size 512 | chunked_prefill_size = 512
 --schedule-policy lpm | schedule_policy = lpm
---schedule-conservativeness 1.0 | schedule_conservativeness = 1.0
+--schedule-conservativeness 1.5 | schedule_conservativeness = 1.5
 --disable-radix-cache | disable_radix_cache = True
 --disable-cuda-graph | disable_cuda_graph = True
 --cuda-graph-max-bs 8 | cuda_graph_max_bs = 8
---log-level info | log_level = info
+--log-level debug | log_level = debug
 --log-level-http warning | log_level_http = warning
 --attention-backend torch_native | attention_backend = torch_native
 --enable-mixed-chunk | batching_type = inflight_fused
 --disable-overlap-schedule | disable_overlap_schedule = True
---watchdog-timeout 300 | step_timeout = 300.0
---page-size 16 | page_size = 16
+--watchdog-timeout 400 | step_timeout = 400.0
+--page-size 8 | page_size = 8
 --device cpu | device = cpu
 --decode-log-interval 10 | decode_log_interval = 10
 --tokenizer-worker-num 2 | tokenizer_workers = 2
 --is-embedding | task = embed
 --revision main | revision = main
 """
+BEFORE = {
+    "--enable-prefix-caching": "--disable-radix-cache",
+    "--kv-cache-dtype auto": "--kv-cache-dtype fp8",
+    "--enable-chunked-prefill": "--disable-chunked-prefill",
+    "--load-format auto": "--load-format dummy",
+    "--task generate": "--task embed",
+    "--runner generate": "--task embed",
+    "--enable-mixed-chunk": "--batching-type static",
+}
+"""What comes before a line that asks for the default, so that it has something to change."""
 TAKEN = """
 --trust-remote-code | code of a model's repository is never run
 --seed 1 | a request's own seed decides
@@ -125,7 +135,9 @@ def cases(table: str) -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("line", "expected"), cases(UNDERSTOOD))
 def test_what_has_a_setting_here_becomes_it(line: str, expected: str) -> None:
     name, _, value = expected.partition(" = ")
-    config, notes = parse_command_line(shlex.split(line))
+    before = shlex.split(BEFORE.get(line, ""))
+    assert str(getattr(parse_args(before), name)) != value
+    config, notes = parse_command_line(before + shlex.split(line))
     assert str(getattr(config, name)) == value
     assert not notes
 
