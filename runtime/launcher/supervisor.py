@@ -112,6 +112,10 @@ class Supervisor:
     def _stopping(self) -> bool:
         return self._failure is not None or self._num_signals > 0
 
+    @property
+    def _ends_at_once(self) -> bool:
+        return self._num_signals > (0 if self._state == "loading" else 1)
+
     def _on_signal(self, *_: object) -> None:
         self._num_signals += 1
         is_draining = self._drain is not None and not self._drain.is_over
@@ -165,7 +169,7 @@ class Supervisor:
             return
         self._drain = Drain(self._page, self.config.drain_timeout)
         self._set_state("draining")
-        while self._failure is None and not self._drain.look(self._num_signals > 1):
+        while self._failure is None and not self._drain.look(self._ends_at_once):
             self._turn()
 
     def _turn(self) -> None:
@@ -214,8 +218,11 @@ class Supervisor:
 
     @property
     def _may_restart(self) -> bool:
-        """Not while starting: what cannot start at all will not do so the second time."""
-        return self.config.restart == "auto" and self._state in ("ready", "draining")
+        """Not while starting: what cannot start at all will not do so the second time. Nor while all is ended
+        at once, where deaths are what was asked for.
+        """
+        serves = self._state in ("ready", "draining") and not self._ends_at_once
+        return self.config.restart == "auto" and serves
 
     def _on_exit(self, child: Child) -> None:
         """A child that nobody asked to end has ended: whatever its code, that is a fault."""
@@ -305,6 +312,8 @@ class Supervisor:
             logger.warning("who was there when the engine died is not counted: %s", error)
 
     def _start_due(self) -> None:
+        if self._ends_at_once:
+            return
         now = time.monotonic()
         due = [place for place, at in self._due.items() if at <= now]
         for place in due:
@@ -320,7 +329,7 @@ class Supervisor:
         """The ring ends; the first reason is the one that counts. What was told to end at once, by any signal
         while it starts and by the second one later, has not failed.
         """
-        if self._failure is None and self._num_signals <= (0 if self._state == "loading" else 1):
+        if self._failure is None and not self._ends_at_once:
             self._failure = failure
 
     # -- what others see -------------------------------------------------------------------------------------

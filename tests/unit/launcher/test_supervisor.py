@@ -161,6 +161,43 @@ def test_a_disk_that_hangs_keeps_nobody_from_being_replaced(
     assert is_late
 
 
+@pytest.mark.parametrize("state", ["ready", "draining"])
+def test_what_a_second_signal_has_killed_is_not_started_again(
+    supervisor: Supervisor, caplog: pytest.LogCaptureFixture, state: str
+) -> None:
+    """It may come before the drain begins: the launcher kills all there is, and sees them end."""
+    caplog.set_level(logging.INFO)
+    supervisor._set_state(state)
+    process = subprocess.Popen(["sleep", "60"])
+    child = Child(Place("api", 0, "api"), FIRST_EPOCH, process, os.pidfd_open(process.pid), is_ready=True)
+    supervisor._poller.register(child.pidfd, zmq.POLLIN)
+    supervisor._children._running[child.place] = child
+    supervisor.names.page.write("api", Status(FIRST_EPOCH, child.pid, "ready"))
+    for _ in range(2):
+        supervisor._on_signal()
+    process.wait()
+    supervisor._turn()
+    assert supervisor._children.get(child.place) is None
+    assert supervisor._failure is None
+    assert not supervisor._due
+    assert supervisor.names.page.read("api").state == "ready"  # as it has left it, not "restarting"
+    assert "restarting" not in caplog.text
+
+
+def test_nothing_is_started_once_a_launch_ends_at_once(
+    supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A place that was empty when the signals came stays so."""
+    started: list[Place] = []
+    monkeypatch.setattr(supervisor, "_start_child", started.append)
+    supervisor._set_state("ready")
+    supervisor._due[Place("api", 0, "api")] = 0.0
+    for _ in range(2):
+        supervisor._on_signal()
+    supervisor._turn()
+    assert not started
+
+
 def engine(supervisor: Supervisor, state: str) -> list[Child]:
     """Processes in the place of worker and scheduler; their slots say `state`, no message did."""
     children = []
