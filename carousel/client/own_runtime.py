@@ -44,7 +44,7 @@ DEFAULTS = {
     "queue_timeout": 0.0,
     "log_level": "warning",
 }
-"""What is so here, unless the caller says something else."""
+"""Settings that are so here, unless the caller says something else."""
 OWN_SETTINGS = frozenset(
     {
         "allowed_hosts",

@@ -59,7 +59,7 @@ def _read(config: RuntimeConfig, model_path: Path) -> CheckpointConfig:
 
 
 def _error(config: RuntimeConfig, model_path: Path, without: tuple[str, ...]) -> str:
-    """What is wrong without these settings; empty: nothing."""
+    """Return the error without these settings; empty: there is none."""
     fewer = msgspec.structs.replace(config, **dict.fromkeys(without, ""))
     try:
         _read(with_overrides(fewer, model_path), model_path)

@@ -91,7 +91,7 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_none_is_a_keyword_that_is_not_given() -> None:
-    """As with vLLM, whose own defaults are None."""
+    """vLLM does so, whose own defaults are None."""
     names = ("served_model_name", "max_model_len", "quantization", "seed", "trust_remote_code", "enable_lora")
     assert _flags(dict.fromkeys((*names, "enable_prefix_caching"))) == []
     for unknown in ("max_num_seq", "api_key"):

@@ -92,7 +92,7 @@ BEFORE = {
     "--runner generate": "--task embed",
     "--enable-mixed-chunk": "--batching-type static",
 }
-"""What comes before a line that asks for the default, so that it has something to change."""
+"""Flags before a line that asks for the default, so that it has something to change."""
 TAKEN = """
 --trust-remote-code | code of a model's repository is never run
 --seed 1 | a request's own seed decides
