@@ -1,4 +1,5 @@
-"""FIELD_TABLES: what becomes of fields that OpenAI, vLLM and SGLang have and the bodies here do not declare.
+"""FIELD_TABLES: what becomes of fields that OpenAI, vLLM, SGLang and TensorRT-LLM have and the bodies here do
+not declare.
 
 A field of a body is one of four: declared by its type, with effect; taken, because it changes no answer here;
 refused, because it would and is not built, but for values that ask for nothing; or in none of these, unknown.
@@ -29,6 +30,7 @@ from carousel.server.openai.types import (
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.base.errors import InvalidRequest
+from runtime.wire.sampling_params import SamplingParams
 
 MAX_NEUTRAL_BYTES = 1 << 10
 """Longer than any neutral value."""
@@ -62,12 +64,17 @@ TAKEN: dict[str, Any] = {
     "routing_key": str,
     "separate_reasoning": bool,
     "stream_reasoning": bool,
+    # TensorRT-LLM
+    "arrival_time": float,
+    "label": str,
+    "pad_id": int,
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     # OpenAI
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "max_output_tokens": (),
     "modalities": (["text"], []),
     "moderation": (),
     "prediction": (),
@@ -107,6 +114,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "thinking_token_budget": (),
     "truncate_prompt_tokens": (),
     "truncation_side": (),
+    "flat_logprobs": (False,),
     "use_beam_search": (False,),
     "vllm_xargs": ({},),
     "watermarking": (False,),
@@ -169,12 +177,56 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "video_config": ({},),
     "video_data": ([],),
     "video_max_dynamic_patch": (),
+    # TensorRT-LLM: sampling
+    "additional_model_outputs": ([],),
+    "apply_batched_logits_processor": (False,),
+    "bad": ("", []),
+    "bad_token_ids": ([],),
+    "beam_search_diversity_rate": (0, 0.0),
+    "beam_width": (1,),
+    "beam_width_array": ([],),
+    "detokenize": (True,),
+    "early_stopping": (False, 1),
+    "embedding_bias": (),
+    "end_id": (),
+    "guided_decoding": (),
+    "lookahead_config": (),
+    "min_length": (0,),
+    "prompt_ignore_length": (0,),
+    "prompt_logprobs_start": (0,),
+    "random_seed": (),
+    "return_context_logits": (False,),
+    "return_encoder_output": (False,),
+    "return_generation_logits": (False,),
+    "return_log_probs": (False,),
+    # TensorRT-LLM: requests
+    "allotted_time_ms": (),
+    "bad_words_list": ([],),
+    "client_id": (),
+    "disaggregated_params": (),
+    "exclude_input_from_output": (True,),
+    "external_draft_tokens_config": (),
+    "guided_decoding_params": (),
+    "logits_post_processor_name": ("",),
+    "logits_processor": (),
+    "lora_config": (),
+    "multimodal_params": (),
+    "prompt_adapter_request": (),
+    "prompt_token_ids": (),
+    "prompt_tuning_config": (),
+    "query_token_ids": ([],),
+    "request_output_len": (),
+    "return_all_generated_tokens": (False,),
+    "runtime_top_k": (),
+    "runtime_top_p": (),
+    "stop_words_list": ([],),
+    "streaming": (False,),
+    # OpenRouter
+    "reasoning": ({"effort": "none"}, {"enabled": False}),
 }
 SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
-    **{name: REFUSED[name] for name in ("json_schema", "regex", "ebnf", "structural_tag", "stop_regex")},
-    "custom_params": ({},),
-    "return_perf_metrics": (False,),
-    "spaces_between_special_tokens": (True,),
+    **REFUSED,
+    "add_special_tokens": (True,),
     "stream_interval": (1,),
 }
 MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
@@ -192,10 +244,35 @@ PART_REFUSED = dict.fromkeys(
     ),
     (),
 )
+_SHARED_HINTS = {
+    "return_perf_metrics": "ask for it with the client library",
+    "prompt_logprobs_start": "ask for it with the client library",
+    "client_id": "send a name of the request as the header X-Request-Id",
+    "allotted_time_ms": "time_limit is the same in seconds",
+    "streaming": "it is called stream here",
+    "stop_words_list": "stop_words_ids has lists of ids",
+    "bad": "it is called bad_words here",
+    "bad_token_ids": "bad_words_ids has lists of ids",
+    "bad_words_list": "bad_words_ids has lists of ids",
+    "embedding_bias": "logit_bias has biases by token id",
+    "end_id": "set ignore_eos and name it in stop_token_ids",
+}
 HINTS = {
+    **_SHARED_HINTS,
+    "max_completion_tokens": "it is called max_tokens here",
+    "max_output_tokens": "it is called max_tokens here",
+    "request_output_len": "it is called max_tokens here",
+    "min_length": "it is called min_tokens here",
+    "random_seed": "it is called seed here",
+    "runtime_top_k": "it is called top_k here",
+    "runtime_top_p": "it is called top_p here",
+    "prompt_token_ids": "it is called prompt here",
+    "return_log_probs": "it is called logprobs here",
+    "return_context_logits": "/generate gives them",
+    "return_generation_logits": "/generate gives them",
+    "exclude_input_from_output": "completions have echo",
     "rid": "send it as the header X-Request-Id",
     "request_id": "send it as the header X-Request-Id",
-    "return_perf_metrics": "ask for it with the client library",
     "max_new_tokens": "it is called max_tokens here",
     "min_new_tokens": "it is called min_tokens here",
     "sampling_seed": "it is called seed here",
@@ -224,13 +301,22 @@ def _names(*kinds: type[msgspec.Struct]) -> frozenset[str]:
     return frozenset(name for kind in kinds for name in kind.__struct_fields__)
 
 
-_GENERATING = _names(CompletionBody, ChatBody, GenerateBody, GenerateSampling)
-_SAMPLING_HINTS = (
-    {"return_perf_metrics": HINTS["return_perf_metrics"]}
+_GENERATING = _names(CompletionBody, ChatBody, GenerateBody, GenerateSampling, SamplingParams)
+_GENERATE_HINTS = (
+    _SHARED_HINTS
     | {name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__}
     | {
         "max_tokens": "it is sampling_params.max_new_tokens here",
         "max_completion_tokens": "it is sampling_params.max_new_tokens here",
+        "max_output_tokens": "it is sampling_params.max_new_tokens here",
+        "request_output_len": "it is sampling_params.max_new_tokens here",
+        "min_tokens": "it is sampling_params.min_new_tokens here",
+        "min_length": "it is sampling_params.min_new_tokens here",
+        "random_seed": "it is sampling_params.sampling_seed here",
+        "runtime_top_k": "it is sampling_params.top_k here",
+        "runtime_top_p": "it is sampling_params.top_p here",
+        "prompt_token_ids": "it is called input_ids here",
+        "return_log_probs": "it is called return_logprob here",
         "seed": "it is sampling_params.sampling_seed here",
         "prompt": "it is called text here",
         "messages": "send it to /v1/chat/completions",
@@ -248,7 +334,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
     GenerateBody: FieldTable(
         TAKEN,
         {**REFUSED, "add_special_tokens": (True,)},
-        _SAMPLING_HINTS,
+        _GENERATE_HINTS,
         _GENERATING,
         {"sampling_params": GenerateSampling, **_RETENTION},
     ),
@@ -260,14 +346,13 @@ FIELD_TABLES: dict[type, FieldTable] = {
     RetentionBody: FieldTable(nested={"token_range_retention_configs": RetainedRangeBody}),
     RetainedRangeBody: FieldTable(),
     GenerateSampling: FieldTable(
-        {},
+        {name: TAKEN[name] for name in ("arrival_time", "label", "pad_id")},
         SAMPLING_REFUSED,
         {
-            **{name: f"it is called {name[:4]}new_tokens here" for name in ("max_tokens", "min_tokens")},
-            "seed": "it is called sampling_seed here",
-            "return_perf_metrics": HINTS["return_perf_metrics"],
+            **{name: hint.replace("sampling_params.", "called ") for name, hint in _GENERATE_HINTS.items()},
+            **{name: f"send it as {name}, beside sampling_params" for name in GenerateBody.__struct_fields__},
         },
-        _names(CompletionBody, ChatBody),
+        _GENERATING,
     ),
     MessageBody: FieldTable(
         {"annotations": Items, "cache_control": Object},
@@ -307,7 +392,7 @@ def check_refused(name: str, value: bytes, neutral: tuple[Any, ...], hint: str, 
 def described_fields(kind: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the JSON Schemas of the fields beside those that the type declares, by their names."""
     table = FIELD_TABLES[kind]
-    json_types = {str: "string", bool: "boolean", float: "number"}
+    json_types = {str: "string", bool: "boolean", int: "integer", float: "number"}
     fields: dict[str, Any] = {
         name: {"type": [json_types.get(each, "array" if each is Items else "object"), "null"]}
         for name, each in table.taken.items()

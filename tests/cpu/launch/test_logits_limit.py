@@ -86,10 +86,11 @@ def test_as_much_as_is_allowed_is_given(launch: Launched) -> None:
         ("/v1/completions", {"prompt": "x"}, "return_generation_logits"),
         ("/v1/completions", {"prompt": "x"}, "return_context_logits"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x"}]}, "return_context_logits"),
+        # It has them, as a sampling parameter.
         ("/generate", {"text": "x"}, "return_generation_logits"),
     ],
 )
-def test_http_has_no_raw_logits_and_says_so(
+def test_raw_logits_are_refused_where_http_has_none(
     launch: Launched, path: str, body: dict[str, object], param: str
 ) -> None:
     response = httpx.post(launch.url + path, json={**body, param: True}, timeout=30.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import logging
 from typing import Any
@@ -16,13 +17,21 @@ from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.field_table import FIELD_TABLES, REFUSED, TAKEN
 from carousel.server.request.prompts import conversation
 from carousel.server.request.unknown_fields import MAX_UNKNOWN, FieldFilter, IgnoredLog, nearest
-from carousel.server.sglang.generate_types import GenerateBody
+from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import TokenizeBody
+from carousel.trtllm.generation_request import NOT_BUILT, GenerationRequest
+from carousel.trtllm.inference_request import KNOWN, SPELLINGS
 from runtime.base.errors import InvalidRequest
+from runtime.wire.sampling_params import SamplingParams
 from tests.harness.http.bad_input import HTTP_CASES, HttpCase
 
 KINDS = {"/v1/completions": CompletionBody, "/v1/chat/completions": ChatBody, "/generate": GenerateBody}
 USER = {"role": "user", "content": "x"}
+BODIES: dict[Any, dict[str, Any]] = {
+    CompletionBody: {"prompt": "x"},
+    ChatBody: {"messages": [USER]},
+    GenerateBody: {"text": "x"},
+}
 
 
 async def no_wait(_: int) -> None:
@@ -145,6 +154,140 @@ def test_what_changes_the_answer_and_is_not_built_is_refused_by_name(
     assert part in error.message
 
 
+OWN_NAMES = {
+    *SamplingParams.__struct_fields__,
+    *(set(inspect.signature(GenerationRequest).parameters) - {"sampling_params", "others"}),
+    *(*NOT_BUILT, *KNOWN, *SPELLINGS),
+}
+"""All that the client library, GenerationExecutor and the batch manager call a part of a request."""
+
+
+@pytest.mark.parametrize("name", sorted(OWN_NAMES))
+def test_what_the_client_library_takes_is_refused_where_it_has_no_effect(name: str) -> None:
+    without_effect = {"arrival_time", "label", "pad_id"}
+    for kind, body in BODIES.items():
+        if name not in kind.__struct_fields__ and name not in without_effect:
+            assert refusal(kind, **body, **{name: {"odd": [1]}}).param == name
+    if name not in GenerateSampling.__struct_fields__ and name not in without_effect:
+        error = refusal(GenerateBody, text="x", sampling_params={name: {"odd": [1]}})
+        assert error.param == f"sampling_params.{name}"
+
+
+# Each alone, so that none is lost from the tables unnoticed.
+REFUSED_VALUES: dict[str, Any] = {
+    "audio": {"voice": "alloy", "format": "wav"},
+    "beam_width": 2,
+    "bootstrap_host": "h",
+    "chat_template": "{{ messages }}",
+    "detokenize": False,
+    "disaggregated_params": {"request_type": "context_only"},
+    "documents": [{"text": "x"}],
+    "early_stopping": True,
+    "ebnf": "root ::= x",
+    "embedding_bias": [0.5],
+    "end_id": 2,
+    "extra_key": "k",
+    "functions": [{"name": "f"}],
+    "guided_choice": ["a", "b"],
+    "guided_decoding_backend": "xgrammar",
+    "guided_grammar": "root ::= x",
+    "guided_json": {"type": "object"},
+    "guided_regex": "a+",
+    "json_schema": "{}",
+    "kv_transfer_params": {"do_remote_decode": True},
+    "length_penalty": 2.0,
+    "logits_processors": ["p"],
+    "lora_path": "a",
+    "max_output_tokens": 5,
+    "min_length": 5,
+    "modalities": ["text", "audio"],
+    "prediction": {"type": "content", "content": "x"},
+    "random_seed": 7,
+    "reasoning": {"effort": "high"},
+    "reasoning_effort": "high",
+    "regex": "a+",
+    "response_format": {"type": "json_object"},
+    "return_hidden_states": True,
+    "return_perf_metrics": True,
+    "session_params": {"id": "s"},
+    "stop_regex": "a+",
+    "structured_outputs": {"regex": "a+"},
+    "suffix": "x",
+    "tool_choice": "required",
+    "tools": [{"type": "function"}],
+    "use_beam_search": True,
+    "web_search_options": {"search_context_size": "low"},
+}
+REFUSED_WORDS = """
+    add_special_tokens additional_model_outputs allotted_time_ms apply_batched_logits_processor audio_data
+    background bad bad_token_ids bad_words_list beam_search_diversity_rate beam_width_array best_of
+    bootstrap_pair_key bootstrap_port bootstrap_room client_id custom_logit_processor custom_params
+    data_parallel_rank decode_tp_size disagg_prefill_dp_rank ec_transfer_params echo encoder_urls
+    exclude_input_from_output external_draft_tokens_config flat_logprobs function_call guided_decoding
+    guided_decoding_params guided_whitespace_pattern http_worker_ipc image_data image_max_dynamic_patch
+    images_config input_embeds kv_router_hint log_metrics logits_post_processor_name logits_processor
+    logprob_token_ids lookahead_config lora_config lora_id lora_request max_dynamic_patch
+    max_thinking_tokens media_io_kwargs min_dynamic_patch mm_content_hashes mm_hashes mm_processor_kwargs
+    moderation multi_item_delimiter_indices multimodal_params need_wait_for_mm_inputs ngram_corpus_id
+    no_stop_trim num_items_assigned positional_embed_overrides prompt_adapter_request prompt_embeds
+    prompt_ignore_length prompt_logprobs_start prompt_token_ids prompt_tuning_config query_token_ids
+    repetition_detection request_id request_output_len require_reasoning return_all_generated_tokens
+    return_bytes return_cached_tokens_details return_context_logits return_encoder_output return_entropy
+    return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64 return_generation_logits
+    return_indexer_topk return_log_probs return_prompt_text return_prompt_token_ids return_routed_experts
+    return_sampling_mask rid routed_dp_rank routed_experts_start_len runtime_top_k runtime_top_p
+    spaces_between_special_tokens stop_words_list streaming structural_tag thinking_token_budget
+    token_ids_logprob truncate_prompt_tokens truncation_side use_audio_in_video video_config video_data
+    video_max_dynamic_patch vllm_xargs watermarking
+"""
+REFUSED_NAMES = REFUSED_WORDS.split()
+TAKEN_VALUES: dict[str, Any] = {
+    "arrival_time": 1.5,
+    "conversation_id": "c",
+    "custom_labels": {"a": "b"},
+    "external_trace_header": {"a": "b"},
+    "include_reasoning": True,
+    "label": "a",
+    "metadata": {"a": "b"},
+    "no_logs": True,
+    "pad_id": 0,
+    "parallel_tool_calls": False,
+    "prompt_cache_key": "k",
+    "prompt_cache_retention": "24h",
+    "received_time": 1.5,
+    "routing_key": "r",
+    "safety_identifier": "s",
+    "separate_reasoning": True,
+    "service_tier": "auto",
+    "session_id": "s",
+    "store": True,
+    "stream_reasoning": False,
+    "user": "u",
+    "verbosity": "low",
+}
+
+
+@pytest.mark.parametrize("name", [*REFUSED_VALUES, *REFUSED_NAMES])
+def test_each_field_that_is_not_built_is_refused(name: str) -> None:
+    for kind, body in BODIES.items():
+        if name in kind.__struct_fields__:
+            continue
+        error = refusal(kind, "refuse", **body, **{name: REFUSED_VALUES.get(name, {"odd": [1]})})
+        assert (error.param, error.code) == (name, "unsupported_parameter")
+
+
+@pytest.mark.parametrize("name", TAKEN_VALUES)
+def test_each_field_without_effect_is_taken_in_its_type_alone(name: str) -> None:
+    for kind, body in BODIES.items():
+        assert read(kind, "refuse", **body, **{name: TAKEN_VALUES[name]})[1] == []
+        assert refusal(kind, **body, **{name: [TAKEN_VALUES[name]]}).param == name
+
+
+def test_the_lists_above_are_complete() -> None:
+    assert {*REFUSED_VALUES, *REFUSED_NAMES} == REFUSED.keys()
+    assert TAKEN_VALUES.keys() == TAKEN.keys()
+
+
 @pytest.mark.parametrize("policy", ["warn", "refuse"])
 @pytest.mark.parametrize(
     ("given", "meant"),
@@ -169,11 +312,12 @@ def test_a_misspelling_is_refused_with_the_right_name(given: str, meant: str | N
         assert read(ChatBody, "ignore", messages=[USER], **{given: 1})[1] == []
 
 
-def test_no_field_of_the_peers_is_close_to_another() -> None:
-    """The table has what was meant."""
+def test_no_field_of_the_peers_is_taken_for_another() -> None:
+    """Each is looked up in the tables before it is compared with their names."""
     for name in (*REFUSED, *TAKEN):
-        body = {"messages": [USER], name: None}
-        assert read(ChatBody, "refuse", **body)[1] == []
+        for kind, body in BODIES.items():
+            data = json.dumps({**body, name: {"odd": [1]}}).encode()
+            assert outcome(kind, data, "refuse")[0] != "unknown_parameter"
     for table in FIELD_TABLES.values():
         assert not table.taken.keys() & table.refused.keys()
 
