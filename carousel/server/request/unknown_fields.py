@@ -31,6 +31,8 @@ LIST, OBJECT = b"[{"
 UnknownFields: TypeAlias = Literal["warn", "refuse", "ignore"]
 
 _INDEX = re.compile(r"\[\d+\]")
+_BEGINNING = re.compile(rb"[ \t\n\r]*\{")
+"""Of an object."""
 _PLAIN = re.compile(r"[\w.:/$@+-]", re.ASCII)
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
@@ -60,7 +62,7 @@ class FieldFilter:
 
         Raises: msgspec's errors, InvalidRequest.
         """
-        if bytes(data[:64]).lstrip()[:1] != b"{":
+        if _BEGINNING.match(data) is None:
             return bytes(data)
         self._num_objects += 1
         if self._num_objects > MAX_OBJECTS:

@@ -94,6 +94,15 @@ def test_one_policy_refuses_them_and_another_says_nothing(
     assert len(read(kind, "warn", **body)[1]) == 1
 
 
+@pytest.mark.parametrize("blank", [" ", "\t", "\n", "\r"])
+@pytest.mark.parametrize("padding", ["", "x" * SMALL_BODY_BYTES], ids=["small", "large"])
+def test_blanks_before_an_object_change_nothing(blank: str, padding: str) -> None:
+    fields = FieldFilter("warn")
+    data = f'{blank * 70}{{"prompt": "x{padding}", "stream_options":{blank * 70}{{"odd": 1}}, "odd": 1}}'
+    asyncio.run(decode_body(data.encode(), CompletionBody, 1 << 16, no_wait, fields))
+    assert sorted(fields.ignored) == ["odd", "stream_options.odd"]
+
+
 @pytest.mark.parametrize("policy", ["warn", "refuse", "ignore"])
 def test_a_null_is_never_unknown(policy: Any) -> None:
     sampling = {"stop_regex": None, "odd": None}
