@@ -46,6 +46,12 @@ def conversation(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
     turns = []
     size = _CallSize()
     for index, message in enumerate(messages):
+        if message.content is None and message.role != "assistant":
+            raise InvalidRequest(
+                f"messages[{index}].content is missing; only a message of the assistant may be without",
+                param=f"messages[{index}].content",
+                code="missing_required_parameter",
+            )
         content = message.content or ""
         if not isinstance(content, str):
             content = "\n".join(part.text for part in content)

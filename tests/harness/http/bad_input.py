@@ -181,6 +181,7 @@ HTTP_CASES = (
     chat("messages as text", "messages", messages="hi"),
     chat("5,000 messages", "messages", messages=[USER] * 5000),
     chat("a message without a role", "messages[0].role", messages=[{"content": "x"}], code=MISSING),
+    chat("a message without content", "messages[0].content", messages=[{"role": "user"}], code=MISSING),
     chat("an empty role", "messages[0].role", messages=[{"role": "", "content": "x"}]),
     chat("a long role", "messages[0].role", messages=[{"role": "x" * 65, "content": "x"}]),
     chat(

@@ -412,6 +412,15 @@ def test_the_history_of_an_agent_reaches_the_template() -> None:
     ]
 
 
+@pytest.mark.parametrize("role", ["user", "system", "developer", "tool", "my-own-role"])
+@pytest.mark.parametrize("fields", [{}, {"content": None}, {"text": "hi"}])
+def test_a_message_without_content_is_refused(role: str, fields: dict[str, Any]) -> None:
+    body, _ = read(ChatBody, messages=[{"role": "assistant"}, {"role": role, **fields}])
+    with pytest.raises(InvalidRequest, match="content is missing") as caught:
+        conversation(body.messages)
+    assert caught.value.param == "messages[1].content"
+
+
 def test_calls_of_tools_have_a_bound() -> None:
     nested = msgspec.Raw(b"[" * 10 + b"]" * 10)
     arguments = {"a": [nested] * 20_000}
