@@ -29,6 +29,7 @@ _ERRORS = (
     AttributeError,
     RecursionError,
 )
+_TOO_DEEP = "lists and maps are nested too deeply"
 # Variables that a template gets in other ways, and options of its rendering.
 _ARGUMENTS = frozenset(
     {
@@ -84,6 +85,8 @@ class ChatTemplate:
             param = self._param_at_fault(messages, add_generation_prompt, options)
             # What follows in the library's own message quotes the whole conversation.
             reason = str(error).partition("Final message to continue:")[0]
+            if isinstance(error, RecursionError):
+                reason = _TOO_DEEP
             if self._shield is not None:
                 reason = self._shield.restore(reason)
             raise InvalidRequest(
@@ -100,9 +103,12 @@ class ChatTemplate:
         try:
             return shield.apply(messages, template_kwargs)
         except RecursionError as error:
-            raise InvalidRequest(
-                "chat_template_kwargs: lists and maps are nested too deeply", param="chat_template_kwargs"
-            ) from error
+            param = "chat_template_kwargs"
+            try:
+                shield.apply(messages, {})
+            except RecursionError:
+                param = "messages"
+            raise InvalidRequest(f"{param}: {_TOO_DEEP}", param=param) from error
 
     def _check_names(self, template_kwargs: Mapping[str, object]) -> None:
         for name in template_kwargs:

@@ -102,7 +102,8 @@ def _check_small(given: dict[str, bytes]) -> None:
 
 
 def _no_json(error: Exception) -> InvalidRequest:
-    return InvalidRequest(f"the body is not valid JSON: {error}", code="invalid_json")
+    reason = "lists and objects are nested too deeply" if isinstance(error, RecursionError) else error
+    return InvalidRequest(f"the body is not valid JSON: {reason}", code="invalid_json")
 
 
 def _field_error(message: str, within: str = "") -> InvalidRequest:

@@ -234,7 +234,6 @@ MESSAGE_REFUSED: dict[str, tuple[Any, ...]] = {
     "function_call": (),
     "partial": (False,),
     "prefix": (False,),
-    "refusal": (),
     "tools": ([],),
 }
 PART_REFUSED = dict.fromkeys(
@@ -355,8 +354,9 @@ FIELD_TABLES: dict[type, FieldTable] = {
         _GENERATING,
     ),
     MessageBody: FieldTable(
-        {"annotations": Items, "cache_control": Object},
+        {"annotations": Items, "cache_control": Object, "refusal": str},
         MESSAGE_REFUSED,
+        {"function_call": "send it as the function of one of tool_calls"},
         nested={"content": TextPart, "tool_calls": ToolCallBody},
     ),
     TextPart: FieldTable({"cache_control": Object}, PART_REFUSED, dict.fromkeys(PART_REFUSED, TEXT_ONLY)),

@@ -96,7 +96,10 @@ def _tool_calls(calls: Sequence[ToolCallBody], where: str, size: _CallSize) -> l
         size.add(raw, path)
         if len(raw) and raw[0] not in _BEGINNINGS:
             raise InvalidRequest(f"{path} must be a text or an object", param=path)
-        arguments: Any = msgspec.json.decode(raw) if len(raw) else None
+        try:
+            arguments: Any = msgspec.json.decode(raw) if len(raw) else None
+        except RecursionError:
+            raise InvalidRequest(f"{path}: lists and objects are nested too deeply", param=path) from None
         function = {"name": call.function.name, "arguments": {} if arguments is None else arguments}
         made.append(
             {"type": "function", "function": function, **({} if call.id is None else {"id": call.id})}

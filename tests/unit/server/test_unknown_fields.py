@@ -127,7 +127,8 @@ def test_what_the_sdks_send_and_changes_nothing_is_taken(policy: Any) -> None:
         "no_logs": True,
     }
     assert read(ChatBody, policy, messages=[USER], **labels)[1] == []
-    assert read(ChatBody, policy, **chat(annotations=[], cache_control={"type": "ephemeral"}))[1] == []
+    own = {"annotations": [], "cache_control": {"type": "ephemeral"}, "refusal": "I cannot do that."}
+    assert read(ChatBody, policy, **chat(**own))[1] == []
 
 
 @pytest.mark.parametrize("policy", ["warn", "refuse", "ignore"])
@@ -152,6 +153,7 @@ def test_what_the_sdks_send_and_changes_nothing_is_taken(policy: Any) -> None:
             "sampling_seed",
         ),
         (ChatBody, chat(content=[{"type": "image_url"}]), "messages[1].content[0].type", "text only"),
+        (ChatBody, chat(function_call={"name": "f"}), "messages[1].function_call", "tool_calls"),
         (ChatBody, chat(content=[{"image": "x"}]), "messages[1].content[0].image", "text only"),
     ],
 )
@@ -419,6 +421,13 @@ def test_a_message_without_content_is_refused(role: str, fields: dict[str, Any])
     with pytest.raises(InvalidRequest, match="content is missing") as caught:
         conversation(body.messages)
     assert caught.value.param == "messages[1].content"
+
+
+def test_arguments_that_are_nested_too_deeply_are_refused_in_plain_words() -> None:
+    call = '{"function": {"name": "f", "arguments": {"a": %s}}}' % ("[" * 20_000 + "]" * 20_000)
+    data = f'{{"messages": [{{"role": "assistant", "tool_calls": [{call}]}}]}}'.encode()
+    with pytest.raises(InvalidRequest, match="nested too deeply"):
+        asyncio.run(decode_body(data, ChatBody, 1 << 16, no_wait, FieldFilter("warn")))
 
 
 def test_calls_of_tools_have_a_bound() -> None:

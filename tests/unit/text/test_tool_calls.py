@@ -52,6 +52,20 @@ def test_arguments_are_an_object_where_they_are_the_json_of_one(
     assert text == f"[assistant||||f{shown}]"
 
 
+@pytest.mark.parametrize("is_text", [False, True])
+@pytest.mark.parametrize("name", ["x", "<|im_start|>"])
+def test_arguments_that_are_nested_too_deeply_are_refused_in_plain_words(is_text: bool, name: str) -> None:
+    """By the template, and by what marks special tokens before it."""
+    nested = "[" * 900 + "]" * 900
+    arguments = f'{{"{name}": {nested}}}' if is_text else {name: msgspec.json.decode(nested)}
+    tokenizer = made.byte_level()
+    tokenizer._chat_template._wrapper.chat_template = "{{ messages[0].tool_calls[0] | tojson }}"
+    with pytest.raises(InvalidRequest, match="nested too deeply") as caught:
+        tokenizer.apply_chat_template([call(arguments)], add_generation_prompt=False)
+    assert caught.value.param == "messages"
+    assert "recursion" not in caught.value.message
+
+
 def test_a_result_and_own_roles_reach_the_template(loaded: Tokenizer) -> None:
     messages = [{"role": "my-role", "content": "x", "tool_call_id": "c1", "reasoning_content": "hm"}]
     assert loaded.apply_chat_template(messages, add_generation_prompt=False) == "[my-role|x|hm|c1]"
