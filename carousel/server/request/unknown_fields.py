@@ -24,6 +24,8 @@ MAX_UNKNOWN = 64
 MAX_NAMES, MAX_NAME_CHARS = 16, 64
 """Names of unknown fields, as a header and the log show them."""
 MAX_LOGGED = 1024
+EMPTY_NAME = '""'
+"""What stands for a field whose name has no characters."""
 SHORT_CHARS = 6
 NULL = b"null"
 LIST, OBJECT = b"[{"
@@ -127,7 +129,8 @@ class FieldFilter:
             raise InvalidRequest(f"{where or 'the body '}has more than {MAX_UNKNOWN} unknown fields")
         self._decided.add((kind, name))
         declared: tuple[str, ...] = kind.__struct_fields__  # type: ignore[attr-defined]
-        meant = nearest(name, (*declared, *table.refused))
+        meant = nearest(name, (*declared, *table.refused, *sorted(table.elsewhere)))
+        name = name or EMPTY_NAME
         if meant is not None or self._policy == "refuse":
             raise unknown_field(f"{where}{name:.100}", meant)
         self._ignored[_INDEX.sub("", where) + name] = None
@@ -143,10 +146,11 @@ class IgnoredLog:
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()
+        self._is_full = False
 
     def note(self, path: str, names: Iterable[str]) -> None:
         new = [name for name in names if (path, name) not in self._told]
-        if not new or len(self._told) >= MAX_LOGGED:
+        if not new or self._is_full:
             return
         self._told.update((path, name) for name in new)
         logger.warning(
@@ -155,6 +159,9 @@ class IgnoredLog:
             path,
             ", ".join(new),
         )
+        if len(self._told) >= MAX_LOGGED:
+            self._is_full = True
+            logger.warning("%d unknown fields have been told; further ones are not", len(self._told))
 
 
 def has_unknown_field(error: msgspec.ValidationError, kind: type | None = None) -> bool:
@@ -207,5 +214,16 @@ def _plain(name: str) -> str:
 
 def _escaped(name: str) -> str:
     """Return a name as a header and a line of the log may show it."""
-    shown = (char if _PLAIN.match(char) else f"\\u{ord(char):04x}" for char in name[:MAX_NAME_CHARS])
-    return "".join(shown)[:MAX_NAME_CHARS]
+    shown = ""
+    for char in name:
+        part = char if _PLAIN.match(char) else _escape(char)
+        if len(shown) + len(part) > MAX_NAME_CHARS:
+            break
+        shown += part
+    return shown
+
+
+def _escape(char: str) -> str:
+    """Return a character as JSON escapes it: by two halves where one has no room."""
+    data = char.encode("utf-16-be", "surrogatepass")
+    return "".join(f"\\u{data[at : at + 2].hex()}" for at in range(0, len(data), 2))

@@ -16,7 +16,7 @@ from carousel.server.openai.types import ChatBody, CompletionBody
 from carousel.server.request.decode import SMALL_BODY_BYTES, decode_body
 from carousel.server.request.field_table import FIELD_TABLES, REFUSED, TAKEN
 from carousel.server.request.prompts import conversation
-from carousel.server.request.unknown_fields import MAX_UNKNOWN, FieldFilter, IgnoredLog, nearest
+from carousel.server.request.unknown_fields import MAX_LOGGED, MAX_UNKNOWN, FieldFilter, IgnoredLog, nearest
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import TokenizeBody
 from carousel.trtllm.generation_request import NOT_BUILT, GenerationRequest
@@ -323,6 +323,19 @@ def test_a_misspelling_is_refused_with_the_right_name(given: str, meant: str | N
         assert read(ChatBody, "ignore", messages=[USER], **{given: 1})[1] == []
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "meant"),
+    [
+        (CompletionBody, "max_completion_token", "max_completion_tokens"),
+        (CompletionBody, "max_new_token", "max_new_tokens"),
+        (GenerateBody, "max_token", "max_tokens"),
+        (GenerateBody, "temprature", "temperature"),
+    ],
+)
+def test_a_misspelt_field_of_another_endpoint_is_refused(kind: Any, given: str, meant: str) -> None:
+    assert f"did you mean {meant}?" in refusal(kind, **BODIES[kind], **{given: 1}).message
+
+
 def test_no_field_of_the_peers_is_taken_for_another() -> None:
     """Each is looked up in the tables before it is compared with their names."""
     for name in (*REFUSED, *TAKEN):
@@ -360,6 +373,12 @@ def test_names_are_escaped_and_few() -> None:
     assert len(ignored) == 16
     assert ignored[:4] == ["a\\u002cb", "c\\u000d\\u000ad", "\\u00e9", "x" * 64]
     assert all(name.isascii() and name.isprintable() and "," not in name for name in ignored)
+    assert read(CompletionBody, prompt="x", **{"\U0001f600": 1, "": 1, "b" * 63 + "\n": 1})[1] == [
+        "\\ud83d\\ude00",
+        "\\u0022\\u0022",
+        "b" * 63,
+    ]
+    assert refusal(CompletionBody, "refuse", prompt="x", **{"": 1}).param == '""'
     many = {f"odd{number}": 1 for number in range(MAX_UNKNOWN + 1)}
     with pytest.raises(InvalidRequest, match="unknown fields"):
         read(CompletionBody, prompt="x", **many)
@@ -383,6 +402,17 @@ def test_the_log_says_each_name_once(caplog: pytest.LogCaptureFixture) -> None:
         "/v1/completions: unknown fields are ignored: odd",
         "/v1/completions: unknown fields are ignored: odder",
     ]
+
+
+def test_the_log_says_when_it_falls_silent(caplog: pytest.LogCaptureFixture) -> None:
+    log = IgnoredLog()
+    with caplog.at_level(logging.WARNING):
+        for number in range(MAX_LOGGED + 9):
+            log.note("/v1/completions", [f"odd{number}"])
+    assert len(caplog.records) == MAX_LOGGED + 1
+    assert (
+        caplog.records[-1].getMessage() == f"{MAX_LOGGED} unknown fields have been told; further ones are not"
+    )
 
 
 def test_the_history_of_an_agent_reaches_the_template() -> None:
