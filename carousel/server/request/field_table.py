@@ -68,6 +68,9 @@ TAKEN: dict[str, Any] = {
     "arrival_time": float,
     "label": str,
     "pad_id": int,
+    # OpenRouter
+    "provider": Object,
+    "route": str,
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
     # OpenAI
@@ -222,7 +225,11 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "stop_words_list": ([],),
     "streaming": (False,),
     # OpenRouter
+    "models": ([],),
+    "plugins": ([],),
     "reasoning": ({"effort": "none"}, {"enabled": False}),
+    "transforms": ([],),
+    "usage": ({"include": False},),
 }
 SAMPLING_REFUSED: dict[str, tuple[Any, ...]] = {
     **REFUSED,
@@ -247,6 +254,7 @@ _SHARED_HINTS = {
     "return_perf_metrics": "ask for it with the client library",
     "prompt_logprobs_start": "ask for it with the client library",
     "client_id": "send a name of the request as the header X-Request-Id",
+    "models": "one model is served; name it as model",
     "allotted_time_ms": "time_limit is the same in seconds",
     "streaming": "it is called stream here",
     "stop_words_list": "stop_words_ids has lists of ids",
@@ -258,6 +266,8 @@ _SHARED_HINTS = {
 }
 HINTS = {
     **_SHARED_HINTS,
+    "transforms": "truncate_prompt_tokens cuts a prompt",
+    "usage": "an answer has it, a stream with stream_options.include_usage",
     "max_completion_tokens": "it is called max_tokens here",
     "max_output_tokens": "it is called max_tokens here",
     "request_output_len": "it is called max_tokens here",
