@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Collection
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_TURNS
+from runtime.wire.messages import MAX_FURTHER_BYTES
 from runtime.wire.sampling_params import TokenId
 
 GROUP_BYTES = PIECE_BYTES // 2
@@ -32,6 +33,10 @@ MAX_MESSAGE_STRINGS = 5 * MAX_TURNS
 """Names and values in all messages. A message has four, of its role and its text, and each text part four; a
 call of a tool has ten.
 """
+_TEXTS_OF_HISTORY = ("reasoning_content", "reasoning")
+HISTORY_BYTES = dict.fromkeys(("tool_calls", *_TEXTS_OF_HISTORY), MAX_FURTHER_BYTES)
+"""Most bytes of these fields of a message."""
+_NONE_BOUNDED: Mapping[str, int] = {}
 
 _PLACE = re.compile(r" - at `\$(?:\[(?P<number>\d+)\])?(?P<rest>[^`]*)`$")
 """Where msgspec has found something wrong."""
@@ -75,15 +80,17 @@ async def cut_fields(
     most_bytes: int,
     filter_: FieldFilter,
     where: str = "",
+    bounded: Mapping[str, int] = _NONE_BOUNDED,
 ) -> dict[str, Span]:
     """Return where the fields are that an object's type `kind` declares; others go through `filter_`.
-    most_bytes: of each that is not `large`. where: what is before their names in errors.
+    most_bytes: of each that is neither `large` nor in `bounded`, which has the bounds of others. where: what
+    is before their names in errors.
 
     Raises: msgspec.DecodeError, InvalidRequest.
     """
 
     def max_bytes(name: str) -> int:
-        return span.size if name in large else most_bytes
+        return span.size if name in large else bounded.get(name, most_bytes)
 
     given: dict[str, Span] = {}
     try:
@@ -91,10 +98,11 @@ async def cut_fields(
             is_declared = name in kind.__struct_fields__
             if value.size > max_bytes(name):
                 filter_.check_large(kind, name, where)
+                reason = (
+                    "" if name in bounded else ", as much as all fields but prompts and messages may have"
+                )
                 raise InvalidRequest(
-                    f"{where}{name} has more than {most_bytes} bytes, as much as all fields but prompts and "
-                    "messages may have",
-                    param=f"{where}{name}",
+                    f"{where}{name} has more than {max_bytes(name)} bytes{reason}", param=f"{where}{name}"
                 )
             if is_declared or filter_.keeps(kind, name, await body.read(value), where):
                 given[name] = value
@@ -225,7 +233,7 @@ class _Conversation:
                 items += await self._small(where, len(items), group, kind)
                 group = Span(0, 0)
             if is_large:
-                items.append(await self._large(f"{where}[{len(items)}]", each, kind, large))
+                items.append(await self._large(where, len(items), each, kind, large))
             else:
                 group = Span(group.start if group.size else each.start, each.end)
         if group.size:
@@ -238,29 +246,32 @@ class _Conversation:
         self._count(count_strings(data))
         return _cleaned(b"[" + data + b"]", kind, self._name, where, number, self._filter)
 
-    async def _large(self, where: str, span: Span, kind: Any, large: str) -> Any:
+    async def _large(self, in_list: str, number: int, span: Span, kind: Any, large: str) -> Any:
+        """Decode the object number `number` of the list `in_list`."""
+        where = f"{in_list}[{number}]"
         if self._body.first(span) != OBJECT:
             return _decode(await _beginning(self._body, span), kind, where)
         path = f"{self._name}{where}."
-        spans = await cut_fields(self._body, span, kind, {large}, GROUP_BYTES, self._filter, path)
-        value = spans.get(large, Span(0, 0))
-        fields = {name: await self._body.read(each) for name, each in spans.items() if name != large}
-        text: Any = None
-        first = self._body.first(value)
-        if first == LIST and kind is MessageBody:
-            text = await self._list(f"{where}.{large}", value, TextPart, "text", MAX_MESSAGE_STRINGS)
-        elif first == QUOTE:
-            text = await self._body.text(value)
-        elif value.size:
-            fields[large] = await _beginning(self._body, value)
-        if text is not None:
-            fields[large] = b'""'
-        data = joined(fields)
+        bounded = HISTORY_BYTES if kind is MessageBody else _NONE_BOUNDED
+        spans = await cut_fields(self._body, span, kind, {large}, GROUP_BYTES, self._filter, path, bounded)
+        made: dict[str, Any] = {}
+        """Values that are decoded by themselves."""
+        fields: dict[str, bytes] = {}
+        for name, value in spans.items():
+            first = self._body.first(value)
+            if name == large and first == LIST and kind is MessageBody:
+                made[name] = await self._list(f"{where}.{name}", value, TextPart, "text", MAX_MESSAGE_STRINGS)
+            elif first == QUOTE and (name == large or name in _TEXTS_OF_HISTORY):
+                made[name] = await self._body.text(value)
+            elif name == large:
+                fields[name] = await _beginning(self._body, value)
+            else:
+                fields[name] = await self._body.read(value)
+        data = joined(fields | dict.fromkeys(made, b'""'))
         self._count(count_strings(data))
-        data = self._filter.clean(data, kind, path)
-        item = _decode(data, kind, where)
-        if text is not None:
-            setattr(item, large, text)
+        (item,) = _cleaned(b"[" + data + b"]", kind, self._name, in_list, number, self._filter)
+        for name, text in made.items():
+            setattr(item, name, text)
         return item
 
     def _count(self, num_strings: int) -> None:

@@ -466,6 +466,35 @@ def test_arguments_that_are_nested_too_deeply_are_refused_in_plain_words() -> No
         asyncio.run(decode_body(data, ChatBody, 1 << 16, no_wait, FieldFilter("warn")))
 
 
+@pytest.mark.parametrize("padding", [0, SMALL_BODY_BYTES], ids=["small", "large"])
+def test_the_history_of_an_agent_may_be_large(padding: int) -> None:
+    """Calls of tools above 64 KiB were served in a small body alone."""
+    arguments = {"text": '"\u00e9\n' * 15_000 + "x" * padding}
+    call = {"function": {"name": "f", "arguments": json.dumps(arguments)}, "odd": 1}
+    own = {"role": "assistant", "content": "y", "tool_calls": [call]}
+    thought = {"role": "assistant", "reasoning_content": "\u00e9" + "z" * (70_000 + padding), "odd": 1}
+    for given, name in ((own, "tool_calls"), (thought, "reasoning_content")):
+        messages = [USER, given]
+        body, ignored = read(ChatBody, messages=messages)
+        (_, turn) = conversation(body.messages)
+        assert len(ignored) == 1
+        if name == "tool_calls":
+            assert turn[name][0]["function"] == {"name": "f", "arguments": json.dumps(arguments)}
+            assert turn["content"] == "y"
+        else:
+            assert turn[name] == given[name]
+
+
+@pytest.mark.parametrize("name", ["reasoning", "reasoning_content", "tool_calls"])
+def test_more_history_than_a_message_may_have_is_refused_with_the_number(name: str) -> None:
+    value: Any = "x" * (1 << 20)
+    if name == "tool_calls":
+        value = [{"function": {"name": "f", "arguments": value}}]
+    error = refusal(ChatBody, messages=[USER, {"role": "assistant", name: value}])
+    assert error.param == f"messages[1].{name}"
+    assert error.message == f"messages[1].{name} has more than {1 << 20} bytes"
+
+
 def test_calls_of_tools_have_a_bound() -> None:
     nested = msgspec.Raw(b"[" * 10 + b"]" * 10)
     arguments = {"a": [nested] * 20_000}
