@@ -17,6 +17,7 @@ from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import encode_prompts, prompts_of
 from carousel.server.request.sampling import (
     PARAM_NAMES,
+    check_min_tokens,
     check_stream_options,
     counts_continuously,
     includes_usage,
@@ -102,6 +103,7 @@ def _max_tokens(body: CompletionBody, default: int) -> int:
     """Raises InvalidRequest."""
     if body.max_tokens == 0 and not body.echo:
         raise InvalidRequest("max_tokens must be at least 1, except with echo: true", param="max_tokens")
+    check_min_tokens(body.min_tokens, "max_tokens", body.max_tokens, default)
     return default if body.max_tokens is None else body.max_tokens
 
 

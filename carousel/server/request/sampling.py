@@ -58,6 +58,19 @@ def checked_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> Sa
     return sampling
 
 
+def check_min_tokens(min_tokens: int | None, name: str, given: int | None, default: int) -> None:
+    """Raises InvalidRequest where no limit was given and the default one is below the minimum.
+
+    name: of the limit in the body.
+    """
+    if given is None and min_tokens is not None and min_tokens > default:
+        raise InvalidRequest(
+            f"min_tokens is {min_tokens}, more than the {default} tokens that this server generates where "
+            f"{name} is left out; set {name}",
+            param="min_tokens",
+        )
+
+
 def request_options(
     *,
     priority: int | None,

@@ -13,7 +13,7 @@ from carousel.server.request.body import read_body
 from carousel.server.request.generation import Generation, Job
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import encode_prompts, prompts_of
-from carousel.server.request.sampling import checked_sampling, request_options
+from carousel.server.request.sampling import check_min_tokens, checked_sampling, request_options
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
@@ -153,7 +153,9 @@ def _sampling(body: GenerateBody, sampling: GenerateSampling, server: ServerStat
         name: getattr(sampling, SPELLINGS.get(name, name), None) for name in SamplingParams.__struct_fields__
     }
     if sampling.max_new_tokens is None:
-        given["max_tokens"] = server.config.default_max_tokens or DEFAULT_MAX_NEW_TOKENS
+        default = server.config.default_max_tokens or DEFAULT_MAX_NEW_TOKENS
+        check_min_tokens(sampling.min_new_tokens, "max_new_tokens", None, default)
+        given["max_tokens"] = default
     given["logprobs"] = logprobs
     if body.logprob_start_len is not None and body.logprob_start_len >= 0:
         given["prompt_logprobs"] = logprobs

@@ -97,6 +97,16 @@ def test_limits_default_to_the_operator_s_then_to_the_model_s(tmp_path: Path) ->
         assert front.chat().status_code == 200
         assert front.post("/generate", text="x").status_code == 200
         assert [each.sampling.max_tokens for each in front.ring.requests[-2:]] == [5, 5]
+        refused = front.complete(min_tokens=10).json()["error"]
+        assert refused["param"] == "min_tokens"
+        assert refused["message"].endswith(
+            "more than the 5 tokens that this server generates where max_tokens is left out; set max_tokens"
+        )
+        refused = front.post("/generate", text="x", sampling_params={"min_new_tokens": 10}).json()["error"]
+        assert refused["param"] == "sampling_params.min_new_tokens"
+        assert "set max_new_tokens" in refused["message"]
+        assert front.chat(min_tokens=10).status_code == 200
+        assert front.ring.requests[-1].sampling.max_tokens == 10
 
 
 def test_the_models_own_defaults_come_before_those_of_openai_and_after_the_callers() -> None:
