@@ -25,7 +25,7 @@ MAX_NAMES, MAX_NAME_CHARS = 16, 64
 """Names of unknown fields, as a header and the log show them."""
 MAX_LOGGED = 1024
 EMPTY_NAME = '""'
-"""What stands for a field whose name has no characters."""
+"""Name shown for a field whose name has no characters."""
 SHORT_CHARS = 6
 NULL = b"null"
 LIST, OBJECT = b"[{"
@@ -34,7 +34,7 @@ UnknownFields: TypeAlias = Literal["warn", "refuse", "ignore"]
 
 _INDEX = re.compile(r"\[\d+\]")
 _BEGINNING = re.compile(rb"[ \t\n\r]*\{")
-"""Of an object."""
+"""Beginning of an object."""
 _PLAIN = re.compile(r"[\w.:/$@+-]", re.ASCII)
 
 _decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
