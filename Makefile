@@ -39,7 +39,7 @@ serve: setup-serving
 test: setup
 	$(MAKE) --no-print-directory --jobs 2 test-servers test-kernels
 
-COMPUTING := tests/cpu/triton tests/cpu/models tests/cpu/sampling tests/cpu/worker
+COMPUTING := tests/cpu/triton tests/cpu/models tests/cpu/sampling tests/cpu/worker tests/cpu/scheduler
 # With ARGS it may be that a part has no test that is chosen: 5.
 TEST := $(BIN)/python -m pytest -m "not full"
 NONE_CHOSEN = $(if $(ARGS),|| [ $$? -eq 5 ])
