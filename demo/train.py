@@ -161,7 +161,7 @@ def held_out_loss(model: LlamaForCausalLM, ids: Ids, rng: np.random.Generator) -
 def save(model: LlamaForCausalLM, tokenizer: Tokenizer, out: Path) -> None:
     # Greedy text of so small a model repeats itself; a little chance helps.
     model.generation_config.update(do_sample=True, temperature=0.7, top_p=0.9, max_new_tokens=1024)
-    model.to(torch.bfloat16)  # type: ignore[arg-type]
+    model.to(torch.bfloat16)
     model.save_pretrained(out)
     wrapper = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

@@ -74,7 +74,7 @@ OWN_SETTINGS = frozenset(
         "unknown_fields",
     }
 )
-"""What makes no sense to choose here: there is no HTTP server, and the directory and the parent are ours."""
+"""Settings that make no sense here: there is no HTTP server, and the directory and the parent are ours."""
 LLM_SETTINGS = frozenset(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
 PEER_KEYWORDS = {
     "generation_config": peers.value(

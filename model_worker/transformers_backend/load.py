@@ -134,7 +134,7 @@ def _from_files(
     info: LoadStateDictInfo | dict[str, Any]
     try:
         with _shown_by(progress):
-            hf, info = kind.from_pretrained(  # type: ignore[misc]
+            hf, info = kind.from_pretrained(
                 model_path,
                 config=hf_config,
                 dtype=dtype,
@@ -148,7 +148,7 @@ def _from_files(
         raise ModelError(f"The weights in {model_path} cannot be loaded: {error}") from error
     _refuse_info(model_path, info)
     # The library loads to a device by itself only with accelerate; so all of it is in host memory once.
-    moved: PreTrainedModel = hf.to(device)  # type: ignore[arg-type]
+    moved: PreTrainedModel = hf.to(device)
     return moved
 
 

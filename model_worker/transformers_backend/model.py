@@ -20,7 +20,7 @@ from model_worker.transformers_backend.probe import Found
 
 
 @dataclass
-class _Output(ModelOutput):
+class _Output(ModelOutput):  # type: ignore[misc]
     """What a causal model may read of its decoder's output."""
 
     last_hidden_state: Tensor | None = None

@@ -182,7 +182,7 @@ def test_a_seed_repeats_and_another_differs(client: openai.OpenAI) -> None:
         completion = client.completions.create(
             model="demo", prompt=PROMPT, max_tokens=24, temperature=1.0, top_p=1.0, seed=seed
         )
-        return completion.choices[0].text
+        return str(completion.choices[0].text)
 
     assert text(1) == text(1)
     assert len({text(seed) for seed in range(4)}) > 1
@@ -264,7 +264,7 @@ def test_many_streams_at_once_all_end(client: openai.OpenAI, launch: Launched) -
         )
         *_, last = events
         assert last.usage is not None
-        return last.usage.completion_tokens
+        return int(last.usage.completion_tokens)
 
     with ThreadPoolExecutor(24) as pool:
         assert list(pool.map(stream, range(24))) == [16] * 24
