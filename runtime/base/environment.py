@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 
-def api_key() -> str:
-    """CAROUSEL_API_KEY: the key of the HTTP server when --api-key gives none; empty when unset."""
-    return os.environ.get("CAROUSEL_API_KEY", "")
+def api_key() -> str | None:
+    """CAROUSEL_API_KEY: the key of the HTTP server when --api-key gives none; None when unset."""
+    return os.environ.get("CAROUSEL_API_KEY")
 
 
 def wanted_cpu_isa() -> str:

@@ -120,7 +120,7 @@ def resolve(
     if config.deterministic:
         _check_deterministic(device, dtype if own == "auto" else own, has_spec)
     if not config.has_api_keys:
-        config = msgspec.structs.replace(config, api_key=api_key())
+        config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
     _check_api_keys(config)
     _check_idle(config)
     return msgspec.structs.replace(
@@ -185,6 +185,20 @@ def _check_api_keys(config: RuntimeConfig) -> None:
             raise ConfigError(f"{name}: without --api-key or --api-keys there are no keys to tell apart")
     if config.share_prefixes_across_keys and config.cache_salt_per_api_key:
         raise ConfigError("cache_salt_per_api_key: share_prefixes_across_keys is the opposite; give one")
+
+
+def _key_of_environment(config: RuntimeConfig) -> str:
+    """Return CAROUSEL_API_KEY, empty when unset. Raises ConfigError for one that is set and blank, whose
+    writer wants a key.
+    """
+    key = api_key()
+    if key is None:
+        return ""
+    if not key.strip() and not config.no_http:
+        raise ConfigError(
+            "CAROUSEL_API_KEY: the value is empty; set a key, or unset the variable to serve without one"
+        )
+    return key.strip()
 
 
 def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:

@@ -375,6 +375,17 @@ def test_api_key_can_come_from_the_environment(tmp_path: Path, monkeypatch: pyte
     assert not resolved(RuntimeConfig(api_key_file=str(tmp_path / "key")), tmp_path).api_key
 
 
+@pytest.mark.parametrize("value", ["", " "])
+def test_an_empty_key_in_the_environment_is_refused_where_there_is_http(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    monkeypatch.setenv("CAROUSEL_API_KEY", value)
+    with pytest.raises(ConfigError, match=r"^CAROUSEL_API_KEY: the value is empty"):
+        resolved(RuntimeConfig(), tmp_path)
+    assert resolved(RuntimeConfig(api_key="own"), tmp_path).api_key == "own"
+    resolved(RuntimeConfig(no_http=True), tmp_path)
+
+
 def test_keys_are_told_apart_only_where_there_are_some(tmp_path: Path) -> None:
     for wrong in ("a,", ",", "a, ,b"):
         with pytest.raises(ConfigError, match="api_key: between two commas"):
