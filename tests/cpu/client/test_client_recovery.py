@@ -10,20 +10,17 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from carousel import LLM, AsyncClient, Client, RingClosed, SamplingParams
 from carousel.client import offline
-from carousel.trtllm.executor import GenerationExecutor
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import attempt_of, sequence_key
 from runtime.wire.messages import AbortRequest, ControlRequest, GenerateRequest, SequenceOutput
 from runtime.wire.status_page import Status
 from tests.harness.http.http_front import http_front
-from tests.harness.ring.batch_manager_caller import managers, request
-from tests.harness.ring.executor_back_ends import StandInRuntime
 from tests.harness.ring.fake_ring import EPOCH, WAIT_S, FakeRing, fake_ring, finish, output
+from tests.harness.ring.stand_in_runtime import StandInRuntime
 
 TEXT = "go on"
 CUT = 2
@@ -112,15 +109,6 @@ def test_a_plain_call_of_an_asynchronous_client_goes_on(ring: FakeRing) -> None:
     check_second_attempt(ring, has_output=False)
 
 
-def test_a_request_of_an_executor_goes_on(ring: FakeRing) -> None:
-    with GenerationExecutor.create(run_dir=ring.run_dir) as executor:
-        result = executor.generate_async([1, 2], SamplingParams(max_tokens=5), streaming=True)
-        ring.wait_request()
-        replace_engine(ring)
-        assert result.result(timeout=WAIT_S).outputs[0].text == TEXT
-    assert attempt_of(ring.requests[1].handle) == 1
-
-
 def test_a_prompt_of_an_llm_goes_on(ring: FakeRing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(offline, "OwnRuntime", lambda *_: StandInRuntime(ring))
     with LLM() as llm, ThreadPoolExecutor(1) as pool:
@@ -129,22 +117,6 @@ def test_a_prompt_of_an_llm_goes_on(ring: FakeRing, monkeypatch: pytest.MonkeyPa
         replace_engine(ring)
         assert call.result(WAIT_S).text == TEXT
     check_second_attempt(ring, has_output=False)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_request_of_a_batch_manager_goes_on(tmp_path: Path, streaming: bool) -> None:
-    with managers(tmp_path) as make:
-        _, ring, caller = make(answer)
-        caller.give(request(7, length=5, streaming=np.array([streaming])))
-        ring.wait_request()
-        if streaming:
-            caller.wait_responses(1)
-        replace_engine(ring)
-        caller.wait_final()
-    ids = [[int(each) for each in tensors["output_ids"][0, 0]] for _, tensors, _, _ in caller.responses]
-    expected = [ord(character) for character in TEXT]
-    assert ids == ([expected[:CUT], expected[CUT:]] if streaming else [[ord("a"), *expected]])
-    assert [error for *_, error in caller.responses] == [""] * len(ids)
 
 
 def test_a_plain_call_over_http_goes_on(tmp_path: Path) -> None:
@@ -200,13 +172,6 @@ def test_a_ring_that_stays_without_its_engine_is_gone(ring: FakeRing) -> None:
         replace_engine(ring, "restarting")
         with pytest.raises(RingClosed, match="has lacked a process"):
             client.generate("x", timeout=WAIT_S)
-
-
-def test_an_executor_says_how_long_it_waits_for_one(ring: FakeRing) -> None:
-    with GenerationExecutor.create(run_dir=ring.run_dir, ring_timeout=0.1) as executor:
-        replace_engine(ring, "restarting")
-        with pytest.raises(RingClosed, match="has lacked a process"):
-            executor.generate_async([1, 2]).result(timeout=WAIT_S)
 
 
 def test_an_abort_is_repeated(ring: FakeRing) -> None:

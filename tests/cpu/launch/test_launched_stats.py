@@ -19,8 +19,6 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from carousel.client.sync import Client
-from carousel.trtllm.executor import GenerationExecutor
-from carousel.trtllm.generation_request import GenerationRequest
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.stats import IterationStats, RequestStats
 from tests.harness.ring.launched import ROOT, Launched, launched, wait_until
@@ -162,15 +160,13 @@ def test_requests_of_a_known_workload_over_sdk_and_http(launch: Launched, client
     assert refused.status_code == 400
 
 
-def test_times_of_a_request_are_the_clients(launch: Launched) -> None:
+def test_times_of_a_request_are_the_clients(launch: Launched, client: Client) -> None:
     params = msgspec.structs.replace(GREEDY, return_perf_metrics=True, n=2)
-    with GenerationExecutor.create(run_dir=launch.run_dir) as executor:
-        began_s, arrival_time, sent_s = time.monotonic(), time.time(), time.monotonic()
-        request = GenerationRequest(PROMPT, params, arrival_time=arrival_time)
-        outputs = executor.submit(request).result(60).outputs
-        ended_s = time.monotonic()
-        plain = executor.generate(PROMPT, GREEDY, timeout=60).result(60)
-        numbers = [each.iter for each in executor.get_latest_iteration_stats()]
+    began_s, arrival_time, sent_s = time.monotonic(), time.time(), time.monotonic()
+    outputs = client.generate(PROMPT, params, arrival_time=arrival_time, timeout=60).outputs
+    ended_s = time.monotonic()
+    (plain,) = client.generate(PROMPT, GREEDY, timeout=60).outputs
+    numbers = [each.iter for each in client.iteration_stats()]
     assert plain.request_perf_metrics is None
     assert len(outputs) == 2
     for output in outputs:

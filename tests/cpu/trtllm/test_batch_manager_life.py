@@ -12,8 +12,9 @@ import pytest
 from carousel import BatchManager, ConfigError, GenerationExecutor, RingClosed
 from carousel.trtllm import executor as executor_module
 from tests.harness.ring.batch_manager_caller import LARGEST, Caller, Make, managers, request, statistics
-from tests.harness.ring.executor_back_ends import StandInRuntime, echo
+from tests.harness.ring.executor_back_ends import echo
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, finish, output, say_nothing
+from tests.harness.ring.stand_in_runtime import StandInRuntime
 
 
 @pytest.fixture

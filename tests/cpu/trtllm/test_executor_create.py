@@ -9,8 +9,9 @@ import pytest
 
 from carousel import ConfigError, GenerationExecutor, GenerationRequest, KvCacheConfig, RingClosed
 from carousel.trtllm import executor as executor_module
-from tests.harness.ring.executor_back_ends import StandInRuntime, echo
+from tests.harness.ring.executor_back_ends import echo
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, say_nothing
+from tests.harness.ring.stand_in_runtime import StandInRuntime
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -25,7 +25,7 @@ from carousel import (
 from carousel.trtllm import executor as executor_module
 from runtime.ring.endpoints import Endpoints
 from runtime.wire.messages import GenerateRequest, SequenceOutput, TensorBatch, TensorEntry
-from tests.harness.ring.executor_back_ends import BACK_ENDS, Make, StandInRuntime, echo, executors, spell_each
+from tests.harness.ring.executor_back_ends import BACK_ENDS, Make, echo, executors, spell_each
 from tests.harness.ring.fake_ring import (
     CLIENT_ID,
     WAIT_S,
@@ -36,6 +36,7 @@ from tests.harness.ring.fake_ring import (
     say_nothing,
     spell,
 )
+from tests.harness.ring.stand_in_runtime import StandInRuntime
 
 
 @pytest.fixture(params=BACK_ENDS)

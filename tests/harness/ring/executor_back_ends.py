@@ -15,24 +15,11 @@ from runtime.settings.config import RuntimeConfig
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
 from tests.harness.ring.fake_ring import Answer, FakeRing, finish, output, say_nothing
+from tests.harness.ring.stand_in_runtime import StandInRuntime
 
 BACK_ENDS = ("attached", "own")
 Make: TypeAlias = Callable[..., tuple[GenerationExecutor, FakeRing]]
 """(answer, config) -> an executor and the ring behind it."""
-
-
-class StandInRuntime:
-    """An OwnRuntime whose processes are a fake ring."""
-
-    def __init__(self, ring: FakeRing) -> None:
-        self.run_dir = ring.run_dir
-        self.num_stops = 0
-
-    def wait_ready(self) -> None:
-        """A fake ring is ready from the start."""
-
-    def stop(self) -> None:
-        self.num_stops += 1
 
 
 @contextmanager

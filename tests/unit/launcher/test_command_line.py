@@ -7,7 +7,6 @@ import re
 import pytest
 
 from carousel.client.own_runtime import _flags, given_settings
-from carousel.trtllm.executor_settings import runtime_settings
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import LISTS, parse_args
 from runtime.settings.config import SETTINGS
@@ -42,9 +41,6 @@ def test_keywords_of_the_library_are_no_empty_texts_either() -> None:
     for keyword in ("tokenizer", "curve_dir", "revision", "hf_token"):
         with pytest.raises(ConfigError, match=f"^{keyword}: the value is empty"):
             _flags({keyword: ""})
-    for keyword in ("engine_dir", "tokenizer_dir"):
-        with pytest.raises(ConfigError, match=f"^{keyword}: the value is empty"):
-            runtime_settings({keyword: ""})
     assert _flags({"model": ""}) == []  # the default of LLM's own argument: the demo model
 
 

@@ -6,20 +6,12 @@ from typing import get_args
 
 import pytest
 
-from carousel.client.core.request_builder import build_request
-from carousel.client.core.request_state import RequestState
-from carousel.trtllm.generation_request import GenerationRequest
-from carousel.trtllm.generation_result import GenerationResult
-from carousel.trtllm.responses import response_of
-from carousel.trtllm.result_mailbox import ResultMailbox
 from detokenizer_proc.text_stream import TextStream
 from runtime.wire.handle import make_handle
-from runtime.wire.messages import AbortRequest, Closed, CloseReason, Finish, SequenceOutput, StreamOpen, Usage
+from runtime.wire.messages import AbortRequest, Closed, CloseReason, StreamOpen
 from runtime.wire.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
-from runtime.wire.sampling_params import SamplingParams
 from tests.harness.scheduler.scheduler_parts import message, run_until_idle, running
 from tests.harness.simulation.sim_system import STEP_S, System
-from tests.unit.trtllm.test_generation_output import NoExecutor
 
 LONG = list(range(40))
 ASKING = {"return_perf_metrics": True}
@@ -115,23 +107,3 @@ def test_the_detokenizer_passes_them_on_with_every_end(reason: CloseReason) -> N
     stream.close(Closed(make_handle(1, 1), reason, perf_metrics=METRICS), frozenset())
     assert stream.finish is not None
     assert stream.finish.perf_metrics == METRICS
-
-
-def test_a_result_has_them_with_its_end() -> None:
-    handle = make_handle(1, 1)
-    params = SamplingParams(seed=1, return_perf_metrics=True)
-    request = GenerationRequest([1, 2], params, streaming=True)
-    mailbox = ResultMailbox()
-    state = RequestState(build_request(handle, [1, 2], params, stream=True), params)
-    assert state.request.sampling.return_perf_metrics
-    result = GenerationResult(request, state, mailbox, NoExecutor())
-    mailbox.put(SequenceOutput(handle, "a", b"\1\0\0\0"))
-    begun = result.take_output()
-    mailbox.put(SequenceOutput(handle, finish=Finish("length", Usage(2, 1), perf_metrics=METRICS)))
-    ended = result.take_output()
-    assert begun is not None
-    assert ended is not None
-    assert begun.request_perf_metrics is None
-    assert ended.request_perf_metrics == METRICS
-    assert state.completion().outputs[0].request_perf_metrics == METRICS
-    assert response_of(request, ended, is_final=True).result.request_perf_metrics == METRICS

@@ -168,3 +168,9 @@ def test_an_unknown_field_is_a_type_error() -> None:
     for kind in (ExecutorConfig, SchedulerConfig, KvCacheConfig):
         with pytest.raises(TypeError, match="no_such_field"):
             kind(no_such_field=1)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("keyword", ["engine_dir", "tokenizer_dir"])
+def test_an_empty_folder_is_a_variable_that_is_not_set(keyword: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{keyword}: the value is empty"):
+        runtime_settings({keyword: ""})

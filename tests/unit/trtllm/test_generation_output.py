@@ -14,10 +14,12 @@ from carousel.client.core.request_state import RequestState, SequenceState, Tens
 from carousel.trtllm.generation_output import GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.generation_result import GenerationResult
+from carousel.trtllm.responses import response_of
 from carousel.trtllm.result_mailbox import ResultMailbox
 from runtime.wire.format import pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import Finish, SequenceOutput, TensorEntry, Usage
+from runtime.wire.perf_metrics import KvCacheMetrics, RequestPerfMetrics, TimingMetrics
 from runtime.wire.sampling_params import SamplingParams
 
 HANDLE = make_handle(1, 1)
@@ -138,3 +140,23 @@ def test_text_from_any_character_on_is_the_end_of_the_text() -> None:
         if is_read:
             assert sequence.text == "abcdef"
         assert [sequence.text_from(start) for start in range(8)] == ["abcdef"[start:] for start in range(8)]
+
+
+def test_a_result_has_the_times_of_its_request_with_its_end() -> None:
+    metrics = RequestPerfMetrics(TimingMetrics(1.0, 2.0, 3.0, 4.0), KvCacheMetrics(3, 1, 2, 1), 5, 9)
+    params = SamplingParams(seed=1, return_perf_metrics=True)
+    request = GenerationRequest([1, 2], params, streaming=True)
+    mailbox = ResultMailbox()
+    state = RequestState(build_request(HANDLE, [1, 2], params, stream=True), params)
+    assert state.request.sampling.return_perf_metrics
+    result = GenerationResult(request, state, mailbox, NoExecutor())
+    mailbox.put(SequenceOutput(HANDLE, "a", b"\1\0\0\0"))
+    begun = result.take_output()
+    mailbox.put(SequenceOutput(HANDLE, finish=Finish("length", Usage(2, 1), perf_metrics=metrics)))
+    ended = result.take_output()
+    assert begun is not None
+    assert ended is not None
+    assert begun.request_perf_metrics is None
+    assert ended.request_perf_metrics == metrics
+    assert state.completion().outputs[0].request_perf_metrics == metrics
+    assert response_of(request, ended, is_final=True).result.request_perf_metrics == metrics
