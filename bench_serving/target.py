@@ -62,7 +62,7 @@ async def open_target(config: BenchConfig) -> Target:
         run_dir = find_run_dir(config.run_dir or None)
         where = str(run_dir)
         launch = _launch_file(run_dir).config
-        model, tokenizer_dir = launch.served_model_name, config.tokenizer or launch.tokenizer
+        model, tokenizer_dir = launch.model_names[0], config.tokenizer or launch.tokenizer
         client = AsyncClient(run_dir)
         backend = SdkBackend(client, options, timeout_s=config.request_timeout, clock=time.perf_counter)
         await client.connect()

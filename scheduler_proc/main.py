@@ -197,7 +197,7 @@ def _settings_in_force(
 ) -> dict[str, int | float | str]:
     """For /server_info."""
     return {
-        "model": config.served_model_name,
+        "model": config.model_names[0],
         "device": limits.device,
         "batching_type": config.batching,
         "capacity_scheduler": config.request_scheduler or config.capacity_policy,

@@ -126,7 +126,7 @@ class ServerState:
         """Raises RequestError (404) for a model that is not served here. None means the one there is, and so
         does the name that SGLang's clients send where none is set.
         """
-        if name not in (None, DEFAULT_MODEL, self.config.served_model_name):
+        if name not in (None, DEFAULT_MODEL, *self.config.model_names):
             raise RequestError(
                 f"The model `{name:.100}` does not exist", param="model", code="model_not_found", status=404
             )

@@ -153,7 +153,7 @@ class Supervisor:
         config, names = self.config, self.names
         where = config.http_url(names.port) if names.http else f"run directory {names.run_dir.path}"
         over_tcp = f" and {config.zmq_bind}" if config.zmq_bind else ""
-        ready = f"ready: {config.served_model_name} on {where}{over_tcp}"
+        ready = f"ready: {config.model_names[0]} on {where}{over_tcp}"
         if names.http and not logger.isEnabledFor(logging.INFO):
             write_line(ready)  # with port 0 nothing else says where
         else:
@@ -370,7 +370,7 @@ class Supervisor:
             host=config.host,
             port=self.names.port,
             zmq_bind=config.zmq_bind,
-            model=config.served_model_name,
+            model=config.model_names[0],
             children=[
                 *(
                     ChildState(child.place.role, child.place.index, child.pid, child.epoch, child.is_ready)

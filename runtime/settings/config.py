@@ -25,6 +25,11 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
     """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
 
     @property
+    def model_names(self) -> tuple[str, ...]:
+        """Names of the model that requests may use; replies use the first."""
+        return tuple(name.strip() for name in self.served_model_name.split(","))
+
+    @property
     def max_waiting(self) -> int:
         return self.max_queued_requests or 4 * self.max_running_requests
 

@@ -32,7 +32,11 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting("directory of the tokenizer, or owner/name; default: the model's", "--tokenizer-path"),
     ] = ""
     served_model_name: Annotated[
-        str, setting("the name in /v1/models and replies; default: the model's directory name")
+        str,
+        setting(
+            "the model in /v1/models and replies; of several names replies use the first; default: "
+            "the model's directory name"
+        ),
     ] = ""
     chat_template: Annotated[str, setting("file with a Jinja chat template that replaces the model's")] = ""
     allow_special_tokens: Annotated[

@@ -58,7 +58,7 @@ async def create_chat_completion(request: Request) -> Response:
     )
     job.check_size(server.config.context_length)
     view = ChatView(
-        model=server.config.served_model_name,
+        model=server.config.model_names[0],
         num_choices=sampling.n,
         shows_logprobs=sampling.logprobs is not None,
         num_prompt_logprobs=body.prompt_logprobs,

@@ -53,7 +53,7 @@ async def create_completion(request: Request) -> Response:
     )
     job.check_size(server.config.context_length)
     view = CompletionView(
-        model=server.config.served_model_name,
+        model=server.config.model_names[0],
         num_choices=sampling.n,
         num_logprobs=_num_logprobs(body),
         num_prompt_logprobs=body.prompt_logprobs,

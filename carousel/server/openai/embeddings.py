@@ -48,7 +48,7 @@ async def create_embedding(request: Request) -> Response:
         stream=False,
         param_names=PARAM_NAMES,
     )
-    return Generation(server, job, EmbeddingFormat(body, server.config.served_model_name))
+    return Generation(server, job, EmbeddingFormat(body, server.config.model_names[0]))
 
 
 def _options(body: EmbeddingBody) -> RequestOptions:

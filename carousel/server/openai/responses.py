@@ -137,7 +137,7 @@ class ModelCard(Struct):
     created: int
     max_model_len: int
     root: str
-    """The same as the id: what it was loaded from is nobody's business."""
+    """The first of the names: what it was loaded from is nobody's business."""
     object: Literal["model"] = "model"
     owned_by: str = "carousel"
     parent: None = None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -221,6 +222,16 @@ def test_the_model_list_and_one_model(front: Front) -> None:
     ):
         assert response.status_code == 404
         assert response.json()["error"]["code"] == "model_not_found"
+
+
+def test_requests_may_use_each_name_of_the_model_and_replies_use_the_first(tmp_path: Path) -> None:
+    with http_front(tmp_path, spell("ab"), served_model_name="fake,gpt-x") as front:
+        cards = front.http.get("/v1/models").json()["data"]
+        assert [(card["id"], card["root"]) for card in cards] == [("fake", "fake"), ("gpt-x", "fake")]
+        assert front.http.get("/v1/models/gpt-x").json() == cards[1]
+        for name in ("fake", "gpt-x", None):
+            assert front.complete(model=name).json()["model"] == "fake"
+        assert front.complete(model="fake,gpt-x").status_code == 404
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,7 @@ UNDERSTOOD = """
 --max-num-seqs 16 | max_running_requests = 16
 --max-num-batched-tokens 512 | chunked_prefill_size = 512
 --served-model-name a | served_model_name = a
+--served-model-name a b | served_model_name = a,b
 --enforce-eager | disable_cuda_graph = True
 --enable-prefix-caching | disable_radix_cache = False
 --no-enable-prefix-caching | disable_radix_cache = True
@@ -115,7 +116,6 @@ TAKEN = """
 --enable-cache-report | usage always says
 """
 REFUSED = """
---served-model-name a b | 'b' after --served-model-name, which takes one value
 --quantization fp8 | recognised without it; leave it out
 --enable-auto-tool-choice --tool-call-parser hermes | tool calls are not built
 --reasoning-parser qwen3 | it comes as part of the text
