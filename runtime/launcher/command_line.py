@@ -14,10 +14,13 @@ import typing
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
 from runtime.settings.config import PRESETS, SETTINGS, RuntimeConfig, flags_of, from_values, refuse_empty
+from runtime.settings.options_file import OPTION as CONFIG_FILE
+from runtime.settings.options_file import options_of, without_files
 from runtime.settings.peer_flag import PeerFlag, is_on
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 from runtime.settings.table import GROUPS
@@ -63,8 +66,8 @@ def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = 
     ConfigError.
     """
     parser = make_parser(prog)
-    words = [_with_dashes(word) for word in (sys.argv[1:] if argv is None else argv)]
-    words = [_without_value(word, parser) for word in words]
+    words, files = without_files(sys.argv[1:] if argv is None else argv)
+    words = [*_options_of_files(files, parser), *_spelled(words, parser)]
     preset = _preset_parser().parse_known_args(words)[0].preset
     if preset:
         parser.set_defaults(**PRESETS[preset])  # so that what is said on the command line wins
@@ -139,6 +142,29 @@ class _PeerAction(argparse.Action):
             setattr(namespace, name, setting)
 
 
+def _options_of_files(files: Sequence[Path], parser: argparse.ArgumentParser) -> list[str]:
+    """The options of files of options, which the command line's come behind. Raises ConfigError that names
+    the file at fault.
+    """
+    words: list[str] = []
+    for path in files:
+        of_file = options_of(path)
+        try:
+            of_file = _spelled(of_file, parser)
+            _, rest = parser.parse_known_args(of_file, argparse.Namespace(notes={}))
+            if rest:
+                raise ConfigError(_unknown(rest[0], of_file, parser))
+        except ConfigError as error:
+            raise ConfigError(f"{CONFIG_FILE} {path}: {error}") from None
+        words += of_file
+    return words
+
+
+def _spelled(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]:
+    """The words as the parser knows them."""
+    return [_without_value(_with_dashes(word), parser) for word in words]
+
+
 def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,
@@ -150,6 +176,12 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--version", action="version", version=f"carousel {_version()}", help="print the version and exit"
+    )
+    parser.add_argument(
+        CONFIG_FILE,
+        metavar="FILE",
+        default=argparse.SUPPRESS,
+        help="file of options in YAML, `port: 8000` for instance; the command line goes before it",
     )
     _add_preset(parser)
     group = parser.add_argument_group()

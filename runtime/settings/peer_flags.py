@@ -49,10 +49,6 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         neutral=("auto", "hf"),
         refused="only Hugging Face's format is read; convert the checkpoint",
     ),
-    no_value(
-        "--config",
-        refused="no file of settings is read; give them as flags, in a shell script for instance",
-    ),
     value(
         "--tokenizer-mode",
         taken="tokenizer.json is read by the tokenizers library, which is the fast one",

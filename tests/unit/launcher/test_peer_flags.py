@@ -120,7 +120,6 @@ REFUSED = """
 --enable-auto-tool-choice --tool-call-parser hermes | tool calls are not built
 --reasoning-parser qwen3 | it comes as part of the text
 --enable-lora | LoRA adapters are not built
---config c.yaml | give them as flags
 --chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info
 --grammar-backend xgrammar | structured output is not built
