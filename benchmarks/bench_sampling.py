@@ -25,6 +25,7 @@ from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import RowSetup
+from runtime.wire.sampling_params import SamplingParams
 
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -62,7 +63,7 @@ def make_step(
     num_rows, vocab_size = logits.shape
     device = make_device("cpu", threaded=False)
     sampler = Sampler(device, max_rows=num_rows, max_len=1024, vocab_size=vocab_size, kernels=kernels)
-    sampler.open_rows([RowSetup(row=row, num_prompt=500, seed=row, **kind) for row in range(num_rows)])
+    sampler.open_rows([RowSetup.of(row, 500, SamplingParams(seed=row, **kind)) for row in range(num_rows)])
     rows, positions = np.arange(num_rows), np.full(num_rows, 500)
     who = SampleRows(torch.from_numpy(rows), torch.from_numpy(positions), rows, positions)
     scratch = torch.empty_like(logits)

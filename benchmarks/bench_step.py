@@ -32,6 +32,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
+from runtime.sampling.features import LOGPROBS
 from runtime.wire.format import Message, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest, ToScheduler
@@ -114,7 +115,7 @@ class NullExecutor:
         self._plans.encode(plan)
         started = time.perf_counter()
         for setup in plan.setups:
-            self._has_logprobs[setup.row] = setup.num_logprobs >= 0
+            self._has_logprobs[setup.row] = bool(setup.features & LOGPROBS)
         samples = unpack_ids(plan.samples)
         tokens = self._tokens[: plan.num_decodes + int(samples.sum())]
         m = np.count_nonzero(self._has_logprobs[unpack_ids(plan.rows)])

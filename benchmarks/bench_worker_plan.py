@@ -24,6 +24,7 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.runner.model_runner import ModelRunner
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import BatchPlan, RowSetup
+from runtime.wire.sampling_params import SamplingParams
 
 VOCAB = 32_000
 MAX_LEN = 8192
@@ -75,7 +76,7 @@ def churn_plan(step: int, num_rows: int, page_size: int) -> BatchPlan:
     new_ids = np.arange(NEWCOMERS * NEW_TOKENS)
     return msgspec.structs.replace(
         steady,
-        setups=tuple(RowSetup(row=int(row), num_prompt=NEW_TOKENS, seed=int(row)) for row in rows),
+        setups=tuple(RowSetup.of(int(row), NEW_TOKENS, SamplingParams(seed=int(row))) for row in rows),
         table_spans=steady.table_spans + pack_ids(spans),
         table_pages=steady.table_pages + pack_ids(np.arange(NEWCOMERS * pages)),
         rows=steady.rows + pack_ids(rows),

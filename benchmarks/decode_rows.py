@@ -10,6 +10,7 @@ import torch
 from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import BatchPlan, RowSetup
+from runtime.wire.sampling_params import SamplingParams
 
 PAGE_SIZE = 16
 
@@ -51,7 +52,7 @@ def opening_plan(batch: int, context: int, num_pages: int, **sampling: Any) -> B
         context,
         ids=rows,
         setups=tuple(
-            RowSetup(row=row, num_prompt=context - 1, **({"temperature": 0.0} | sampling))
+            RowSetup.of(row, context - 1, SamplingParams(**({"temperature": 0.0} | sampling)))
             for row in range(batch)
         ),
         table_spans=pack_ids(spans),

@@ -25,8 +25,8 @@ from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.native_inputs import NativeInputs
 from model_worker.runner.step_output import ForwardOutput
-from model_worker.sampling.columns import DRAWABLE
 from model_worker.sampling.native import NativeSampling
+from runtime.sampling.features import DRAWABLE
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.plan import BatchPlan
 

@@ -12,8 +12,11 @@ import numpy as np
 from msgspec.structs import replace
 
 from model_worker.memory.kv_pool import DUMMY_PAGE
+from runtime.sampling.columns import examples
+from runtime.sampling.features import EDITS, LOGPROBS, TOP_P, TOP_P_DECAY, TRUNCATES
 from runtime.wire.format import pack_ids
 from runtime.wire.plan import BatchPlan, RowSetup
+from runtime.wire.sampling_params import SamplingParams
 
 PROMPT_TOKENS = 8
 ALL_ALLOWED = 0xFF
@@ -31,7 +34,7 @@ def decode_after(position: int) -> BatchPlan:
     """The token of row 0 at that position, whose id only the device knows."""
     return BatchPlan(
         step=1,
-        setups=(RowSetup(row=0, num_prompt=position, temperature=0.0),),
+        setups=(RowSetup.of(0, position, SamplingParams(temperature=0.0)),),
         page_copies=(),
         table_spans=b"",
         table_pages=b"",
@@ -55,19 +58,16 @@ def longest_decode(max_len: int, page_size: int) -> BatchPlan:
 def edited_decodes(position: int, vocab_size: int) -> Iterator[tuple[BatchPlan, dict[int, bytes]]]:
     """That decode with all that a sampler launches and nothing records, and the masks of each."""
     decode = decode_after(position)
-    edited = RowSetup(
-        row=0,
-        num_prompt=position,
-        frequency_penalty=1.0,
+    edited = RowSetup.of(
+        0,
+        position,
+        SamplingParams(**examples(EDITS | LOGPROBS), min_tokens=1),
+        pack_ids([0] * position),
         min_len=position + 2,
-        stop_ids=pack_ids([0]),
-        bias_ids=pack_ids([0]),
-        bias_values=np.ones(1, np.float32).tobytes(),
-        num_logprobs=1,
-        history_ids=pack_ids([0] * position),
+        stop_ids=[0],
     )
     yield replace(decode, setups=(edited,)), {}
-    decaying = RowSetup(row=0, num_prompt=position, top_p=0.9, top_p_decay=0.9)
+    decaying = RowSetup.of(0, position, SamplingParams(**examples(TOP_P | TOP_P_DECAY)))
     yield replace(decode, setups=(decaying,)), {0: bytes([ALL_ALLOWED]) * -(-vocab_size // 8)}
 
 
@@ -85,9 +85,10 @@ def ever_smaller_chunks(num_tokens: int, num_rows: int, max_len: int) -> Iterato
 def chunks(lens: list[int]) -> BatchPlan:
     """Prompts of rows 0, 1 ... whose next tokens are drawn in the way that takes most."""
     num_rows = len(lens)
+    cut = SamplingParams(**examples(TRUNCATES))
     return BatchPlan(
         step=0,
-        setups=tuple(RowSetup(row=row, num_prompt=n, top_p=0.9) for row, n in enumerate(lens)),
+        setups=tuple(RowSetup.of(row, n, cut) for row, n in enumerate(lens)),
         page_copies=(),
         table_spans=b"",
         table_pages=b"",

@@ -18,8 +18,6 @@ class NativeSampling:
     """
 
     def __init__(self, kernels: NativeKernels, columns: SamplingColumns, vocab_size: int) -> None:
-        # The kernels have a struct of this many for each row (sampling_columns.h).
-        assert (columns.floats.shape[1], columns.integers.shape[1]) == (8, 5)
         self._kept = columns
         self.features = columns.features
         self._draw, self._penalise, self._mask = kernels.draw, kernels.penalise, kernels.mask

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling import columns as col
 from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows, SamplingColumns, rows_with
 from model_worker.sampling.row_table import PADDING, RowTable
+from runtime.sampling import features as bit
 from runtime.wire.format import IntArray, unpack_ids
 from runtime.wire.plan import RowSetup
 
@@ -151,27 +151,27 @@ class Prohibitions:
     def open_row(self, setup: RowSetup, features: int) -> None:
         """Begin a stay. Ids that the vocabulary lacks are ignored, and so are words with such an id."""
         known = self._columns.known
-        stop_ids = self._columns.known_ids(setup.stop_ids if features & col.MIN_LEN else b"")
+        stop_ids = self._columns.known_ids(setup.stop_ids if features & bit.MIN_LEN else b"")
         self._stop_ids.put(setup.row, stop_ids.reshape(1, -1))
-        if features & col.ALLOWED:
+        if features & bit.ALLOWED:
             self._allowed_ids.open_row(setup.row, self._columns.known_ids(setup.allowed_ids))
-        if features & col.BAD_WORDS:
+        if features & bit.BAD_WORDS:
             words = [unpack_ids(word) for word in setup.bad_words]
             self._bad_words.open_row(setup.row, [word for word in words if known(word).all()])
-        if features & col.HISTORY:
+        if features & bit.HISTORY:
             ids = unpack_ids(setup.history_ids)
             self.history.open_row(setup.row, np.where(known(ids), ids, NO_TOKEN))
 
     def apply_allowed_ids(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> None:
         """Forbid in logits [S, V] in place what the rows' allowed ids do not name."""
-        at = self._device.tensor(rows_with(features, col.ALLOWED))
+        at = self._device.tensor(rows_with(features, bit.ALLOWED))
         self._allowed_ids.apply(logits, at, who.rows[at])
 
     def apply(self, logits: Tensor, who: SampleRows, features: FeatureArray, *, may_empty: bool) -> None:
         """Min tokens, bad words and n-grams on logits [S, V] in place. may_empty: whether ids are forbidden
         already, so that even min tokens might leave nothing.
         """
-        may_empty = may_empty or bool((features & (col.BAD_WORDS | col.NGRAM)).any())
+        may_empty = may_empty or bool((features & (bit.BAD_WORDS | bit.NGRAM)).any())
         if logits.is_cuda and not may_empty:
             self.forbid_stops_by_kernel(logits, who)
             return
@@ -183,7 +183,7 @@ class Prohibitions:
         if not found:
             return
         owners, ids = (torch.cat(parts) for parts in zip(*found, strict=True))
-        rescued = self._device.tensor(rows_with(features, col.FORBIDS)) if may_empty else None
+        rescued = self._device.tensor(rows_with(features, bit.FORBIDS)) if may_empty else None
         forbid(logits, owners, ids, rescued)
 
     def forbid_stops_by_kernel(self, logits: Tensor, who: SampleRows) -> None:
@@ -194,15 +194,15 @@ class Prohibitions:
 
     def _stops(self, who: SampleRows, features: FeatureArray) -> list[Forbidden]:
         c = self._columns
-        short = rows_with(features, col.MIN_LEN)
-        short = short[who.positions_host[short] < c.min_len_host[who.rows_host[short]]]
+        short = rows_with(features, bit.MIN_LEN)
+        short = short[who.positions_host[short] < c.host["min_len"][who.rows_host[short]]]
         if not len(short):
             return []
         at = self._device.tensor(short)
         return [_by_owner(at, self._stop_ids.take(who.rows[at])[:, 0].long())]
 
     def _ends_of_words(self, who: SampleRows, features: FeatureArray) -> list[Forbidden]:
-        wary = rows_with(features, col.BAD_WORDS)
+        wary = rows_with(features, bit.BAD_WORDS)
         if not len(wary):
             return []
         at = self._device.tensor(wary)
@@ -210,15 +210,15 @@ class Prohibitions:
         return [_by_owner(at, ids)]
 
     def _ends_of_ngrams(self, who: SampleRows, features: FeatureArray) -> list[Forbidden]:
-        wary = rows_with(features, col.NGRAM)
+        wary = rows_with(features, bit.NGRAM)
         if not len(wary):
             return []
         at = self._device.tensor(wary)
         rows = who.rows[at]
         history = self.history.beginning(rows, int(who.positions_host[wary].max()))
-        max_size = int(self._columns.ngram[who.rows_host[wary]].max())
-        sizes = self._device.tensor(self._columns.ngram[who.rows_host[wary]])
-        return [_by_owner(at, repeating_ids(history, who.positions[at], sizes, max_size))]
+        sizes = self._columns.host["ngram"][who.rows_host[wary]]
+        found = repeating_ids(history, who.positions[at], self._device.tensor(sizes), int(sizes.max()))
+        return [_by_owner(at, found)]
 
 
 def _by_owner(at: Tensor, ids: Tensor) -> Forbidden:

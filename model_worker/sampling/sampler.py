@@ -22,7 +22,6 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.kernels.native.library import NativeKernels
-from model_worker.sampling import columns as col
 from model_worker.sampling.columns import (
     FeatureArray,
     LongArray,
@@ -41,6 +40,7 @@ from model_worker.sampling.philox import LANES
 from model_worker.sampling.prohibitions import Prohibitions
 from model_worker.sampling.top_p_decay import TopPDecay
 from model_worker.sampling.truncation import candidates
+from runtime.sampling import features as bit
 from runtime.wire.format import unpack_floats, unpack_ids
 from runtime.wire.plan import RowSetup
 
@@ -90,7 +90,7 @@ class Sampler:
         self._columns.open_rows(setups)
         for setup in setups:
             features = self._columns.features.item(setup.row)
-            if features & col.PENALTY:
+            if features & bit.PENALTY:
                 ids = unpack_ids(setup.history_ids)
                 known = self._columns.known(ids)
                 in_prompt = np.arange(len(ids)) < setup.num_prompt
@@ -99,7 +99,7 @@ class Sampler:
             known = self._columns.known(ids)
             self._bias.open_row(setup.row, ids[known], values[known])
             self._prohibitions.open_row(setup, features)
-            if features & col.TOP_P_DECAY:
+            if features & bit.TOP_P_DECAY:
                 self._decay.open_row(setup.row, unpack_ids(setup.top_p_reset_ids))
 
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
@@ -111,32 +111,32 @@ class Sampler:
         present = int(np.bitwise_or.reduce(features, initial=0))
         # What is reported is the model's own distribution, so it is put aside before anything changes it.
         asked, logits_of, raw = NO_ROWS, NO_ROWS, None
-        if present & (col.LOGPROBS | col.LOGITS):
-            asked, logits_of = rows_with(features, col.LOGPROBS), rows_with(features, col.LOGITS)
+        if present & (bit.LOGPROBS | bit.LOGITS):
+            asked, logits_of = rows_with(features, bit.LOGPROBS), rows_with(features, bit.LOGITS)
         returned = logits[self._device.tensor(logits_of)] if len(logits_of) else None
         if len(asked):
-            stays = self.native is not None and not masks and not present & col.CHANGES
+            stays = self.native is not None and not masks and not present & bit.CHANGES
             raw = logits if stays and len(asked) == len(features) else logits[self._device.tensor(asked)]
-        if present & col.EDITS:
+        if present & bit.EDITS:
             self._edit(logits, who, features)
-        if present & col.ALLOWED:
+        if present & bit.ALLOWED:
             self._prohibitions.apply_allowed_ids(logits, who, features)
         if masks:
             self._mask(logits, who.rows_host, masks)
-        if present & col.FORBIDS:
-            may_empty = bool(masks) or bool(present & col.ALLOWED)
+        if present & bit.FORBIDS:
+            may_empty = bool(masks) or bool(present & bit.ALLOWED)
             self._prohibitions.apply(logits, who, features, may_empty=may_empty)
         if self.native is not None:
             tokens = self.native.draw(logits, who)
-        elif present & col.NOISE:
+        elif present & bit.NOISE:
             tokens = self._draw(logits, who, features)
         else:
             tokens = logits.argmax(dim=1)
-        if present & col.REMEMBERS:
+        if present & bit.REMEMBERS:
             self._remember(tokens, who, features)
         logprobs = None
         if raw is not None:
-            num_top = int(self._columns.num_logprobs[who.rows_host[asked]].max())
+            num_top = int(self._columns.host["num_logprobs"][who.rows_host[asked]].max())
             logprobs = self._logprobs_of(raw, tokens[self._device.tensor(asked)], num_top)
         return Sampled(tokens, logprobs, returned, logits_of)
 
@@ -145,7 +145,7 @@ class Sampler:
         if logits.is_cuda:
             self._edit_by_kernel(logits, who, features)
             return
-        penalised = rows_with(features, col.PENALTY)
+        penalised = rows_with(features, bit.PENALTY)
         if len(penalised):
             at = self._device.tensor(penalised)
             rows = who.rows[at]
@@ -158,33 +158,33 @@ class Sampler:
                     edited, rows, take(c.repetition, rows), take(c.presence, rows), take(c.frequency, rows)
                 )
                 logits[at] = edited
-        biased = rows_with(features, col.BIAS)
+        biased = rows_with(features, bit.BIAS)
         if len(biased):
             at = self._device.tensor(biased)
             self._bias.apply(logits, at, who.rows[at])
 
     def _edit_by_kernel(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> None:
         """As `_edit`, by kernels that find out by row who is edited."""
-        if (features & col.PENALTY).any():
+        if (features & bit.PENALTY).any():
             self._penalties.apply_by_kernel(logits, who.rows, self._columns)
-        if (features & col.BIAS).any():
+        if (features & bit.BIAS).any():
             self._bias.apply_by_kernel(logits, who.rows)
 
     def _remember(self, tokens: Tensor, who: SampleRows, features: FeatureArray) -> None:
         """Let the next step know of the tokens, whether or not the host sees them before."""
-        penalised = rows_with(features, col.PENALTY)
+        penalised = rows_with(features, bit.PENALTY)
         if len(penalised) and tokens.is_cuda:
             self._penalties.add_by_kernel(who.rows, tokens, self._columns)
         elif len(penalised):
             at = self._device.tensor(penalised)
             self._penalties.add(who.rows[at], tokens[at])
-        kept = rows_with(features, col.HISTORY)
+        kept = rows_with(features, bit.HISTORY)
         if len(kept):
             at = self._device.tensor(kept)
             self._prohibitions.history.append(
                 who.rows[at], who.positions[at], tokens[at], who.positions_host[kept]
             )
-        decaying = rows_with(features, col.TOP_P_DECAY)
+        decaying = rows_with(features, bit.TOP_P_DECAY)
         if len(decaying):
             at = self._device.tensor(decaying)
             self._decay.count(who.rows[at], tokens[at], who.rows_host[decaying])
@@ -205,16 +205,16 @@ class Sampler:
         """A token for each row: drawn for those with a temperature, the largest logit for the others."""
         if logits.is_cuda:
             return self._draw_by_kernel(logits, who, features)
-        truncated = rows_with(features, col.TOP_K | col.TOP_P)
-        whole = np.flatnonzero((features & (col.TOP_K | col.TOP_P | col.NOISE)) == col.NOISE)
+        truncated = rows_with(features, bit.TOP_K | bit.TOP_P)
+        whole = np.flatnonzero((features & (bit.TOP_K | bit.TOP_P | bit.NOISE)) == bit.NOISE)
         if len(whole) == len(features):
-            return self._draw_whole(logits, who.rows, who.positions, bool((features & col.MIN_P).any()))
+            return self._draw_whole(logits, who.rows, who.positions, bool((features & bit.MIN_P).any()))
         if len(truncated) == len(features):
             return self._draw_truncated(logits, who.rows, who.positions, who.rows_host)
         tokens = logits.argmax(dim=1)
         if len(whole):
             at = self._device.tensor(whole)
-            min_p = bool((features[whole] & col.MIN_P).any())
+            min_p = bool((features[whole] & bit.MIN_P).any())
             tokens[at] = self._draw_whole(logits[at], who.rows[at], who.positions[at], min_p)
         if len(truncated):
             at = self._device.tensor(truncated)
@@ -224,9 +224,9 @@ class Sampler:
 
     def _draw_by_kernel(self, logits: Tensor, who: SampleRows, features: FeatureArray) -> Tensor:
         """As `_draw`, for all kinds of rows in the same few launches."""
-        truncates = bool((features & col.TRUNCATES).any())
+        truncates = bool((features & bit.TRUNCATES).any())
         kind = DrawKind.TRUNCATED if truncates else DrawKind.WHOLE
-        decaying = rows_with(features, col.TOP_P_DECAY)
+        decaying = rows_with(features, bit.TOP_P_DECAY)
         if not len(decaying):
             return self.draw(logits, who.rows, who.positions, kind)
         top_p = self._columns.top_p.clone()
@@ -237,9 +237,9 @@ class Sampler:
     def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
         """What `draw` has to do for the tokens of these rows; None: a draw is not all that they need."""
         present = int(np.bitwise_or.reduce(self._columns.features[rows_host], initial=0))
-        if present & ~col.DRAWABLE:
+        if present & ~bit.DRAWABLE:
             return None
-        return DrawKind.TRUNCATED if present & col.TRUNCATES else DrawKind.WHOLE
+        return DrawKind.TRUNCATED if present & bit.TRUNCATES else DrawKind.WHOLE
 
     def draw(
         self,
@@ -286,14 +286,14 @@ class Sampler:
     ) -> Tensor:
         """Draw from what top-k, top-p and min-p leave."""
         c = self._columns
-        decays = bool((c.features[rows_host] & col.TOP_P_DECAY).any())
+        decays = bool((c.features[rows_host] & bit.TOP_P_DECAY).any())
         logits = logits / take(c.temperature, rows).unsqueeze(1)
         values, ids = candidates(
             logits,
             take(c.top_k, rows),
             self._decay.top_p(rows) if decays else take(c.top_p, rows),
             take(c.min_logit_gap, rows),
-            max_top_k=int(c.max_top_k[rows_host].max()),
+            max_top_k=int(c.host["top_k"][rows_host].max()),
             one_pass=self._device.prefers_one_pass,
         )
         seeds = take(c.seed, rows)

@@ -5,11 +5,17 @@ Part of the wire like `runtime.wire.messages`, which puts these into the unions 
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Annotated, Literal, TypeAlias
 
+import numpy as np
 from msgspec import Meta
 
-from runtime.wire.format import Count, Label, Message, Record, Text
+from runtime.sampling.columns import ROW_BYTES, pack_row
+from runtime.sampling.features import FEATURE_BITS, LOOKS_BACK, MIN_LEN
+from runtime.sampling.table import Stay
+from runtime.wire.format import Count, Label, Message, Record, Text, pack_ids, unpack_ids
+from runtime.wire.sampling_params import SamplingParams
 
 
 class RowSetup(Record, frozen=True):
@@ -17,42 +23,62 @@ class RowSetup(Record, frozen=True):
 
     row: Count
     num_prompt: Count
-    seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] = 0
-    temperature: float = 1.0
-    top_k: int = -1
-    top_p: float = 1.0
-    min_p: float = 0.0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    min_len: Count = 0
-    """No stop id is sampled at a position below this one (prompt length + min_tokens)."""
+    features: Annotated[int, Meta(ge=0, lt=1 << FEATURE_BITS)]
+    """Bits of runtime.sampling.features: what its sampling needs."""
+    columns: Annotated[bytes, Meta(min_length=ROW_BYTES, max_length=ROW_BYTES)]
+    """Its numbers, packed as runtime.sampling.columns says."""
     stop_ids: bytes = b""
-    """[n] int32: what min_len forbids. Empty when min_tokens is 0."""
+    """[n] int32: what is not sampled below the column `min_len`. Empty when min_tokens is 0."""
     bias_ids: bytes = b""
     bias_values: bytes = b""
     """[n] float32."""
-    num_logprobs: Annotated[int, Meta(ge=-1)] = -1
-    """-1: none; k: the chosen token's and the k most likely ones'."""
     history_ids: bytes = b""
-    """Prompt and output so far (prompt first, `num_prompt` of them), only when something below or a penalty
-    looks at them.
-    """
+    """Prompt and output so far (prompt first, `num_prompt` of them), only when a feature looks at them."""
     allowed_ids: bytes = b""
     """[n] int32: nothing else is sampled. Empty: everything may be."""
     bad_words: tuple[bytes, ...] = ()
     """Each packed int32 ids: the last one is forbidden where the others are the end of the context."""
-    no_repeat_ngram: Count = 0
-    """Size of the n-grams that may not come twice in prompt and output; 0: off."""
-    top_p_decay: float = 1.0
-    """Factor of top_p with each output token, down to `top_p_min`; back to `top_p` after a reset id."""
-    top_p_min: float = 0.0
-    top_p_age: Count = 0
-    """Output tokens since the beginning or the last reset id."""
     top_p_reset_ids: bytes = b""
     """[n] int32."""
-    returns_logits: bool = False
-    """Each sampled position's raw logits go back to the host."""
+
+    @staticmethod
+    def of(
+        row: int,
+        num_prompt: int,
+        sampling: SamplingParams,
+        tokens: bytes = b"",
+        *,
+        min_len: int = 0,
+        stop_ids: Collection[int] = (),
+    ) -> RowSetup:
+        """Say what the device keeps of a stay.
+
+        tokens: prompt and output so far, packed. min_len: position below which no id of `stop_ids` is
+        sampled.
+        """
+        s = sampling
+        age = 0 if s.top_p_decay == 1.0 else RowSetup.top_p_age(tokens, num_prompt, s)
+        features, columns = pack_row(s, Stay(min_len, age))
+        return RowSetup(
+            row,
+            num_prompt,
+            features | MIN_LEN if stop_ids else features,
+            columns,
+            pack_ids(sorted(stop_ids)) if stop_ids else b"",
+            pack_ids([token for token, _ in s.logit_bias]) if s.logit_bias else b"",
+            np.array([bias for _, bias in s.logit_bias], np.float32).tobytes() if s.logit_bias else b"",
+            tokens if features & LOOKS_BACK else b"",
+            pack_ids(s.allowed_token_ids) if s.allowed_token_ids else b"",
+            tuple([pack_ids(word) for word in s.bad_words_ids]) if s.bad_words_ids else (),
+            pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
+        )
+
+    @staticmethod
+    def top_p_age(tokens: bytes, num_prompt: int, sampling: SamplingParams) -> int:
+        """Count the output tokens after the last one that resets the decay of top_p."""
+        output = unpack_ids(tokens)[num_prompt:]
+        resets = np.flatnonzero(np.isin(output, sampling.top_p_reset_ids))
+        return len(output) - (resets.item(-1) + 1 if len(resets) else 0)
 
 
 class PromptPositions(Record, frozen=True):

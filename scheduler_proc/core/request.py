@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from runtime.wire.format import TOKEN_BYTES, IntArray, pack_ids, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.core.row_columns import MAX_STOP_IDS, RowColumns
@@ -184,43 +184,11 @@ class Request:
 
     def row_setup(self, row: int) -> RowSetup:
         """What the device keeps for one stay. Called while the tokens are still parked."""
-        s = self.sampling
-        looks_back = (
-            s.repetition_penalty != 1.0
-            or s.presence_penalty != 0.0
-            or s.frequency_penalty != 0.0
-            or s.no_repeat_ngram_size > 0
-            or (bool(s.bad_words_ids) and any(len(word) > 1 for word in s.bad_words_ids))
-        )
-        return RowSetup(
+        return RowSetup.of(
             row,
             self.num_prompt,
-            s.seed or 0,
-            s.temperature,
-            s.top_k,
-            s.top_p,
-            s.min_p,
-            s.repetition_penalty,
-            s.presence_penalty,
-            s.frequency_penalty,
-            self.min_len,
-            pack_ids(sorted(self.stops.ids)) if self.min_len else b"",
-            pack_ids([token for token, _ in s.logit_bias]) if s.logit_bias else b"",
-            np.array([bias for _, bias in s.logit_bias], np.float32).tobytes() if s.logit_bias else b"",
-            -1 if s.logprobs is None else s.logprobs,
-            self.parked if looks_back else b"",
-            pack_ids(s.allowed_token_ids) if s.allowed_token_ids else b"",
-            tuple([pack_ids(word) for word in s.bad_words_ids]) if s.bad_words_ids else (),
-            s.no_repeat_ngram_size,
-            s.top_p_decay,
-            s.top_p_min,
-            0 if s.top_p_decay == 1.0 else self._top_p_age(),
-            pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
-            s.return_generation_logits,
+            self.sampling,
+            tokens=self.parked,
+            min_len=self.min_len,
+            stop_ids=self.stops.ids if self.min_len else (),
         )
-
-    def _top_p_age(self) -> int:
-        """Output tokens after the last one that resets the decay of top_p."""
-        output = self.tokens[self.num_prompt :]
-        resets = np.flatnonzero(np.isin(output, self.sampling.top_p_reset_ids))
-        return len(output) - (resets.item(-1) + 1 if len(resets) else 0)

@@ -31,11 +31,11 @@ from model_worker.quant.fp8 import REFUSALS, Fp8
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import RowSetup
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 from tests.cpu.triton.test_triton_attention import dense
 from tests.cpu.triton.test_triton_experts import reference as experts_reference
 from tests.harness.pretended_gpu import is_pretended
+from tests.harness.row_setups import Row
 
 pytestmark = [
     pytest.mark.gpu,
@@ -228,7 +228,7 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
         {"stop_ids": pack_ids([7, 8]), "min_len": 100, "temperature": 0.0},
     ]
     setups = [
-        RowSetup(row=row, num_prompt=4, seed=row + 5, history_ids=pack_ids([3, 1, 4, 1]), **kind)
+        Row(row=row, num_prompt=4, seed=row + 5, history_ids=pack_ids([3, 1, 4, 1]), **kind)
         for row, kind in enumerate(kinds)
     ]
     rows = np.arange(len(kinds))
@@ -237,7 +237,7 @@ def test_what_the_sampler_edits_draws_and_reports_is_the_cpus(device: Device) ->
 
     def steps(where: Device) -> list[Sampled]:
         sampler = Sampler(where, max_rows=16, max_len=64, vocab_size=VOCAB)
-        sampler.open_rows(setups)
+        sampler.open_rows([s.setup() for s in setups])
         there = torch.from_numpy(rows).to(where.torch_device)
         done = []
         for step in range(2):
@@ -265,7 +265,7 @@ def test_draws_are_the_cpus(case: str, vocab_size: int, device: Device) -> None:
 
     def tokens(where: Device) -> Tensor:
         sampler = Sampler(where, max_rows=16, max_len=64, vocab_size=vocab_size)
-        sampler.open_rows(SETUPS)
+        sampler.open_rows([s.setup() for s in SETUPS])
         there = torch.from_numpy(rows).to(where.torch_device)
         who = SampleRows(there, there + 30, rows, rows + 30)
         return sampler.sample(logits.to(where.torch_device, copy=True), who, {}).tokens.cpu()

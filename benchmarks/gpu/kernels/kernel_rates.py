@@ -19,6 +19,7 @@ from model_worker.kernels.triton.new_tokens import NewTokens
 from model_worker.kernels.triton.tiles import DecodeTile, ExtendTile
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.plan import RowSetup
+from runtime.wire.sampling_params import SamplingParams
 
 DRAWS: dict[str, dict[str, Any]] = {
     "whole": {},
@@ -183,7 +184,7 @@ def draw_rate(
     """The time of a recorded draw, its launches, and the bytes of its logits per second."""
     at = device.torch_device
     sampler = Sampler(device, max_rows=batch, max_len=1, vocab_size=vocab_size)
-    sampler.open_rows([RowSetup(row=row, num_prompt=1, seed=row, **DRAWS[kind]) for row in range(batch)])
+    sampler.open_rows([RowSetup.of(row, 1, SamplingParams(seed=row, **DRAWS[kind])) for row in range(batch)])
     logits = LOGITS[shape] * torch.randn(batch, vocab_size, device=at)
     rows = torch.arange(batch, device=at)
     tokens, last_token = torch.empty_like(rows), torch.empty(batch + 1, dtype=torch.int64, device=at)

@@ -27,6 +27,7 @@ from model_worker.sampling.columns import SamplingColumns
 from model_worker.sampling.triton import logit_edits
 from model_worker.sampling.triton.draw import draw
 from runtime.wire.plan import RowSetup
+from runtime.wire.sampling_params import SamplingParams
 
 Calls = dict[str, Callable[[], object]]
 
@@ -156,7 +157,7 @@ def _sampling(
 ) -> Iterator[tuple[str, Callable[[], object]]]:
     batch, vocab_size = sizes.batch, sizes.vocab_size
     columns = SamplingColumns(batch, vocab_size, device)
-    columns.open_rows([RowSetup(row=row, num_prompt=1, seed=row, top_p=0.9) for row in range(batch)])
+    columns.open_rows([RowSetup.of(row, 1, SamplingParams(seed=row, top_p=0.9)) for row in range(batch)])
     logits, rows = tensors.floats(batch, vocab_size), tensors.numbers(batch)
     tokens, last_token = torch.empty_like(rows), tensors.numbers(batch + 1)
     drawn = partial(draw, logits, rows, rows, columns, out=tokens, last_token=last_token)

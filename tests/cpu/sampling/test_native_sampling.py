@@ -11,7 +11,6 @@ from model_worker.device.cpu import CpuDevice
 from model_worker.sampling.logprobs import logprobs_of
 from model_worker.sampling.native import NativeLogprobs
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import RowSetup
 from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.sampler_driver import (
     LeastDevice,
@@ -21,13 +20,14 @@ from tests.harness.models.sampler_driver import (
     sampler_with,
     setup,
 )
+from tests.harness.row_setups import Row
 
 pytestmark = needs_compiler
 
 VOCABS = [1, 7, 63, 1003, 8000, 32_000, 151_936]
 
 
-def _mixed(vocab: int) -> list[RowSetup]:
+def _mixed(vocab: int) -> list[Row]:
     """Greedy rows, whole draws, and everything that a truncation may be."""
     truncations: list[dict[str, float]] = [
         {},

@@ -14,7 +14,6 @@ from torch import Tensor
 from model_worker.device.cpu import CpuDevice
 from model_worker.sampling.truncation import candidates, largest
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import RowSetup
 from tests.harness.models import sampling_reference as reference
 from tests.harness.models.native import needs_compiler
 from tests.harness.models.sampler_driver import (
@@ -29,6 +28,7 @@ from tests.harness.models.sampler_driver import (
     sampler_with,
     setup,
 )
+from tests.harness.row_setups import Row
 
 
 @pytest.fixture(
@@ -172,7 +172,7 @@ def test_greedy_takes_the_largest_logit_and_the_lowest_id_of_equals(temperature:
     assert sample(sampler, logits, range(3), [4] * 3).tokens.tolist() == [30, 0, VOCAB - 1]
 
 
-def penalise_reference(logits: Tensor, prompt: list[int], output: list[int], s: RowSetup) -> Tensor:
+def penalise_reference(logits: Tensor, prompt: list[int], output: list[int], s: Row) -> Tensor:
     out = logits.double().clone()
     for token in set(prompt + output):
         out[token] = (

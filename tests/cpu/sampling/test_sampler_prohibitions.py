@@ -18,7 +18,6 @@ from model_worker.sampling.columns import SamplingColumns
 from model_worker.sampling.prohibitions import Prohibitions
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import RowSetup
 from tests.harness.models import sampling_reference as reference
 from tests.harness.models.sampler_driver import (
     CPU,
@@ -34,6 +33,7 @@ from tests.harness.models.sampler_driver import (
     setup,
     who,
 )
+from tests.harness.row_setups import Row
 
 SMALL = 7  # so few ids that random text repeats itself
 
@@ -56,7 +56,7 @@ def random_words(rng: random.Random) -> Words:
     return [list(word) for word in words]
 
 
-def random_setup(row: int, rng: random.Random) -> tuple[RowSetup, Words]:
+def random_setup(row: int, rng: random.Random) -> tuple[Row, Words]:
     """n-grams, bad words or both, for a prompt of 0 to 30 tokens."""
     prompt = [rng.randrange(SMALL) for _ in range(rng.randrange(31))]
     words = random_words(rng) if rng.random() < 0.7 else []
@@ -71,7 +71,7 @@ def random_setup(row: int, rng: random.Random) -> tuple[RowSetup, Words]:
     return structs.replace(made, num_prompt=len(prompt)), words
 
 
-def as_transformers_does(logits: Tensor, context: Sequence[int], s: RowSetup, words: Words) -> Tensor:
+def as_transformers_does(logits: Tensor, context: Sequence[int], s: Row, words: Words) -> Tensor:
     """logits [V] after its processors; as they were where nothing would be left."""
     scores = logits.clone().unsqueeze(0)
     ids = torch.tensor([context], dtype=torch.int64)
@@ -90,9 +90,9 @@ def test_ngrams_and_bad_words_forbid_what_transformers_forbids(seed: int) -> Non
     rng.shuffle(made)
     columns = SamplingColumns(MAX_ROWS, SMALL, CPU)
     prohibitions = Prohibitions(columns, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=SMALL, device=CPU)
-    columns.open_rows([s for s, _ in made])
+    columns.open_rows([s.setup() for s, _ in made])
     for s, _ in made:
-        prohibitions.open_row(s, columns.features.item(s.row))
+        prohibitions.open_row(s.setup(), columns.features.item(s.row))
     rows = who([s.row for s, _ in made], [s.num_prompt for s, _ in made])
     logits = random_logits(MAX_ROWS, seed=seed, vocab=SMALL)
     got = logits.clone()

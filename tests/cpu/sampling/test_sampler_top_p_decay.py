@@ -10,7 +10,6 @@ from msgspec import structs
 
 from model_worker.device.cpu import CpuDevice
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import RowSetup
 from tests.harness.models import sampling_reference as reference
 from tests.harness.models.sampler_driver import (
     OnePassDevice,
@@ -20,6 +19,7 @@ from tests.harness.models.sampler_driver import (
     sampler_with,
     setup,
 )
+from tests.harness.row_setups import Row
 
 VOCAB = 40
 RESET_IDS = [1, 2, 3, 5, 8]
@@ -39,12 +39,12 @@ def age_after(output: Sequence[int], reset_ids: Sequence[int]) -> int:
     return len(output)
 
 
-def expected_draw(s: RowSetup, logits: list[float], age: int, position: int) -> int:
+def expected_draw(s: Row, logits: list[float], age: int, position: int) -> int:
     top_p = max(s.top_p_min, s.top_p * s.top_p_decay**age)
     return reference.draw(logits, structs.replace(s, top_p=top_p), position)
 
 
-def decaying(row: int, **fields: object) -> RowSetup:
+def decaying(row: int, **fields: object) -> Row:
     settings = {"top_p": 0.97, "top_p_decay": 0.8, "top_p_min": 0.15, "top_p_reset_ids": pack_ids(RESET_IDS)}
     return setup(row, seed=row, **{**settings, **fields})
 

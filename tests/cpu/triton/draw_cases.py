@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from runtime.wire.plan import RowSetup
+from tests.harness.row_setups import Row
 
 KINDS: list[dict[str, float]] = [
     {"temperature": 0.0},
@@ -24,7 +24,7 @@ KINDS: list[dict[str, float]] = [
     {"temperature": 0.0, "top_k": 5, "top_p": 0.1},
     {"temperature": 1e-4, "top_k": 1999},
 ]
-SETUPS = [RowSetup(row=row, num_prompt=4, seed=91 + row, **kind) for row, kind in enumerate(KINDS)]  # type: ignore[arg-type]
+SETUPS = [Row(row=row, num_prompt=4, seed=91 + row, **kind) for row, kind in enumerate(KINDS)]  # type: ignore[arg-type]
 
 
 def _normal(scale: float) -> Callable[[Tensor], Tensor]:

@@ -12,16 +12,16 @@ from torch import Tensor
 from benchmarks.gpu.kernels.launches import count_launches
 from model_worker.kernels.triton import truncation
 from model_worker.sampling.sampler import DrawKind, Sampler
-from runtime.wire.plan import RowSetup
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 from tests.harness.models.sampler_driver import CPU, random_logits, sampler_with, setup, who
+from tests.harness.row_setups import Row
 
 VOCAB = 2500  # one block and a part of one
 # The interpreter is NumPy, which warns of differences of infinities.
 lets_numpy_warn = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 
-def both(setups: Sequence[RowSetup], logits: Tensor) -> tuple[list[int], list[int]]:
+def both(setups: Sequence[Row], logits: Tensor) -> tuple[list[int], list[int]]:
     """(tokens by kernel, tokens by torch)."""
     sampler = sampler_with(CPU, *setups, vocab=logits.shape[1])
     whose = who([s.row for s in setups], [30 + 7 * i for i in range(len(setups))])

@@ -19,6 +19,7 @@ from model_worker.worker import ModelWorker
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, PromptPositions, RowSetup, StepResult
+from tests.harness.row_setups import Row
 
 VOCAB = 97
 MAX_LEN = 64
@@ -117,7 +118,7 @@ class PlanWriter:
         """A new tenant whose KV will lie in `pages`, in that order."""
         self.pages[row] = list(pages)
         self.kv_len[row] = self._written[row] = 0
-        self._setups.append(RowSetup(**{"row": row, "num_prompt": len(prompt), **sampling}))
+        self._setups.append(Row(**{"row": row, "num_prompt": len(prompt), **sampling}).setup())
 
     def copy_page(self, source: int, target: int) -> None:
         self._copies.append((source, target))

@@ -13,8 +13,8 @@ from model_worker.device.cpu import CpuDevice
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampled, Sampler
 from runtime.base.cpu_isa import CpuIsa
-from runtime.wire.plan import RowSetup
 from tests.harness.models.native import LEAST_ISA, native_kernels
+from tests.harness.row_setups import Row
 
 VOCAB = 1003  # not a multiple of the four lanes of a Philox word
 MAX_ROWS = 64
@@ -40,8 +40,8 @@ class LeastDevice(NativeDevice):
     isa = LEAST_ISA
 
 
-def setup(row: int = 0, **fields: Any) -> RowSetup:
-    return RowSetup(**{"row": row, "num_prompt": 4, **fields})
+def setup(row: int = 0, **fields: Any) -> Row:
+    return Row(**{"row": row, "num_prompt": 4, **fields})
 
 
 def who(rows: Sequence[int], positions: Sequence[int]) -> SampleRows:
@@ -60,16 +60,16 @@ def sample(
         return sampler.sample(logits.clone(), who(rows, positions), masks or {})
 
 
-def sampler_with(device: CpuDevice, *setups: RowSetup, vocab: int = VOCAB) -> Sampler:
+def sampler_with(device: CpuDevice, *setups: Row, vocab: int = VOCAB) -> Sampler:
     kernels = native_kernels(device.isa) if isinstance(device, NativeDevice) else None
     sampler = Sampler(device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=vocab, kernels=kernels)
     reopen(sampler, *setups)
     return sampler
 
 
-def reopen(sampler: Sampler, *setups: RowSetup) -> None:
+def reopen(sampler: Sampler, *setups: Row) -> None:
     with torch.inference_mode():
-        sampler.open_rows(setups)
+        sampler.open_rows([s.setup() for s in setups])
 
 
 def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> Tensor:

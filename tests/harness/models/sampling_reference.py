@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from runtime.wire.plan import RowSetup
+from tests.harness.row_setups import Row
 
 WORD = 0xFFFFFFFF
 
@@ -39,7 +39,7 @@ def kept_ids(logits: Sequence[float], top_k: int, top_p: float, min_p: float) ->
     return [t for t in kept if logits[t] >= logits[order[0]] + (math.log(min_p) if min_p else -math.inf)]
 
 
-def draw(logits: Sequence[float], s: RowSetup, position: int) -> int:
+def draw(logits: Sequence[float], s: Row, position: int) -> int:
     scaled = [x / s.temperature for x in logits]
     kept = kept_ids(scaled, s.top_k, s.top_p, s.min_p)
     return max(kept, key=lambda t: (scaled[t] + gumbel(s.seed, position, t), -t))

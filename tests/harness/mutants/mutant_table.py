@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.wire.plan import RowSetup
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.pages.page_tables import PageTables
@@ -113,16 +114,16 @@ STEP_MUTANTS = [
         "penalties forget the output",
         Request,
         "row_setup",
-        "self.parked if looks_back",
-        "self.parked[: 4 * self.num_prompt] if looks_back",
+        "tokens=self.parked",
+        "tokens=self.parked[: 4 * self.num_prompt]",
         2,
     ),
     Mutant(
         "min_tokens not told to the device",
         Request,
         "row_setup",
-        "self.min_len,",
-        "0,",
+        "min_len=self.min_len",
+        "min_len=0",
         0,
     ),
     Mutant("guesses kept past the end", Request, "cut", "return tokens[: i + 1]", "return tokens", 9),
@@ -342,21 +343,33 @@ STEP_MUTANTS = [
         0,
     ),
     Mutant(
-        "top_p decays anew after a retraction", Request, "row_setup", "else self._top_p_age()", "else 0", 5
+        "top_p decays anew after a retraction",
+        RowSetup,
+        "of",
+        "else RowSetup.top_p_age(tokens, num_prompt, s)",
+        "else 0",
+        5,
     ),
     Mutant(
         "a reset of top_p counted as the first step of its decay",
-        Request,
-        "_top_p_age",
+        RowSetup,
+        "top_p_age",
         "resets.item(-1) + 1",
         "resets.item(-1)",
         55,
     ),
-    Mutant("phrases without what came before", Request, "row_setup", "len(word) > 1", "len(word) > 99", 6),
+    Mutant(
+        "phrases without what came before",
+        RowSetup,
+        "of",
+        "features & LOOKS_BACK",
+        "features & LOOKS_BACK & ~BAD_WORDS",
+        6,
+    ),
     Mutant(
         "the allowed ids not told to the device",
-        Request,
-        "row_setup",
+        RowSetup,
+        "of",
         "pack_ids(s.allowed_token_ids) if s.allowed_token_ids",
         'b"" if s.allowed_token_ids',
         0,

@@ -51,7 +51,8 @@ def edited(function: Callable[..., Any], old: str, new: str) -> Callable[..., An
     """The same function with one phrase changed."""
     source = textwrap.dedent(inspect.getsource(function))
     assert source.count(old) >= 1, f"{function.__qualname__} has changed: {old!r} is not in it"
-    space = dict(function.__globals__)
+    # A static method is compiled as one again: its source has the decorator.
+    space = dict(getattr(function, "__func__", function).__globals__)
     exec(compile(source.replace(old, new), f"<mutant of {function.__qualname__}>", "exec"), space)
     mutant: Callable[..., Any] = space[function.__name__]
     return mutant

@@ -110,7 +110,7 @@ def samples() -> dict[str, list[Message]]:
 
 
 def _plan() -> BatchPlan:
-    setup = RowSetup(1, 3, seed=3)
+    setup = RowSetup.of(1, 3, SAMPLING)
     ids = pack_ids([1, 2, 3])
     return BatchPlan(STEP, (setup,), (), ids, pack_ids([4]), 1, pack_ids([1]), pack_ids([2]), pack_ids([5]))
 

@@ -11,16 +11,19 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
 
 from runtime.base.errors import ExecutorError
+from runtime.sampling.features import LOGITS, LOGPROBS
 from runtime.wire.format import Message, pack_ids, unpack_ids
 from runtime.wire.messages import ToDetokenizer
 from runtime.wire.plan import BatchPlan, PromptLogprobs, RowSetup, SampleMasks, StepResult, StepTensor
 from runtime.wire.transport import Frame, with_frames
+from tests.harness.row_setups import numbers_of
 from tests.harness.simulation.fake_sampling import (
     NAMESPACE_SHIFT,
     NUM_TOP,
@@ -45,6 +48,8 @@ class FakeRow:
     """What the fake device keeps about a row."""
 
     setup: RowSetup
+    numbers: SimpleNamespace
+    """Its columns."""
     history: list[int]
     """Prompt and output, kept only for rows where something looks back at them."""
     top_p_age: int
@@ -55,10 +60,12 @@ class FakeRow:
 
     @staticmethod
     def of(setup: RowSetup) -> FakeRow:
+        numbers = numbers_of(setup)
         return FakeRow(
             setup,
+            numbers,
             unpack_ids(setup.history_ids).tolist(),
-            setup.top_p_age,
+            numbers.top_p_age,
             frozenset(unpack_ids(setup.stop_ids).tolist()),
             unpack_ids(setup.allowed_ids).tolist() or None,
             [unpack_ids(word).tolist() for word in setup.bad_words],
@@ -67,24 +74,24 @@ class FakeRow:
 
     @property
     def salt(self) -> int:
-        return (self.setup.seed >> NAMESPACE_SHIFT) * 1000
+        seed: int = self.numbers.seed
+        return (seed >> NAMESPACE_SHIFT) * 1000
 
     @property
     def looks_back(self) -> bool:
-        setup = self.setup
         has_phrases = any(len(word) > 1 for word in self.bad_words)
-        return setup.presence_penalty != 0.0 or setup.no_repeat_ngram > 0 or has_phrases
+        return bool(self.numbers.presence or self.numbers.ngram or has_phrases)
 
     def sample(self, context: IdArray, mask: bytes | None, window: int) -> tuple[int, int]:
         """(token, hash) of what follows the context, of whose KV the window is read; remembers it."""
-        setup = self.setup
+        numbers = self.numbers
         assert not self.looks_back or len(self.history) == len(context), "a history of another length"
-        forbidden = forbidden_ids(self.history, self.bad_words, setup.no_repeat_ngram)
-        if len(context) < setup.min_len:
+        forbidden = forbidden_ids(self.history, self.bad_words, numbers.ngram)
+        if len(context) < numbers.min_len:
             forbidden |= self.stop_ids
-        decays = setup.top_p_decay != 1.0
-        penalised = self.history if setup.presence_penalty else ()
-        h = hash_of(seen(context, window), setup.seed, penalised, self.top_p_age if decays else 0)
+        decays = numbers.top_p_decay != 1.0
+        penalised = self.history if numbers.presence else ()
+        h = hash_of(seen(context, window), numbers.seed, penalised, self.top_p_age if decays else 0)
         token = choose(h, self.allowed if mask is None else allowed_ids(mask), forbidden)
         if self.looks_back:
             self.history.append(token)
@@ -275,10 +282,10 @@ class FakeExecutor:
             got = self._sample(row, start + n, num_drafts, masks.get(row)) if sample else []
             counts.append(len(got))
             tokens += [token for token, _ in got]
-            if got and self._rows[row].setup.returns_logits:
+            if got and self._rows[row].setup.features & LOGITS:
                 position = start + n - num_drafts
                 logits.add(index, "generation_logits", position, [h for _, h in got])
-            if self._rows[row].setup.num_logprobs >= 0:
+            if self._rows[row].setup.features & LOGPROBS:
                 for token, h in got:
                     values = fake_logprobs(h, token)
                     chosen.append(values[0])

@@ -12,7 +12,10 @@ from pathlib import Path
 
 from tests.harness.sources import ROOT, source_of, sources
 
-RUNTIME = {"runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"}
+RUNTIME = {
+    *("runtime.base", "runtime.sampling", "runtime.wire", "runtime.settings", "runtime.ring"),
+    "runtime.checkpoint",
+}
 LAYERS = {
     *("model_worker.device", "model_worker.kernels", "model_worker.quant", "model_worker.distributed"),
     "model_worker.memory",
@@ -22,7 +25,8 @@ LAYERS = {
 FLOORS: dict[str, set[str]] = {
     "runtime": set(),  # py.typed and the docstring
     "runtime.base": set(),
-    "runtime.wire": {"runtime.base"},
+    "runtime.sampling": {"runtime.base"},
+    "runtime.wire": {"runtime.base", "runtime.sampling"},  # packs by its table
     "runtime.settings": {"runtime.base"},
     "runtime.ring": {"runtime.base", "runtime.wire", "runtime.settings"},
     "runtime.checkpoint": {"runtime.base", "runtime.settings"},
@@ -71,7 +75,8 @@ FLOORS: dict[str, set[str]] = {
     },
     "model_worker.attention": {"model_worker.kernels", "model_worker.memory", "runtime.base"},
     "model_worker.sampling": {
-        *("model_worker.device", "model_worker.kernels", "model_worker.distributed", "runtime.wire"),
+        *("model_worker.device", "model_worker.kernels", "model_worker.distributed"),
+        *("runtime.sampling", "runtime.wire"),
     },
     "model_worker.models": {*LAYERS, "model_worker.layers", "model_worker.attention", "runtime.checkpoint"},
     "model_worker.loading": {
@@ -83,7 +88,7 @@ FLOORS: dict[str, set[str]] = {
     },
     "model_worker.runner": {
         *("model_worker.attention", "model_worker.sampling", "model_worker.models", *LAYERS),
-        *("runtime.base", "runtime.checkpoint", "runtime.wire"),
+        *("runtime.base", "runtime.checkpoint", "runtime.sampling", "runtime.wire"),
     },
 }
 

@@ -48,7 +48,7 @@ SAMPLES: list[Message] = [
     messages.RingStatus("ready", 1, 2, 3),
     plan.BatchPlan(
         0,
-        (plan.RowSetup(1, 5, bias_ids=pack_ids([3])),),
+        (plan.RowSetup.of(1, 5, SamplingParams(logit_bias=((3, 1.0),))),),
         ((1, 2),),
         b"",
         b"",

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
+from runtime.sampling.features import LOGITS
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
+from tests.harness.row_setups import numbers_of
 from tests.harness.scheduler.scheduler_parts import manager, request
 
 PROMPT = [1, 2, 3]
@@ -23,7 +25,7 @@ def setup_of(output: list[int], **sampling: Any) -> RowSetup:
 
 
 def test_a_plain_request_tells_the_device_nothing_of_its_history() -> None:
-    assert setup_of([7]) == RowSetup(row=0, num_prompt=3, seed=1)
+    assert setup_of([7]) == RowSetup.of(0, 3, SamplingParams(seed=1))
 
 
 @pytest.mark.parametrize(
@@ -59,9 +61,10 @@ def test_every_field_of_the_sampling_reaches_the_device() -> None:
     )
     assert unpack_ids(setup.allowed_ids).tolist() == [4, 5]
     assert [unpack_ids(word).tolist() for word in setup.bad_words] == [[5, 6]]
-    assert (setup.no_repeat_ngram, setup.top_p_decay, setup.top_p_min) == (3, 0.5, 0.25)
+    numbers = numbers_of(setup)
+    assert (numbers.ngram, numbers.top_p_decay, numbers.top_p_min) == (3, 0.5, 0.25)
     assert unpack_ids(setup.top_p_reset_ids).tolist() == [7, 8]
-    assert setup.returns_logits
+    assert setup.features & LOGITS
 
 
 @pytest.mark.parametrize(
@@ -69,9 +72,9 @@ def test_every_field_of_the_sampling_reaches_the_device() -> None:
     [([], 0), ([9, 9, 9], 3), ([9, 7], 0), ([7, 9, 9], 2), ([7, 8, 9, 7, 9], 1), ([8], 0)],
 )
 def test_top_p_has_decayed_by_the_output_since_the_last_reset(output: list[int], age: int) -> None:
-    assert setup_of(output, top_p_decay=0.9, top_p_reset_ids=(7, 8)).top_p_age == age
+    assert numbers_of(setup_of(output, top_p_decay=0.9, top_p_reset_ids=(7, 8))).top_p_age == age
 
 
 def test_a_reset_id_in_the_prompt_resets_nothing() -> None:
-    assert setup_of([9, 9], top_p_decay=0.9, top_p_reset_ids=(PROMPT[-1],)).top_p_age == 2
-    assert setup_of([9, 9], top_p_decay=0.9).top_p_age == 2
+    assert numbers_of(setup_of([9, 9], top_p_decay=0.9, top_p_reset_ids=(PROMPT[-1],))).top_p_age == 2
+    assert numbers_of(setup_of([9, 9], top_p_decay=0.9)).top_p_age == 2

@@ -1,0 +1,61 @@
+"""Columns of a row, packed: floats first, then integers, in the order of the table.
+
+The worker uploads them without knowing a parameter; kernels know the layout as sampling_columns.h has it.
+"""
+
+from __future__ import annotations
+
+import struct
+from itertools import compress
+from operator import attrgetter, ne
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from runtime.sampling.features import NOISE, OF_DRAW
+from runtime.sampling.table import PARAMETERS, Column, Stay
+
+FLOATS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "float32")
+INTEGERS: tuple[Column, ...] = tuple(c for p in PARAMETERS for c in p.columns if c.type == "int64")
+ROW_DTYPE = np.dtype([("floats", np.float64, (len(FLOATS),)), ("integers", np.int64, (len(INTEGERS),))])
+"""One row as it is packed. What is not finite in float32 is for the device to say, so it has room here."""
+ROW_BYTES = ROW_DTYPE.itemsize
+
+_pack = struct.Struct(f"={len(FLOATS)}d{len(INTEGERS)}q").pack
+_PLACES = {c.name: i for i, c in enumerate((*FLOATS, *INTEGERS))}
+_OF_DEVICE = tuple(p for p in PARAMETERS if p.columns or p.example is not None)
+_values_of = attrgetter(*(p.name for p in _OF_DEVICE))
+_NEUTRAL = tuple(p.neutral for p in _OF_DEVICE)
+_INDICES = range(len(_OF_DEVICE))
+_NEUTRAL_PARAMS = SimpleNamespace(**{p.name: p.neutral for p in PARAMETERS})
+_NEUTRAL_NUMBERS = tuple(c.value(_NEUTRAL_PARAMS, Stay()) for c in (*FLOATS, *INTEGERS))
+# Of each: its feature, the features of its neutral value, and the place and value of its columns.
+_ROWS = tuple(
+    (p.feature, p.feature(p.neutral), tuple((_PLACES[c.name], c.value) for c in p.columns))
+    for p in _OF_DEVICE
+)
+
+
+def pack_row(sampling: Any, stay: Stay) -> tuple[int, bytes]:
+    """Return the features that SamplingParams need, and their columns, ROW_BYTES of them.
+
+    Only what is not neutral is looked at: of most requests that is little.
+    """
+    numbers, features = list(_NEUTRAL_NUMBERS), NOISE
+    values = _values_of(sampling)
+    for i in compress(_INDICES, map(ne, values, _NEUTRAL)):
+        feature, neutral_bits, columns = _ROWS[i]
+        features = features & ~neutral_bits | feature(values[i])
+        for place, number in columns:
+            numbers[place] = number(sampling, stay)
+    return features if features & NOISE else features & ~OF_DRAW, _pack(*numbers)
+
+
+def examples(features: int) -> dict[str, Any]:
+    """Return a value with an effect for each parameter that needs nothing but these features."""
+    return {
+        p.name: p.example
+        for p in PARAMETERS
+        if p.example is not None and not p.feature(p.example) & ~features
+    }

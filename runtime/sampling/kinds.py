@@ -1,0 +1,260 @@
+"""Kinds of sampling parameters: what a value may be, and how its type is written down."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from runtime.base.errors import InvalidRequest
+
+MAX_TEXT_CHARS = 256
+"""Characters of a stop string or a bad word."""
+MAX_WORD_IDS = 64
+"""Token ids of a stop word or a bad word."""
+MAX_TOKEN_ID = (1 << 31) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A type with its bounds. `callers` is the type that a caller may write, `packed` the one on the wire and
+    `json` the one in a body, each as Python text.
+    """
+
+    @property
+    def callers(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def packed(self) -> str:
+        raise NotImplementedError
+
+    @property
+    def json(self) -> str:
+        return self.packed
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises InvalidRequest naming the parameter."""
+        raise NotImplementedError
+
+    def token_ids(self, value: Any) -> Iterable[int]:
+        """Return the ids that must be of the vocabulary."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Integer(Kind):
+    low: int
+    high: int
+
+    @property
+    def callers(self) -> str:
+        return "int"
+
+    @property
+    def packed(self) -> str:
+        return f"Annotated[int, Meta(ge={self.low}, le={self.high})]"
+
+    def check(self, name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise InvalidRequest(f"{name} must be an integer, got {type(value).__name__}", param=name)
+        if not self.low <= value <= self.high:
+            raise InvalidRequest(
+                f"{name} must be between {self.low} and {self.high}, got {value}", param=name
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seed(Integer):
+    """64 bits, signed or not; on the wire its remainder by 2**63."""
+
+    @property
+    def packed(self) -> str:
+        return "Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]"
+
+    @property
+    def json(self) -> str:
+        return "Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Number(Kind):
+    """A float; on the wire it has no bounds, so that who sends a wrong one is told."""
+
+    low: float
+    high: float
+    above: bool = False
+    """`low` itself is not allowed."""
+
+    @property
+    def callers(self) -> str:
+        return "float"
+
+    @property
+    def packed(self) -> str:
+        return "float"
+
+    @property
+    def json(self) -> str:
+        return f"Annotated[float, Meta({'gt' if self.above else 'ge'}={self.low}, le={self.high})]"
+
+    def check(self, name: str, value: Any) -> None:
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise InvalidRequest(f"{name} must be a number, got {type(value).__name__}", param=name)
+        # Written so that what is not a number is outside, too.
+        if not self.low <= value <= self.high or (self.above and value == self.low):
+            bounds = (
+                f"above {self.low} and at most {self.high}"
+                if self.above
+                else f"between {self.low} and {self.high}"
+            )
+            raise InvalidRequest(f"{name} must be {bounds}, got {value}", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flag(Kind):
+    @property
+    def callers(self) -> str:
+        return "bool"
+
+    @property
+    def packed(self) -> str:
+        return "bool"
+
+    def check(self, name: str, value: Any) -> None:
+        if not isinstance(value, bool):
+            raise InvalidRequest(f"{name} must be true or false", param=name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts(Kind):
+    max_length: int
+
+    @property
+    def callers(self) -> str:
+        return "Texts"
+
+    @property
+    def packed(self) -> str:
+        return f"Annotated[tuple[StopText, ...], Meta(max_length={self.max_length})]"
+
+    @property
+    def json(self) -> str:
+        return f"Annotated[list[StopText], Meta(max_length={self.max_length})]"
+
+    def check(self, name: str, value: Any) -> None:
+        if len(value) > self.max_length:
+            raise InvalidRequest(f"{name}: at most {self.max_length} strings, got {len(value)}", param=name)
+        for text in value:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_TEXT_CHARS:
+                raise InvalidRequest(
+                    f"{name}: each must be a string of 1 to {MAX_TEXT_CHARS} characters", param=name
+                )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOrTexts(Texts):
+    """In a body, also one text by itself."""
+
+    @property
+    def json(self) -> str:
+        return f"StopText | {Texts.json.fget(self)}"  # type: ignore[attr-defined]
+
+
+_ID = Integer(low=0, high=MAX_TOKEN_ID)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ids(Kind):
+    max_length: int
+    json_min_length: int = 0
+    """In a body, where an empty list is a mistake."""
+
+    @property
+    def callers(self) -> str:
+        return "Ids"
+
+    @property
+    def packed(self) -> str:
+        return f"Annotated[tuple[TokenId, ...], Meta(max_length={self.max_length})]"
+
+    @property
+    def json(self) -> str:
+        low = f"min_length={self.json_min_length}, " if self.json_min_length else ""
+        return f"Annotated[list[TokenId], Meta({low}max_length={self.max_length})]"
+
+    def check(self, name: str, value: Any) -> None:
+        if len(value) > self.max_length:
+            raise InvalidRequest(f"{name}: at most {self.max_length} token ids, got {len(value)}", param=name)
+        for token in value:
+            _ID.check(name, token)
+
+    def token_ids(self, value: Collection[int]) -> Iterable[int]:
+        return value
+
+
+_WORD = Ids(max_length=MAX_WORD_IDS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Words(Kind):
+    """Sequences of token ids."""
+
+    max_length: int
+
+    @property
+    def callers(self) -> str:
+        return "Words"
+
+    @property
+    def packed(self) -> str:
+        return f"Annotated[tuple[WordIds, ...], Meta(max_length={self.max_length})]"
+
+    @property
+    def json(self) -> str:
+        return f"Annotated[list[WordIds], Meta(max_length={self.max_length})]"
+
+    def check(self, name: str, value: Any) -> None:
+        if len(value) > self.max_length:
+            raise InvalidRequest(f"{name}: at most {self.max_length} words, got {len(value)}", param=name)
+        for word in value:
+            if not word:
+                raise InvalidRequest(f"{name}: a word needs at least one token id", param=name)
+            _WORD.check(name, word)
+
+    def token_ids(self, value: Collection[Collection[int]]) -> Iterable[int]:
+        return [token for word in value for token in word]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Biases(Kind):
+    """Pairs of token id and bias; in JSON an object by token id."""
+
+    max_length: int
+    bias: Number
+
+    @property
+    def callers(self) -> str:
+        return "Bias"
+
+    @property
+    def packed(self) -> str:
+        return f"Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length={self.max_length})]"
+
+    @property
+    def json(self) -> str:
+        return f"Annotated[dict[str, {self.bias.json}], Meta(max_length={self.max_length})]"
+
+    def check(self, name: str, value: Any) -> None:
+        if len(value) > self.max_length:
+            raise InvalidRequest(f"{name}: at most {self.max_length} entries", param=name)
+        seen: set[int] = set()
+        for token, bias in value:
+            _ID.check(name, token)
+            self.bias.check(name, bias)
+            if token in seen:
+                raise InvalidRequest(f"{name}: token id {token} is given twice", param=name)
+            seen.add(token)
+
+    def token_ids(self, value: Collection[tuple[int, float]]) -> Iterable[int]:
+        return [token for token, _ in value]

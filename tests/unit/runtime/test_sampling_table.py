@@ -1,0 +1,69 @@
+"""The table of sampling parameters, and what is made of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from runtime.sampling.columns import FLOATS, INTEGERS, ROW_BYTES, ROW_DTYPE, examples
+from runtime.sampling.features import FEATURE_BITS, NOISE, OF_DRAW
+from runtime.sampling.generate import BLOCKS, MARKER, ROOT, Block, written
+from runtime.sampling.table import PARAMETERS, Parameter
+from runtime.wire.plan import RowSetup
+from runtime.wire.sampling_params import SamplingParams
+from tests.harness.row_setups import numbers_of
+
+WITH_EXAMPLE = [p for p in PARAMETERS if p.example is not None]
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.path)
+def test_text_in_other_files_is_what_the_table_says(block: Block) -> None:
+    text = (ROOT / block.path).read_text()
+    assert written(text, block) == text, "run python -m runtime.sampling.generate"
+
+
+def test_a_block_replaces_what_stands_between_its_markers_alone() -> None:
+    block = Block("x.h", lambda: ["int new;"])
+    text = f"before\n// {MARKER}: begin.\nint old;\nint more;\n// {MARKER}: end.\nbehind\n"
+    assert written(text, block) == f"before\n// {MARKER}: begin.\nint new;\n// {MARKER}: end.\nbehind\n"
+    with pytest.raises(ValueError, match=r"x\.h"):
+        written("int old;\n", block)
+
+
+def test_the_rows_are_the_fields_of_sampling_params_in_their_order() -> None:
+    assert [p.name for p in PARAMETERS] == list(SamplingParams.__struct_fields__)
+    assert [p.neutral for p in PARAMETERS] == list(SamplingParams.__struct_defaults__)
+
+
+@pytest.mark.parametrize("p", PARAMETERS, ids=lambda p: p.name)
+def test_default_and_example_are_values_that_may_be_asked_for(p: Parameter) -> None:
+    p.check(p.neutral)
+    if p.example is not None:
+        p.check(p.example)
+        assert p.doc
+
+
+@pytest.mark.parametrize("p", WITH_EXAMPLE, ids=lambda p: p.name)
+def test_an_example_needs_its_features_and_neutral_values_draw_alone(p: Parameter) -> None:
+    plain = RowSetup.of(0, 1, SamplingParams())
+    assert plain.features == NOISE
+    bits = p.feature(p.example)
+    assert 0 < bits < 1 << FEATURE_BITS
+    setup = RowSetup.of(0, 1, SamplingParams(**{p.name: p.example}))
+    assert setup.features == NOISE | bits
+    assert setup != plain
+    assert p.name in examples(bits)
+    greedy = RowSetup.of(0, 1, SamplingParams(**{"temperature": 0.0, p.name: p.example}))
+    if p.name != "temperature":
+        assert greedy.features == bits & ~OF_DRAW
+
+
+def test_a_row_is_packed_as_its_layout_says() -> None:
+    setup = RowSetup.of(
+        3, 5, SamplingParams(seed=(1 << 63) - 1, min_tokens=2, top_p=0.5, logprobs=2), min_len=7
+    )
+    assert len(setup.columns) == ROW_BYTES == ROW_DTYPE.itemsize == 8 * len((*FLOATS, *INTEGERS))
+    numbers = numbers_of(setup)
+    assert (numbers.seed, numbers.top_p, numbers.num_logprobs) == ((1 << 63) - 1, 0.5, 2)
+    assert (numbers.min_len, numbers.is_greedy, numbers.top_k) == (7, 0, 0)
+    names = [c.name for c in (*FLOATS, *INTEGERS)]
+    assert len(set(names)) == len(names)
