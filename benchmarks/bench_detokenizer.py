@@ -22,12 +22,13 @@ from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
 from detokenizer_proc.router import Arrival, Delivery
 from runtime.ring.tenants import OWNER
+from runtime.sampling.kinds import MAX_STOP_CHARS
+from runtime.sampling.table import MAX_STOP_STRINGS
 from runtime.text import tokenizer
 from runtime.text.incremental import DecoderFactory
 from runtime.wire.format import PROTOCOL_VERSION, pack_ids
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import UNIONS, Hello, HelloAck, StreamOpen, TokenBatch
-from runtime.wire.sampling_params import MAX_STOP_CHARS, MAX_STOP_STRINGS
 from runtime.wire.transport import SCHEMA, Codec, Frame, MemoryChannel
 
 BAR_US = 400.0

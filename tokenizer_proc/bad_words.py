@@ -5,8 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from runtime.base.errors import InvalidRequest
+from runtime.sampling.kinds import MAX_WORD_IDS
+from runtime.sampling.table import MAX_WORDS
 from runtime.text.codec import PromptEncoder
-from runtime.wire.sampling_params import MAX_WORD_IDS, MAX_WORDS, SamplingParams
+from runtime.wire.sampling_params import SamplingParams
 
 _MAX_WORDS_IDS = 3 * MAX_WORDS
 

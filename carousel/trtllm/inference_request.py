@@ -15,47 +15,31 @@ import numpy.typing as npt
 from carousel.client.core.request_builder import MAX_ID
 from carousel.trtllm.generation_request import MAX_UINT64, GenerationRequest
 from runtime.base.errors import InvalidRequest
+from runtime.sampling.columns import examples
+from runtime.sampling.features import DRAWABLE
+from runtime.sampling.kinds import Integer, Number, Words
+from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 Kind: TypeAlias = Literal["integer", "float", "boolean"]
-Words: TypeAlias = tuple[tuple[int, ...], ...]
+WordIds: TypeAlias = tuple[tuple[int, ...], ...]
 DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
 """Kind -> numpy's letters for it."""
 NO_END = -1
 """As `end_id`: nothing ends the output but its length."""
 
+ARRAYS = tuple(p for p in PARAMETERS if p.array)
 # Name of the array -> field of SamplingParams, for those that hold one value, [1] or [1, 1].
-INTEGERS = {
-    "request_output_len": "max_tokens",
-    "min_tokens": "min_tokens",
-    "top_k": "top_k",
-    "seed": "seed",
-    "no_repeat_ngram_size": "no_repeat_ngram_size",
-}
-FLOATS = {
-    name: name
-    for name in (
-        "temperature",
-        "top_p",
-        "min_p",
-        "top_p_decay",
-        "top_p_min",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-    )
-}
-WORD_LISTS = {"stop_words_list": "stop_words_ids", "bad_words_list": "bad_words_ids"}
+INTEGERS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Integer)}
+FLOATS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Number)}
+WORD_LISTS = {p.array: p.name for p in ARRAYS if isinstance(p.kind, Words)}
 """[1, 2, n]: the ids of all words, one behind the other, and where each of them ends; unused places -1."""
 FLAGS = ("streaming", "return_log_probs", "return_context_logits", "return_generation_logits")
 OTHERS = ("input_ids", "beam_width", "end_id", "pad_id", "top_p_reset_ids")
-SPELLINGS = {
-    "runtime_top_k": "top_k",
-    "runtime_top_p": "top_p",
-    "random_seed": "seed",
-    "min_length": "min_tokens",
-}
+SPELLINGS = {alias: p.array for p in ARRAYS for alias in p.aliases}
 """Other names of an array."""
+OF_DRAW = frozenset(examples(DRAWABLE))
+"""Without any of them the most likely id is taken."""
 KNOWN = frozenset({*INTEGERS, *FLOATS, *WORD_LISTS, *FLAGS, *OTHERS})
 WRITTEN_AS = {field: name for name, field in (INTEGERS | FLOATS | WORD_LISTS).items()}
 WRITTEN_AS["stop_token_ids"] = "end_id"
@@ -116,7 +100,7 @@ class InputArrays:
             raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
         return ids
 
-    def words(self, name: str) -> Words:
+    def words(self, name: str) -> WordIds:
         """Of shape [1, 2, n]."""
         array = self._array(name, "integer")
         if array.ndim != 3 or array.shape[:2] != (1, 2):
@@ -161,7 +145,7 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
         "return_generation_logits": flags["return_generation_logits"] and has_generation,
         "logprobs": 0 if flags["return_log_probs"] else None,
     }
-    if not any(name in arrays for name in ("temperature", "top_k", "top_p", "min_p")):
+    if not any(name in arrays for name in OF_DRAW):
         fields["temperature"] = 0.0
     fields |= {field: arrays.scalar(name, "integer") for name, field in INTEGERS.items() if name in arrays}
     fields |= {field: arrays.scalar(name, "float") for name, field in FLOATS.items() if name in arrays}

@@ -17,6 +17,7 @@ from runtime.checkpoint.checkpoint_files import no_config, refuse_lfs_pointer, r
 from runtime.checkpoint.quantization import CheckpointQuantization, read_quantization
 from runtime.checkpoint.rope_config import PositiveFloat, PositiveInt
 from runtime.checkpoint.text_keys import text_keys
+from runtime.sampling.table import PARAMETERS
 
 T = TypeVar("T")
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
@@ -29,11 +30,13 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 class SamplingDefaults(msgspec.Struct, frozen=True):
     """What generation_config.json recommends; None where it says nothing."""
 
-    temperature: float | None = None
-    top_p: float | None = None
-    top_k: int | None = None
-    repetition_penalty: float | None = None
+    # Written by python -m runtime.sampling.generate, defaults: begin.
     max_tokens: int | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    repetition_penalty: float | None = None
+    # Written by python -m runtime.sampling.generate, defaults: end.
 
 
 class GenerationFile(msgspec.Struct):
@@ -41,11 +44,13 @@ class GenerationFile(msgspec.Struct):
 
     bos_token_id: Count | None = None
     eos_token_id: Count | list[Count] | None = None
-    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    top_p: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
-    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
-    repetition_penalty: PositiveFloat | None = None
+    # Written by python -m runtime.sampling.generate, file: begin.
     max_new_tokens: PositiveInt | None = None
+    temperature: Annotated[float, msgspec.Meta(ge=0)] | None = None
+    top_k: Annotated[int, msgspec.Meta(ge=-1)] | None = None
+    top_p: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] | None = None
+    repetition_penalty: PositiveFloat | None = None
+    # Written by python -m runtime.sampling.generate, file: end.
 
 
 class _ModelOptFile(msgspec.Struct):
@@ -112,11 +117,7 @@ class CheckpointConfig(msgspec.Struct, frozen=True, kw_only=True):
             bos_token_id=keys.bos_token_id if generation.bos_token_id is None else generation.bos_token_id,
             eos_token_ids=_eos_token_ids(generation.eos_token_id, keys.eos_token_id),
             sampling=SamplingDefaults(
-                temperature=generation.temperature,
-                top_p=generation.top_p,
-                top_k=generation.top_k,
-                repetition_penalty=generation.repetition_penalty,
-                max_tokens=generation.max_new_tokens,
+                **{p.name: getattr(generation, p.recommended[0]) for p in PARAMETERS if p.recommended[0]}
             ),
         )
 

@@ -5,13 +5,15 @@ Nothing else stands between the two marker lines; a test fails where it is not w
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from runtime.sampling.columns import FLOATS, INTEGERS
-from runtime.sampling.table import Column
+from runtime.sampling.table import PARAMETERS, Column
 
+LINE_LENGTH = 110
 ROOT = Path(__file__).resolve().parents[2]
 MARKER = "Written by python -m runtime.sampling.generate"
 
@@ -41,9 +43,75 @@ def column_views() -> Iterator[str]:
         yield f"    {column.name}: Tensor" + (f"  # {column.doc}" if column.doc else "")
 
 
+def _typed(indent: str, name: str, kind: str, default: str) -> Iterator[str]:
+    """A field as the formatter leaves it."""
+    line = f"{indent}{name}: {kind} = {default}"
+    if len(line) <= LINE_LENGTH:
+        yield line
+    else:
+        yield f"{indent}{name}: {kind} = ("
+        yield f"{indent}    {default}"
+        yield f"{indent})"
+
+
+def _docstring(indent: str, doc: str) -> Iterator[str]:
+    if len(indent) + len(doc) + 6 <= LINE_LENGTH:
+        yield f'{indent}"""{doc}"""'
+        return
+    yield from textwrap.wrap('"""' + doc, LINE_LENGTH, initial_indent=indent, subsequent_indent=indent)
+    yield f'{indent}"""'
+
+
+def _or_none(kind: str, nullable: bool) -> str:
+    return f"{kind} | None" if nullable else kind
+
+
+def params_fields() -> Iterator[str]:
+    for p in PARAMETERS:
+        yield from _typed("    ", p.name, _or_none(p.kind.packed, p.nullable), repr(p.neutral))
+        yield from _docstring("    ", p.doc)
+
+
+def params_arguments() -> Iterator[str]:
+    for p in PARAMETERS:
+        yield f"            {p.name}: {_or_none(p.kind.callers, p.nullable)} = {p.neutral!r},"
+
+
+def openai_fields() -> Iterator[str]:
+    for p in PARAMETERS:
+        if "openai" in p.bodies:
+            yield from _typed("    ", p.name, f"{p.kind.json} | None", "None")
+
+
+def sglang_fields() -> Iterator[str]:
+    for p in PARAMETERS:
+        if "sglang" in p.bodies:
+            yield from _typed("    ", p.sglang or p.name, f"{p.kind.json} | None", "None")
+
+
+def recommended_values() -> Iterator[str]:
+    for p in PARAMETERS:
+        if p.recommended[0]:
+            yield f"    {p.name}: {p.kind.callers} | None = None"
+
+
+def recommended_keys() -> Iterator[str]:
+    for p in PARAMETERS:
+        key, kind = p.recommended
+        if key:
+            yield f"    {key}: {kind} | None = None"
+
+
+PARAMS, CONFIG = "runtime/wire/sampling_params.py", "runtime/checkpoint/checkpoint_config.py"
 BLOCKS = (
     Block("model_worker/kernels/native/src/sampling_columns.h", c_structs),
     Block("model_worker/sampling/columns.py", column_views),
+    Block(PARAMS, params_fields, ", fields"),
+    Block(PARAMS, params_arguments, ", arguments"),
+    Block("carousel/server/openai/types.py", openai_fields),
+    Block("carousel/server/sglang/generate_types.py", sglang_fields),
+    Block(CONFIG, recommended_values, ", defaults"),
+    Block(CONFIG, recommended_keys, ", file"),
 )
 
 

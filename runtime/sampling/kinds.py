@@ -8,7 +8,7 @@ from typing import Any
 
 from runtime.base.errors import InvalidRequest
 
-MAX_TEXT_CHARS = 256
+MAX_STOP_CHARS = 256
 """Characters of a stop string or a bad word."""
 MAX_WORD_IDS = 64
 """Token ids of a stop word or a bad word."""
@@ -37,9 +37,14 @@ class Kind:
         """Raises InvalidRequest naming the parameter."""
         raise NotImplementedError
 
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IdKind(Kind):
+    """A kind that holds token ids."""
+
     def token_ids(self, value: Any) -> Iterable[int]:
         """Return the ids that must be of the vocabulary."""
-        return ()
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +58,8 @@ class Integer(Kind):
 
     @property
     def packed(self) -> str:
-        return f"Annotated[int, Meta(ge={self.low}, le={self.high})]"
+        high = f"1 << {self.high.bit_length() - 1}" if self.high >= 1 << 16 else self.high
+        return f"Annotated[int, Meta(ge={self.low}, le={high})]"
 
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -146,9 +152,9 @@ class Texts(Kind):
         if len(value) > self.max_length:
             raise InvalidRequest(f"{name}: at most {self.max_length} strings, got {len(value)}", param=name)
         for text in value:
-            if not isinstance(text, str) or not 1 <= len(text) <= MAX_TEXT_CHARS:
+            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
                 raise InvalidRequest(
-                    f"{name}: each must be a string of 1 to {MAX_TEXT_CHARS} characters", param=name
+                    f"{name}: each must be a string of 1 to {MAX_STOP_CHARS} characters", param=name
                 )
 
 
@@ -165,7 +171,7 @@ _ID = Integer(low=0, high=MAX_TOKEN_ID)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ids(Kind):
+class Ids(IdKind):
     max_length: int
     json_min_length: int = 0
     """In a body, where an empty list is a mistake."""
@@ -197,7 +203,7 @@ _WORD = Ids(max_length=MAX_WORD_IDS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Words(Kind):
+class Words(IdKind):
     """Sequences of token ids."""
 
     max_length: int
@@ -227,7 +233,7 @@ class Words(Kind):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Biases(Kind):
+class Biases(IdKind):
     """Pairs of token id and bias; in JSON an object by token id."""
 
     max_length: int
@@ -243,7 +249,7 @@ class Biases(Kind):
 
     @property
     def json(self) -> str:
-        return f"Annotated[dict[str, {self.bias.json}], Meta(max_length={self.max_length})]"
+        return f"Annotated[dict[str, BiasValue], Meta(max_length={self.max_length})]"
 
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:

@@ -29,6 +29,7 @@ from runtime.sampling.kinds import (
 MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 1024
 MAX_LOGIT_BIAS = 1024
+MAX_BIAS = 100.0
 MAX_LOGPROBS = 20
 MAX_TOKENS_LIMIT = 1 << 24
 MAX_TOP_K = 1 << 24
@@ -124,7 +125,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Integer(low=1, high=MAX_TOKENS_LIMIT),
         neutral=16,
         nullable=True,
-        doc="Of output, at most; None, and what is beyond the context: as many as the context has room for.",
+        doc="Tokens of output, at most; None, and what is beyond the context: as many as the context has "
+        "room for.",
         bodies=("sglang",),
         sglang="max_new_tokens",
         array="request_output_len",
@@ -178,14 +180,14 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE_ABOVE_ZERO,
         neutral=1.0,
         step="8",
-        doc="Of what is left, renormalised, keep the fewest most likely ids whose probabilities reach p; at "
+        doc="Keep, of what is left, renormalised, the fewest most likely ids whose probabilities reach p; at "
         "least one.",
         columns=(Column("top_p", "float32", lambda p, stay: p.top_p),),
         feature=lambda value: bit.TOP_P if value < 1.0 else 0,
         example=0.9,
         array="top_p",
         aliases={"runtime_top_p": ()},
-        recommended=("top_p", "Annotated[float, msgspec.Meta(gt=0, le=1)]"),
+        recommended=("top_p", "Annotated[float, msgspec.Meta(gt=0.0, le=1.0)]"),
     ),
     Parameter(
         name="min_p",
@@ -287,7 +289,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     ),
     Parameter(
         name="logit_bias",
-        kind=Biases(max_length=MAX_LOGIT_BIAS, bias=Number(low=-100.0, high=100.0)),
+        kind=Biases(max_length=MAX_LOGIT_BIAS, bias=Number(low=-MAX_BIAS, high=MAX_BIAS)),
         neutral=(),
         step="3",
         doc="Added to the logits of the named ids.",
@@ -395,7 +397,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE,
         neutral=0.0,
         step="8",
-        doc="What top_p does not decay below.",
+        doc="The bound that top_p does not decay below.",
         # Only a decay is limited by it.
         columns=(
             Column("top_p_min", "float32", lambda p, stay: p.top_p_min if p.top_p_decay != 1.0 else 0.0),

@@ -13,32 +13,15 @@ import msgspec
 from msgspec import Meta
 
 from runtime.base.errors import InvalidRequest
+from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_TOKEN_ID, MAX_WORD_IDS, IdKind
+from runtime.sampling.table import PARAMETERS, SEEDS
 
-MAX_STOP_STRINGS = 16
-MAX_STOP_CHARS = 256
-MAX_STOP_TOKEN_IDS = 1024
-MAX_LOGIT_BIAS = 1024
-MAX_LOGPROBS = 20
-MAX_TOKENS_LIMIT = 1 << 24
-MAX_TOP_K = 1 << 24
-MAX_SEQUENCES = 128
-MAX_WORDS = 64
-MAX_WORD_IDS = 64
-MAX_NGRAM = 64
-SEEDS = 1 << 63
-MAX_ALLOWED_IDS = 4096
-BOOLEANS = (
-    "ignore_eos",
-    "include_stop_str_in_output",
-    "skip_special_tokens",
-    "return_context_logits",
-    "return_generation_logits",
-    "return_perf_metrics",
-)
-
-TokenId = Annotated[int, Meta(ge=0, lt=1 << 31)]
+TokenId = Annotated[int, Meta(ge=0, lt=MAX_TOKEN_ID + 1)]
 WordIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)]
+StopText = Annotated[str, Meta(max_length=MAX_STOP_CHARS)]
 
+
+WITH_TOKEN_IDS = tuple((p.name, p.kind.token_ids) for p in PARAMETERS if isinstance(p.kind, IdKind))
 
 # What callers may write; the client library makes of them what the fields say.
 Texts: TypeAlias = str | Sequence[str] | None
@@ -55,57 +38,71 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     error in one place.
     """
 
-    max_tokens: Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)] | None = 16
-    """Of output, at most; None, and what is beyond the context: as many as the context has room for."""
-    min_tokens: Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)] = 0
+    # Written by python -m runtime.sampling.generate, fields: begin.
+    max_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = 16
+    """Tokens of output, at most; None, and what is beyond the context: as many as the context has room for.
+    """
+    min_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
+    """No stop id can be drawn before so many output tokens."""
     temperature: float = 1.0
-    top_k: Annotated[int, Meta(ge=-1, le=MAX_TOP_K)] = -1
-    """Keep the k most likely tokens; -1 or 0 keeps all."""
+    """Logits are divided by it; below 1e-5 the most likely id is taken, the lowest of equals."""
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] = -1
+    """Keep the k most likely tokens; -1 or 0 keeps all. Of equals at the border the lowest ids stay."""
     top_p: float = 1.0
+    """Keep, of what is left, renormalised, the fewest most likely ids whose probabilities reach p; at least
+    one.
+    """
     min_p: float = 0.0
+    """Keep ids that are at least `min_p` times as likely as the most likely one."""
     repetition_penalty: float = 1.0
+    """Logits of ids seen in prompt or output are divided by it when positive, multiplied when negative."""
     presence_penalty: float = 0.0
+    """Subtracted from the logits of ids in the output, once."""
     frequency_penalty: float = 0.0
+    """Subtracted from the logits of ids in the output, once per occurrence."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, signed or
     not: -1 is none, as in vLLM, and one that is not from 0 to 2**63 - 1 stands for its remainder by 2**63.
     """
-    stop: Annotated[
-        tuple[Annotated[str, Meta(max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_STOP_STRINGS)
-    ] = ()
-    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_STOP_TOKEN_IDS)] = ()
+    stop: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
+    """Strings that end the output."""
+    stop_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=1024)] = ()
+    """Token ids that end the output, beside the model's own."""
     ignore_eos: bool = False
     """Go on past the model's own end tokens; the caller's stop_token_ids still stop."""
     include_stop_str_in_output: bool = False
+    """Keep the stop string or stop word at the end of the text."""
     skip_special_tokens: bool = True
-    logit_bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=MAX_LOGIT_BIAS)] = ()
-    logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    """Leave special tokens out of the text."""
+    logit_bias: Annotated[tuple[tuple[TokenId, float], ...], Meta(max_length=1024)] = ()
+    """Added to the logits of the named ids."""
+    logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """None: no logprobs. k: the chosen token's and the k most likely ones'."""
-    n: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] = 1
+    n: Annotated[int, Meta(ge=1, le=128)] = 1
     """Sequences to generate from the prompt; they share its KV."""
-    best_of: Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
     """Generate so many and keep the `n` with the highest cumulative logprob. The client library chooses: on
     the wire `n` is their number, and this is None.
     """
-    stop_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=MAX_WORDS)] = ()
+    stop_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=64)] = ()
     """Each a sequence of token ids that ends the output, as a stop string does."""
-    bad_words: Annotated[
-        tuple[Annotated[str, Meta(max_length=MAX_STOP_CHARS)], ...], Meta(max_length=MAX_WORDS)
-    ] = ()
+    bad_words: Annotated[tuple[StopText, ...], Meta(max_length=64)] = ()
     """Texts not to be generated: the tokenizer makes `bad_words_ids` of them, with and without a space."""
-    bad_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=3 * MAX_WORDS)] = ()
+    bad_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=192)] = ()
     """Each a sequence of token ids whose last one is not generated after the others."""
-    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_ALLOWED_IDS)] = ()
+    allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
     """Nothing else is generated. Empty: everything may be."""
-    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=MAX_NGRAM)] = 0
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=64)] = 0
     """No sequence of so many tokens comes twice in prompt and output; 0: off."""
     top_p_decay: float = 1.0
-    """Factor of top_p with each output token."""
+    """Factor of top_p with each output token: p is max(top_p_min, top_p * top_p_decay**age). The age is the
+    number of output tokens since the beginning, or since the last reset id: 0 right after it.
+    """
     top_p_min: float = 0.0
-    """What top_p does not decay below."""
-    top_p_reset_ids: Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)] = ()
+    """The bound that top_p does not decay below."""
+    top_p_reset_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
     """Token ids after which top_p begins again."""
-    prompt_logprobs: Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     """As `logprobs`, of the prompt's tokens from the second on. Its KV is then computed, not taken from the
     cache.
     """
@@ -115,19 +112,21 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Raw logits of each output position; the server must allow it."""
     return_perf_metrics: bool = False
     """Times and KV pages of each sequence, with its end."""
-    prompt_logprobs_start: Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)] = 0
+    prompt_logprobs_start: Annotated[int, Meta(ge=0, le=1 << 24)] = 0
     """Position in the prompt of the last token without a logprob; what is before it is not computed for
     logprobs, and may come from the cache.
     """
-    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=MAX_TOKENS_LIMIT)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     """Keep so many of the prompt's last tokens; -1: as many as the context leaves beside `max_tokens`. None:
     a prompt that is too long is refused.
     """
+    # Written by python -m runtime.sampling.generate, fields: end.
 
     if TYPE_CHECKING:
 
         def __init__(
             self,
+            # Written by python -m runtime.sampling.generate, arguments: begin.
             max_tokens: int | None = 16,
             min_tokens: int = 0,
             temperature: float = 1.0,
@@ -161,44 +160,23 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             return_perf_metrics: bool = False,
             prompt_logprobs_start: int = 0,
             truncate_prompt_tokens: int | None = None,
+            # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None: ...
 
     def validate(self) -> None:
         """Check every range and combination that needs no model.
         Raises InvalidRequest naming the first field at fault.
         """
-        self._check_counts()
-        _check_range("temperature", self.temperature, 0.0, 100.0)
-        _check_range("top_p", self.top_p, 0.0, 1.0, open_low=True)
-        _check_range("min_p", self.min_p, 0.0, 1.0)
-        _check_range("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
-        _check_range("presence_penalty", self.presence_penalty, -2.0, 2.0)
-        _check_range("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        _check_range("top_p_decay", self.top_p_decay, 0.0, 1.0, open_low=True)
-        _check_range("top_p_min", self.top_p_min, 0.0, 1.0)
-        for name in BOOLEANS:
-            if not isinstance(getattr(self, name), bool):
-                raise InvalidRequest(f"{name} must be true or false", param=name)
-        self._check_texts("stop", MAX_STOP_STRINGS)
-        self._check_texts("bad_words", MAX_WORDS)
-        self._check_ids("stop_token_ids", self.stop_token_ids, MAX_STOP_TOKEN_IDS)
-        self._check_ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
-        self._check_ids("top_p_reset_ids", self.top_p_reset_ids, MAX_WORD_IDS)
-        self._check_words("stop_words_ids", MAX_WORDS)
-        self._check_words("bad_words_ids", 3 * MAX_WORDS)
-        self._check_logit_bias()
+        for parameter, value in zip(PARAMETERS, msgspec.structs.astuple(self), strict=True):
+            neutral = parameter.neutral
+            if type(value) is not type(neutral) or value != neutral:
+                parameter.check(value)
+        self._check_together()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check the token ids against the model. Raises InvalidRequest."""
-        for name, ids in (
-            ("stop_token_ids", self.stop_token_ids),
-            ("logit_bias", [i for i, _ in self.logit_bias]),
-            ("allowed_token_ids", self.allowed_token_ids),
-            ("top_p_reset_ids", self.top_p_reset_ids),
-            ("stop_words_ids", [i for word in self.stop_words_ids for i in word]),
-            ("bad_words_ids", [i for word in self.bad_words_ids for i in word]),
-        ):
-            for token in ids:
+        for name, token_ids in WITH_TOKEN_IDS:
+            for token in token_ids(getattr(self, name)):
                 if token >= vocab_size:
                     raise InvalidRequest(
                         f"{name}: token id {token} is not below the vocabulary size {vocab_size}", param=name
@@ -247,90 +225,24 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             return_context_logits=False,
         )
 
-    def _check_counts(self) -> None:
-        if self.max_tokens is not None:
-            _check_int("max_tokens", self.max_tokens, 1, MAX_TOKENS_LIMIT)
-        _check_int("min_tokens", self.min_tokens, 0, MAX_TOKENS_LIMIT)
+    def _check_together(self) -> None:
+        """Check what depends on several fields, and the one value within bounds that is none."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
                 param="min_tokens",
             )
-        _check_int("top_k", self.top_k, -1, MAX_TOP_K)
-        if self.seed is not None:
-            _check_int("seed", self.seed, -SEEDS, 2 * SEEDS - 1)
-        for name in ("logprobs", "prompt_logprobs"):
-            if getattr(self, name) is not None:
-                _check_int(name, getattr(self, name), 0, MAX_LOGPROBS)
-        _check_int("prompt_logprobs_start", self.prompt_logprobs_start, 0, MAX_TOKENS_LIMIT)
         if self.prompt_logprobs_start and self.prompt_logprobs is None:
             raise InvalidRequest(
                 "prompt_logprobs_start: without prompt_logprobs there are none to begin; set both",
                 param="prompt_logprobs_start",
             )
-        if self.truncate_prompt_tokens is not None:
-            _check_int("truncate_prompt_tokens", self.truncate_prompt_tokens, -1, MAX_TOKENS_LIMIT)
-            if self.truncate_prompt_tokens == 0:
-                raise InvalidRequest(
-                    "truncate_prompt_tokens is 0, which leaves no prompt; give a number to keep, or -1",
-                    param="truncate_prompt_tokens",
-                )
-        _check_int("no_repeat_ngram_size", self.no_repeat_ngram_size, 0, MAX_NGRAM)
-        _check_int("n", self.n, 1, MAX_SEQUENCES)
-        if self.best_of is not None:
-            _check_int("best_of", self.best_of, 1, MAX_SEQUENCES)
-            if self.best_of < self.n:
-                raise InvalidRequest(
-                    f"best_of is {self.best_of}, less than n, which is {self.n}", param="best_of"
-                )
-
-    def _check_texts(self, name: str, max_texts: int) -> None:
-        texts = getattr(self, name)
-        if len(texts) > max_texts:
-            raise InvalidRequest(f"{name}: at most {max_texts} strings, got {len(texts)}", param=name)
-        for text in texts:
-            if not isinstance(text, str) or not 1 <= len(text) <= MAX_STOP_CHARS:
-                raise InvalidRequest(
-                    f"{name}: each must be a string of 1 to {MAX_STOP_CHARS} characters", param=name
-                )
-
-    def _check_ids(self, name: str, ids: tuple[int, ...], max_ids: int) -> None:
-        if len(ids) > max_ids:
-            raise InvalidRequest(f"{name}: at most {max_ids} token ids, got {len(ids)}", param=name)
-        for token in ids:
-            _check_int(name, token, 0, (1 << 31) - 1)
-
-    def _check_words(self, name: str, max_words: int) -> None:
-        words = getattr(self, name)
-        if len(words) > max_words:
-            raise InvalidRequest(f"{name}: at most {max_words} words, got {len(words)}", param=name)
-        for word in words:
-            if not word:
-                raise InvalidRequest(f"{name}: a word needs at least one token id", param=name)
-            self._check_ids(name, word, MAX_WORD_IDS)
-
-    def _check_logit_bias(self) -> None:
-        if len(self.logit_bias) > MAX_LOGIT_BIAS:
-            raise InvalidRequest(f"logit_bias: at most {MAX_LOGIT_BIAS} entries", param="logit_bias")
-        seen: set[int] = set()
-        for token, bias in self.logit_bias:
-            _check_int("logit_bias", token, 0, (1 << 31) - 1)
-            _check_range("logit_bias", bias, -100.0, 100.0)
-            if token in seen:
-                raise InvalidRequest(f"logit_bias: token id {token} is given twice", param="logit_bias")
-            seen.add(token)
-
-
-def _check_int(name: str, value: object, low: int, high: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidRequest(f"{name} must be an integer, got {type(value).__name__}", param=name)
-    if not low <= value <= high:
-        raise InvalidRequest(f"{name} must be between {low} and {high}, got {value}", param=name)
-
-
-def _check_range(name: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise InvalidRequest(f"{name} must be a number, got {type(value).__name__}", param=name)
-    if not low <= value <= high or (open_low and value == low):  # also what is not a number
-        bounds = f"above {low} and at most {high}" if open_low else f"between {low} and {high}"
-        raise InvalidRequest(f"{name} must be {bounds}, got {value}", param=name)
+        if self.truncate_prompt_tokens == 0:
+            raise InvalidRequest(
+                "truncate_prompt_tokens is 0, which leaves no prompt; give a number to keep, or -1",
+                param="truncate_prompt_tokens",
+            )
+        if self.best_of is not None and self.best_of < self.n:
+            raise InvalidRequest(
+                f"best_of is {self.best_of}, less than n, which is {self.n}", param="best_of"
+            )

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
+from runtime.sampling.table import SEEDS
 from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
 from runtime.wire.messages import (
     FURTHER_FIELDS,
@@ -28,7 +29,7 @@ from runtime.wire.messages import (
     GenerateRequest,
     Task,
 )
-from runtime.wire.sampling_params import SEEDS, SamplingParams
+from runtime.wire.sampling_params import SamplingParams
 
 TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]

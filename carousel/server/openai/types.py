@@ -10,56 +10,25 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct, field
 
 from carousel.client.core.request_builder import MAX_PRIORITY
+from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
+from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
 from runtime.wire.messages import MAX_ROLE_CHARS
 from runtime.wire.retention import MAX_RANGES, RetentionPriority
-from runtime.wire.sampling_params import (
-    MAX_ALLOWED_IDS,
-    MAX_LOGIT_BIAS,
-    MAX_LOGPROBS,
-    MAX_NGRAM,
-    MAX_SEQUENCES,
-    MAX_STOP_CHARS,
-    MAX_STOP_STRINGS,
-    MAX_STOP_TOKEN_IDS,
-    MAX_TOKENS_LIMIT,
-    MAX_TOP_K,
-    MAX_WORD_IDS,
-    MAX_WORDS,
-    TokenId,
-)
+from runtime.wire.sampling_params import TokenId
 
 MAX_PROMPTS = 1024
 MAX_TIME_LIMIT_S = 1_000_000.0
 
 TEXT_ONLY = "this server takes text only"
 
-Temperature: TypeAlias = Annotated[float, Meta(ge=0.0, le=100.0)]
-TopP: TypeAlias = Annotated[float, Meta(gt=0.0, le=1.0)]
-TopK: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOP_K)]
-MinP: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-Penalty: TypeAlias = Annotated[float, Meta(ge=-2.0, le=2.0)]
-RepetitionPenalty: TypeAlias = Annotated[float, Meta(gt=0.0, le=10.0)]
-Seed: TypeAlias = Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 NumTokens: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_TOKENS_LIMIT)]
 NumTokensOrNone: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_TOKENS_LIMIT)]
 NumLogprobs: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-NumSequences: TypeAlias = Annotated[int, Meta(ge=1, le=MAX_SEQUENCES)]
-StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
-StopTexts: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_STOP_STRINGS)]
-StopIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_STOP_TOKEN_IDS)]
-BadWords: TypeAlias = Annotated[list[StopText], Meta(max_length=MAX_WORDS)]
-NgramSize: TypeAlias = Annotated[int, Meta(ge=0, le=MAX_NGRAM)]
-TopPMin: TypeAlias = Annotated[float, Meta(ge=0.0, le=1.0)]
-ResetIds: TypeAlias = Annotated[list[TokenId], Meta(max_length=MAX_WORD_IDS)]
-WordIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD_IDS)]
-StopWordsIds: TypeAlias = Annotated[list[WordIds], Meta(max_length=MAX_WORDS)]
-BadWordsIds: TypeAlias = Annotated[list[WordIds], Meta(max_length=3 * MAX_WORDS)]
 NumKept: TypeAlias = Annotated[int, Meta(ge=-1, le=MAX_TOKENS_LIMIT)]
-AllowedIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_ALLOWED_IDS)]
-LogitBias: TypeAlias = Annotated[
-    dict[str, Annotated[float, Meta(ge=-100.0, le=100.0)]], Meta(max_length=MAX_LOGIT_BIAS)
-]
+StopText: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_STOP_CHARS)]
+BiasValue: TypeAlias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
+WordIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_WORD_IDS)]
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
@@ -102,38 +71,39 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of request share. Null is the same as absent."""
 
+    # Written by python -m runtime.sampling.generate: begin.
+    min_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    logit_bias: Annotated[dict[str, BiasValue], Meta(max_length=1024)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stop_words_ids: Annotated[list[WordIds], Meta(max_length=64)] | None = None
+    bad_words: Annotated[list[StopText], Meta(max_length=64)] | None = None
+    bad_words_ids: Annotated[list[WordIds], Meta(max_length=192)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)] | None = None
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=64)] | None = None
+    top_p_decay: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_p_min: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_p_reset_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
+    prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    # Written by python -m runtime.sampling.generate: end.
+
     model: str | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    n: NumSequences | None = None
-    best_of: NumSequences | None = None
-    seed: Seed | None = None
-    stop: StopText | StopTexts | None = None
-    frequency_penalty: Penalty | None = None
-    presence_penalty: Penalty | None = None
-    logit_bias: LogitBias | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-
-    # Beyond OpenAI, as other servers spell them.
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    min_tokens: NumTokensOrNone | None = None
-    stop_token_ids: StopIds | None = None
-    stop_words_ids: StopWordsIds | None = None
-    bad_words: BadWords | None = None
-    bad_words_ids: BadWordsIds | None = None
-    allowed_token_ids: AllowedIds | None = None
-    no_repeat_ngram_size: NgramSize | None = None
-    top_p_decay: TopP | None = None
-    top_p_min: TopPMin | None = None
-    top_p_reset_ids: ResetIds | None = None
-    ignore_eos: bool | None = None
-    skip_special_tokens: bool | None = None
-    include_stop_str_in_output: bool | None = None
-    prompt_logprobs: NumLogprobs | None = None
-    truncate_prompt_tokens: NumKept | None = None
     return_token_ids: bool | None = None
     return_tokens_as_token_ids: bool | None = None
     priority: Priority | None = None

@@ -30,6 +30,7 @@ from carousel.server.openai.types import (
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.base.errors import InvalidRequest
+from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_NEUTRAL_BYTES = 1 << 10
@@ -73,6 +74,7 @@ TAKEN: dict[str, Any] = {
     "route": str,
 }
 REFUSED: dict[str, tuple[Any, ...]] = {
+    **{alias: neutral for p in PARAMETERS for alias, neutral in p.aliases.items()},
     # OpenAI
     "audio": (),
     "function_call": ("none", "auto"),
@@ -194,10 +196,8 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "end_id": (),
     "guided_decoding": (),
     "lookahead_config": (),
-    "min_length": (0,),
     "prompt_ignore_length": (0,),
     "prompt_logprobs_start": (0,),
-    "random_seed": (),
     "return_context_logits": (False,),
     "return_encoder_output": (False,),
     "return_generation_logits": (False,),
@@ -220,8 +220,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "query_token_ids": ([],),
     "request_output_len": (),
     "return_all_generated_tokens": (False,),
-    "runtime_top_k": (),
-    "runtime_top_p": (),
     "stop_words_list": ([],),
     "streaming": (False,),
     # OpenRouter
@@ -250,6 +248,7 @@ PART_REFUSED = dict.fromkeys(
     ),
     (),
 )
+_RENAMED = {p.sglang for p in PARAMETERS if p.sglang and p.sglang not in REFUSED}
 _SHARED_HINTS = {
     "return_perf_metrics": "ask for it with the client library",
     "prompt_logprobs_start": "ask for it with the client library",
@@ -266,15 +265,13 @@ _SHARED_HINTS = {
 }
 HINTS = {
     **_SHARED_HINTS,
+    **{p.sglang: f"it is called {p.name} here" for p in PARAMETERS if p.sglang in _RENAMED},
+    **{alias: f"it is called {p.name} here" for p in PARAMETERS for alias in p.aliases},
     "transforms": "truncate_prompt_tokens cuts a prompt",
     "usage": "an answer has it, a stream with stream_options.include_usage",
     "max_completion_tokens": "it is called max_tokens here",
     "max_output_tokens": "it is called max_tokens here",
     "request_output_len": "it is called max_tokens here",
-    "min_length": "it is called min_tokens here",
-    "random_seed": "it is called seed here",
-    "runtime_top_k": "it is called top_k here",
-    "runtime_top_p": "it is called top_p here",
     "prompt_token_ids": "it is called prompt here",
     "return_log_probs": "it is called logprobs here",
     "return_context_logits": "/generate gives them",
@@ -282,9 +279,6 @@ HINTS = {
     "exclude_input_from_output": "completions have echo",
     "rid": "send it as the header X-Request-Id",
     "request_id": "send it as the header X-Request-Id",
-    "max_new_tokens": "it is called max_tokens here",
-    "min_new_tokens": "it is called min_tokens here",
-    "sampling_seed": "it is called seed here",
     "text": "it is called prompt here",
     "input_ids": "it is called prompt here",
     "sampling_params": "its fields belong into the body itself here",
@@ -315,18 +309,17 @@ _GENERATE_HINTS = (
     _SHARED_HINTS
     | {name: f"it is sampling_params.{name} here" for name in GenerateSampling.__struct_fields__}
     | {
-        "max_tokens": "it is sampling_params.max_new_tokens here",
+        name: f"it is sampling_params.{p.sglang or p.name} here"
+        for p in PARAMETERS
+        for name in (p.name, *p.aliases)
+        if "sglang" in p.bodies and (p.sglang in _RENAMED or name != p.name)
+    }
+    | {
         "max_completion_tokens": "it is sampling_params.max_new_tokens here",
         "max_output_tokens": "it is sampling_params.max_new_tokens here",
         "request_output_len": "it is sampling_params.max_new_tokens here",
-        "min_tokens": "it is sampling_params.min_new_tokens here",
-        "min_length": "it is sampling_params.min_new_tokens here",
-        "random_seed": "it is sampling_params.sampling_seed here",
-        "runtime_top_k": "it is sampling_params.top_k here",
-        "runtime_top_p": "it is sampling_params.top_p here",
         "prompt_token_ids": "it is called input_ids here",
         "return_log_probs": "it is called return_logprob here",
-        "seed": "it is sampling_params.sampling_seed here",
         "prompt": "it is called text here",
         "messages": "send it to /v1/chat/completions",
         "logprobs": "it is called return_logprob here",

@@ -1,7 +1,7 @@
 """SamplingParams and options of an OpenAI body.
 
 A field that the body leaves out takes what the model's generation_config.json recommends, else OpenAI's
-default, which is neutral (temperature 1, top_p 1).
+default, which is neutral.
 """
 
 from __future__ import annotations

@@ -19,15 +19,11 @@ from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest, RequestError
+from runtime.sampling.table import PARAMETERS
 from runtime.wire.sampling_params import SamplingParams
 
 DEFAULT_MAX_NEW_TOKENS = 128
-SPELLINGS = {
-    "max_tokens": "max_new_tokens",
-    "min_tokens": "min_new_tokens",
-    "seed": "sampling_seed",
-    "include_stop_str_in_output": "no_stop_trim",
-}
+SPELLINGS = {p.name: p.sglang for p in PARAMETERS if p.sglang}
 """Fields of SamplingParams that go by another name here."""
 PARAM_NAMES = {
     **{name: f"sampling_params.{SPELLINGS.get(name, name)}" for name in SamplingParams.__struct_fields__},

@@ -8,34 +8,15 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from carousel.server.openai.types import (
     MAX_PROMPTS,
-    AllowedIds,
-    BadWords,
-    BadWordsIds,
+    BiasValue,
     CacheSalt,
-    LogitBias,
-    MinP,
-    NgramSize,
-    NumKept,
     NumLogprobs,
-    NumSequences,
-    NumTokens,
-    NumTokensOrNone,
-    Penalty,
     Priority,
     PromptIds,
-    RepetitionPenalty,
-    ResetIds,
     RetentionBody,
-    Seed,
-    StopIds,
     StopText,
-    StopTexts,
-    StopWordsIds,
-    Temperature,
     TimeLimit,
-    TopK,
-    TopP,
-    TopPMin,
+    WordIds,
 )
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.sampling_params import TokenId
@@ -50,37 +31,37 @@ Logits: TypeAlias = list[list[float | None]]
 class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     """Null is the same as absent."""
 
-    max_new_tokens: NumTokens | None = None
-    min_new_tokens: NumTokensOrNone | None = None
-    temperature: Temperature | None = None
-    top_p: TopP | None = None
-    top_k: TopK | None = None
-    min_p: MinP | None = None
-    repetition_penalty: RepetitionPenalty | None = None
-    presence_penalty: Penalty | None = None
-    frequency_penalty: Penalty | None = None
-    sampling_seed: Seed | None = None
-    n: NumSequences | None = None
-    best_of: NumSequences | None = None
-    stop: StopText | StopTexts | None = None
-    stop_token_ids: StopIds | None = None
+    # Written by python -m runtime.sampling.generate: begin.
+    max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
+    min_new_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
+    temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
+    top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    repetition_penalty: Annotated[float, Meta(gt=0.0, le=10.0)] | None = None
+    presence_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    frequency_penalty: Annotated[float, Meta(ge=-2.0, le=2.0)] | None = None
+    sampling_seed: Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)] | None = None
+    stop: StopText | Annotated[list[StopText], Meta(max_length=16)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=1024)] | None = None
     ignore_eos: bool | None = None
     no_stop_trim: bool | None = None
     skip_special_tokens: bool | None = None
-    logit_bias: LogitBias | None = None
-
-    # Beyond SGLang, as TensorRT-LLM and vLLM spell them.
-    stop_words_ids: StopWordsIds | None = None
-    bad_words: BadWords | None = None
-    bad_words_ids: BadWordsIds | None = None
-    allowed_token_ids: AllowedIds | None = None
-    no_repeat_ngram_size: NgramSize | None = None
-    top_p_decay: TopP | None = None
-    top_p_min: TopPMin | None = None
-    top_p_reset_ids: ResetIds | None = None
-    truncate_prompt_tokens: NumKept | None = None
+    logit_bias: Annotated[dict[str, BiasValue], Meta(max_length=1024)] | None = None
+    n: Annotated[int, Meta(ge=1, le=128)] | None = None
+    best_of: Annotated[int, Meta(ge=1, le=128)] | None = None
+    stop_words_ids: Annotated[list[WordIds], Meta(max_length=64)] | None = None
+    bad_words: Annotated[list[StopText], Meta(max_length=64)] | None = None
+    bad_words_ids: Annotated[list[WordIds], Meta(max_length=192)] | None = None
+    allowed_token_ids: Annotated[list[TokenId], Meta(min_length=1, max_length=4096)] | None = None
+    no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=64)] | None = None
+    top_p_decay: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
+    top_p_min: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
+    top_p_reset_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     return_context_logits: bool | None = None
     return_generation_logits: bool | None = None
+    truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    # Written by python -m runtime.sampling.generate: end.
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from model_worker.kernels.triton.call_site import CallSite
 from model_worker.kernels.triton.truncation import _key
-from runtime.wire.sampling_params import MAX_LOGPROBS
+from runtime.sampling.table import MAX_LOGPROBS
 
 BLOCK = 4096
 LOWEST: tl.constexpr = tl.constexpr(-(1 << 63))

@@ -9,6 +9,7 @@ import pytest
 
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import make_parser, option_names, parse_args, parse_command_line
+from runtime.sampling.table import MAX_LOGPROBS
 from runtime.settings.config import SETTINGS, RuntimeConfig, flags_of, from_values
 from runtime.settings.peer_flag import Meaning, PeerFlag
 from runtime.settings.peer_flags import (
@@ -18,7 +19,6 @@ from runtime.settings.peer_flags import (
     VALUES,
     peer_flag,
 )
-from runtime.wire.sampling_params import MAX_LOGPROBS
 from tests.harness.sources import ROOT
 
 # As they stand in scripts: of a spelling, the setting that it becomes, or the words of its line or refusal.

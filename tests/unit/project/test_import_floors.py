@@ -29,7 +29,7 @@ FLOORS: dict[str, set[str]] = {
     "runtime.wire": {"runtime.base", "runtime.sampling"},  # packs by its table
     "runtime.settings": {"runtime.base"},
     "runtime.ring": {"runtime.base", "runtime.wire", "runtime.settings"},
-    "runtime.checkpoint": {"runtime.base", "runtime.settings"},
+    "runtime.checkpoint": {"runtime.base", "runtime.sampling", "runtime.settings"},
     "runtime.text": {"runtime.base", "runtime.wire"},
     "runtime.launcher": {
         *("runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"),
@@ -42,6 +42,7 @@ FLOORS: dict[str, set[str]] = {
     "carousel.client": {
         "carousel.retention",
         "runtime.base",
+        "runtime.sampling",
         "runtime.wire",
         "runtime.settings",
         "runtime.ring",
@@ -50,6 +51,7 @@ FLOORS: dict[str, set[str]] = {
         "carousel.retention",
         "carousel.client",
         "runtime.base",
+        "runtime.sampling",
         "runtime.wire",
         "runtime.ring",
         "runtime.settings",  # other spellings of a setting
@@ -61,7 +63,7 @@ FLOORS: dict[str, set[str]] = {
     "launch": {"runtime.launcher"},
     # The worker's own, from the device up.
     "model_worker.device": {"runtime.base"},
-    "model_worker.kernels": {"runtime.base", "runtime.checkpoint", "runtime.wire"},
+    "model_worker.kernels": {"runtime.base", "runtime.checkpoint", "runtime.sampling", "runtime.wire"},
     "model_worker.quant": {"model_worker.device", "model_worker.kernels", "runtime.checkpoint"},
     "model_worker.distributed": {
         "model_worker.device",
