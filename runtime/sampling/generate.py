@@ -102,6 +102,26 @@ def recommended_keys() -> Iterator[str]:
             yield f"    {key}: {kind} | None = None"
 
 
+NAMED_DEFAULTS = {"None": "none", "()": "empty", "True": "true", "False": "false"}
+GRAMMAR_MASK = "| 5 | grammar mask | | none | Ids that the grammar forbids cannot be drawn. | |"
+
+
+def docs_table() -> Iterator[str]:
+    yield "| step | field | type | default | effect | other names |"
+    yield "|---|---|---|---|---|---|"
+    ordered = sorted(PARAMETERS, key=lambda p: int(p.step or 99))
+    last = ""
+    for p in ordered:
+        if last == "4" != p.step:
+            yield GRAMMAR_MASK
+        step, last = "" if p.step == last else p.step, p.step
+        names = [f"`{p.sglang}` (SGLang)"] if p.sglang else []
+        names += [f"`{name}` (batch manager)" for name in (p.array, *p.aliases) if name not in ("", p.name)]
+        default = NAMED_DEFAULTS.get(repr(p.neutral), f"{p.neutral}")
+        default = f"{p.neutral:g}" if isinstance(p.neutral, float) else default
+        yield f"| {step} | `{p.name}` | {p.kind.described} | {default} | {p.doc} | {', '.join(names)} |"
+
+
 PARAMS, CONFIG = "runtime/wire/sampling_params.py", "runtime/checkpoint/checkpoint_config.py"
 BLOCKS = (
     Block("model_worker/kernels/native/src/sampling_columns.h", c_structs),
@@ -112,6 +132,7 @@ BLOCKS = (
     Block("carousel/server/sglang/generate_types.py", sglang_fields),
     Block(CONFIG, recommended_values, ", defaults"),
     Block(CONFIG, recommended_keys, ", file"),
+    Block("docs/sampling.md", docs_table),
 )
 
 

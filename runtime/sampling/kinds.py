@@ -15,6 +15,11 @@ MAX_WORD_IDS = 64
 MAX_TOKEN_ID = (1 << 31) - 1
 
 
+def power(number: int, base: str = "2^") -> str:
+    """Write a large power of two as one."""
+    return f"{base}{number.bit_length() - 1}" if number >= 1 << 16 else str(number)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """A type with its bounds. `callers` is the type that a caller may write, `packed` the one on the wire and
@@ -32,6 +37,11 @@ class Kind:
     @property
     def json(self) -> str:
         return self.packed
+
+    @property
+    def described(self) -> str:
+        """For the documentation."""
+        raise NotImplementedError
 
     def check(self, name: str, value: Any) -> None:
         """Raises InvalidRequest naming the parameter."""
@@ -58,8 +68,11 @@ class Integer(Kind):
 
     @property
     def packed(self) -> str:
-        high = f"1 << {self.high.bit_length() - 1}" if self.high >= 1 << 16 else self.high
-        return f"Annotated[int, Meta(ge={self.low}, le={high})]"
+        return f"Annotated[int, Meta(ge={self.low}, le={power(self.high, '1 << ')})]"
+
+    @property
+    def described(self) -> str:
+        return f"integer, {self.low} to {power(self.high)}"
 
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int):
@@ -82,6 +95,10 @@ class Seed(Integer):
     def json(self) -> str:
         return "Annotated[int, Meta(ge=-(1 << 63), le=(1 << 63) - 1)]"
 
+    @property
+    def described(self) -> str:
+        return "integer of 64 bits"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Number(Kind):
@@ -103,6 +120,10 @@ class Number(Kind):
     @property
     def json(self) -> str:
         return f"Annotated[float, Meta({'gt' if self.above else 'ge'}={self.low}, le={self.high})]"
+
+    @property
+    def described(self) -> str:
+        return f"number, {'above ' if self.above else ''}{self.low:g} to {self.high:g}"
 
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -127,6 +148,10 @@ class Flag(Kind):
     def packed(self) -> str:
         return "bool"
 
+    @property
+    def described(self) -> str:
+        return "true or false"
+
     def check(self, name: str, value: Any) -> None:
         if not isinstance(value, bool):
             raise InvalidRequest(f"{name} must be true or false", param=name)
@@ -147,6 +172,10 @@ class Texts(Kind):
     @property
     def json(self) -> str:
         return f"Annotated[list[StopText], Meta(max_length={self.max_length})]"
+
+    @property
+    def described(self) -> str:
+        return f"at most {self.max_length} strings of 1 to {MAX_STOP_CHARS} characters"
 
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:
@@ -189,6 +218,10 @@ class Ids(IdKind):
         low = f"min_length={self.json_min_length}, " if self.json_min_length else ""
         return f"Annotated[list[TokenId], Meta({low}max_length={self.max_length})]"
 
+    @property
+    def described(self) -> str:
+        return f"at most {self.max_length} token ids"
+
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:
             raise InvalidRequest(f"{name}: at most {self.max_length} token ids, got {len(value)}", param=name)
@@ -220,6 +253,10 @@ class Words(IdKind):
     def json(self) -> str:
         return f"Annotated[list[WordIds], Meta(max_length={self.max_length})]"
 
+    @property
+    def described(self) -> str:
+        return f"at most {self.max_length} lists of 1 to {MAX_WORD_IDS} token ids"
+
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:
             raise InvalidRequest(f"{name}: at most {self.max_length} words, got {len(value)}", param=name)
@@ -250,6 +287,10 @@ class Biases(IdKind):
     @property
     def json(self) -> str:
         return f"Annotated[dict[str, BiasValue], Meta(max_length={self.max_length})]"
+
+    @property
+    def described(self) -> str:
+        return f"at most {self.max_length} token ids with a bias of {self.bias.low:g} to {self.bias.high:g}"
 
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:

@@ -249,8 +249,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         nullable=True,
         step="10",
         doc="Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, "
-        "signed or not: -1 is none, as in vLLM, and one that is not from 0 to 2**63 - 1 stands for its "
-        "remainder by 2**63.",
+        "signed or not: -1 is none, as in vLLM, and one that is not from 0 to 2^63 - 1 stands for its "
+        "remainder by 2^63.",
         columns=(Column("seed", "int64", lambda p, stay: p.seed or 0),),
         sglang="sampling_seed",
         array="seed",
@@ -347,7 +347,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Words(max_length=3 * MAX_WORDS),
         neutral=(),
         step="4",
-        doc="Each a sequence of token ids whose last one is not generated after the others.",
+        doc="Each a sequence of token ids whose last one is not generated where the others are the end of "
+        "prompt and output.",
         feature=_bad_words,
         example=((0,),),
         array="bad_words_list",
@@ -379,8 +380,8 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=SHARE_ABOVE_ZERO,
         neutral=1.0,
         step="8",
-        doc="Factor of top_p with each output token: p is max(top_p_min, top_p * top_p_decay**age). The age "
-        "is the number of output tokens since the beginning, or since the last reset id: 0 right after "
+        doc="Factor of top_p with each output token: p is `max(top_p_min, top_p * top_p_decay**age)`. The "
+        "age is the number of output tokens since the beginning, or since the last reset id: 0 right after "
         "it.",
         columns=(
             Column("top_p_decay", "float32", lambda p, stay: p.top_p_decay),

@@ -75,7 +75,7 @@ class RowSetup(Record, frozen=True):
 
     @staticmethod
     def top_p_age(tokens: bytes, num_prompt: int, sampling: SamplingParams) -> int:
-        """Count the output tokens after the last one that resets the decay of top_p."""
+        """Count the output tokens after the last one that resets the decay."""
         output = unpack_ids(tokens)[num_prompt:]
         resets = np.flatnonzero(np.isin(output, sampling.top_p_reset_ids))
         return len(output) - (resets.item(-1) + 1 if len(resets) else 0)

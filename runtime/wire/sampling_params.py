@@ -62,7 +62,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Subtracted from the logits of ids in the output, once per occurrence."""
     seed: Annotated[int, Meta(ge=0, le=(1 << 63) - 1)] | None = None
     """Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, signed or
-    not: -1 is none, as in vLLM, and one that is not from 0 to 2**63 - 1 stands for its remainder by 2**63.
+    not: -1 is none, as in vLLM, and one that is not from 0 to 2^63 - 1 stands for its remainder by 2^63.
     """
     stop: Annotated[tuple[StopText, ...], Meta(max_length=16)] = ()
     """Strings that end the output."""
@@ -89,13 +89,15 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     bad_words: Annotated[tuple[StopText, ...], Meta(max_length=64)] = ()
     """Texts not to be generated: the tokenizer makes `bad_words_ids` of them, with and without a space."""
     bad_words_ids: Annotated[tuple[WordIds, ...], Meta(max_length=192)] = ()
-    """Each a sequence of token ids whose last one is not generated after the others."""
+    """Each a sequence of token ids whose last one is not generated where the others are the end of prompt and
+    output.
+    """
     allowed_token_ids: Annotated[tuple[TokenId, ...], Meta(max_length=4096)] = ()
     """Nothing else is generated. Empty: everything may be."""
     no_repeat_ngram_size: Annotated[int, Meta(ge=0, le=64)] = 0
     """No sequence of so many tokens comes twice in prompt and output; 0: off."""
     top_p_decay: float = 1.0
-    """Factor of top_p with each output token: p is max(top_p_min, top_p * top_p_decay**age). The age is the
+    """Factor of top_p with each output token: p is `max(top_p_min, top_p * top_p_decay**age)`. The age is the
     number of output tokens since the beginning, or since the last reset id: 0 right after it.
     """
     top_p_min: float = 0.0
