@@ -25,7 +25,7 @@ from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.native_inputs import NativeInputs
 from model_worker.runner.step_output import ForwardOutput
-from model_worker.sampling.native import NativeSampling
+from model_worker.sampling.ops.base import SamplingOps
 from runtime.sampling.features import DRAWABLE
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.plan import BatchPlan
@@ -53,7 +53,7 @@ class ForwardProgram:
         backend: CpuNativeAttention,
         table: ReqToTokenPool,
         future: FutureMap,
-        sampling: NativeSampling,
+        sampling: SamplingOps,
     ) -> None:
         """Record a forward of up to MAX_TOKENS tokens of MAX_SEQS sequences. A head that is no kernel, as its
         vocabulary fills no panel, is called behind the program. Raises NotRecordable.
@@ -78,9 +78,11 @@ class ForwardProgram:
             self._program = record(lambda: forward(batch))
             self._head = head
         drawn = torch.empty(max_seqs, dtype=torch.int64)
-        draw = sampling.call_for(
+        draw = sampling.draw_call(
             self._program.result(max_seqs), inputs.sample_rows, inputs.sample_positions, drawn
         )
+        if draw is None:
+            raise NotRecordable("a sampler of torch operations")
         self._tokens = (ctypes.c_int32 * max_seqs)()
         self._kept = (drawn, draw, future, sampling)
         self._call = StepCall(
@@ -144,7 +146,7 @@ def record_forward(
     backend: AttentionBackend,
     table: ReqToTokenPool,
     future: FutureMap,
-    sampling: NativeSampling | None,
+    sampling: SamplingOps | None,
     example: tuple[BatchPlan, ForwardBatch],
 ) -> ForwardProgram | None:
     """The program of a model whose forward is made of kernels alone; None for any other.

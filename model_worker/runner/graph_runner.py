@@ -36,7 +36,8 @@ from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.columns import SampleRows
-from model_worker.sampling.sampler import DrawKind, Sampler
+from model_worker.sampling.ops.base import DrawKind
+from model_worker.sampling.sampler import Sampler
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.plan import BatchPlan
 
@@ -237,7 +238,7 @@ class GraphRunner:
 
     def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
         """From the logits to the tokens; what graph 2 records."""
-        sampler.draw(
+        sampler.ops.draw_by_row(
             self._logits[:size],
             self._column(2, size),
             self._positions[:size],

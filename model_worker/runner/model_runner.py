@@ -31,8 +31,6 @@ from model_worker.runner.input_buffers import InputBuffers
 from model_worker.runner.prompt_positions import score_prompt_positions
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
-from model_worker.sampling.logprobs import logprobs_of
-from model_worker.sampling.native import NativeLogprobs
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import ConfigError
@@ -90,7 +88,6 @@ class ModelRunner:
             vocab_size=vocab_size,
             kernels=kernels,
         )
-        self._logprobs_of = logprobs_of if kernels is None else NativeLogprobs(kernels)
         self._program: ForwardProgram | None = None
         self._graphs: GraphRunner | None = None
         self._graph_sizes = graph_sizes
@@ -157,7 +154,7 @@ class ModelRunner:
             plan.prompt_positions,
             hidden[num_sampled:],
             self._model.compute_logits,
-            self._logprobs_of,
+            self._sampler.logprobs_of,
             self.vocab_size,
             self._device,
         )
@@ -230,7 +227,7 @@ class ModelRunner:
                 self._backend,
                 self._table,
                 self._future,
-                self._sampler.native if isinstance(self._sampler, Sampler) else None,
+                self._sampler.ops if isinstance(self._sampler, Sampler) else None,
                 (decode, example),
             )
         self._graphs = self._record_graphs(on_progress)

@@ -22,11 +22,6 @@ class Logprobs:
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
     """Log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids."""
     num_top = min(num_top, logits.shape[1])
-    if logits.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton.top_logprobs import top_logprobs
-
-        return Logprobs(*top_logprobs(logits, tokens, num_top))
     logprobs = torch.log_softmax(logits, dim=1)
     _, top_ids = largest(logits, num_top)
     return Logprobs(logprobs.gather(1, tokens.unsqueeze(1))[:, 0], top_ids.int(), logprobs.gather(1, top_ids))

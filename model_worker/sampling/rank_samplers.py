@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,7 +14,9 @@ from model_worker.device.base import Device
 from model_worker.distributed.group import RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.sampling.columns import SampleRows
-from model_worker.sampling.sampler import Sampled, Sampler
+from model_worker.sampling.logprobs import Logprobs, logprobs_of
+from model_worker.sampling.sampler import Sampler
+from model_worker.sampling.step import Sampled
 from runtime.wire.plan import RowSetup
 
 
@@ -54,7 +55,11 @@ class FollowingSampler:
     def sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
         """Rank 0's tokens, and nothing else of what it has sampled."""
         tokens = torch.empty(len(who.rows_host), dtype=torch.int64, device=logits.device)
-        return Sampled(self._group.broadcast(tokens), None, None, np.empty(0, np.int64))
+        return Sampled(self._group.broadcast(tokens))
+
+    def logprobs_of(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
+        """Log-probabilities of prompt positions; rank 0 has their logits, and no other."""
+        return logprobs_of(logits, tokens, num_top)
 
 
 def make_sampler(

@@ -21,24 +21,20 @@ class RowTable:
     def __init__(self, max_rows: int, device: Device) -> None:
         self._device = device
         self.values = self._allocate(max_rows, 0, 0)
-        self._filled: set[int] = set()
 
     def _allocate(self, max_rows: int, n: int, width: int) -> Tensor:
         return torch.full((max_rows, n, width), PADDING, dtype=torch.int32, device=self._device.torch_device)
 
     def put(self, row: int, values: IntArray) -> None:
-        """Replace what the row has by values [n, width]; width 0: by nothing."""
+        """Replace what the row has by values [n, width]."""
         n, width = values.shape
         self._reserve(n, width)
-        if not width and row not in self._filled:
-            return
-        entry = self.values[row]
-        entry.fill_(PADDING)
-        if not width:
-            self._filled.discard(row)
-            return
-        self._filled.add(row)
-        entry[:n, :width] = self._device.tensor(values)
+        self.clear(row)
+        self.values[row, :n, :width] = self._device.tensor(values)
+
+    def clear(self, row: int) -> None:
+        """Leave the row nothing."""
+        self.values[row].fill_(PADDING)
 
     def _reserve(self, n: int, width: int) -> None:
         max_rows, old_n, old_width = self.values.shape

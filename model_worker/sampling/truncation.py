@@ -36,8 +36,14 @@ def largest(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 def _largest_keys(keys: Tensor, k: int) -> Tensor:
     """The k largest of each row [n, k], largest first."""
-    if keys.device.type != "cpu":
-        return torch.topk(keys, k, dim=1).values
+    return _SELECTIONS.get(keys.device.type, _by_torch)(keys, k)
+
+
+def _by_torch(keys: Tensor, k: int) -> Tensor:
+    return torch.topk(keys, k, dim=1).values
+
+
+def _by_numpy(keys: Tensor, k: int) -> Tensor:
     # NumPy sorts and selects with vector instructions, which PyTorch does not: 8 to 9 times faster on AVX-512
     # (64 rows of 4,096 and 8 rows of 151,936 ids: 0.65 and 5 ms to sort, 0.2 and 0.7 ms to select 256).
     array = keys.numpy()
@@ -46,6 +52,9 @@ def _largest_keys(keys: Tensor, k: int) -> Tensor:
         array = np.partition(array, num_ids - k, axis=1)
     ascending = np.sort(array[:, num_ids - k :], axis=1)
     return torch.from_numpy(ascending).flip(1)
+
+
+_SELECTIONS = {"cpu": _by_numpy}
 
 
 def masses(logits: Tensor, highest: Tensor) -> Tensor:

@@ -29,7 +29,8 @@ from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.quant.fp8 import REFUSALS, Fp8
 from model_worker.sampling.columns import SampleRows
-from model_worker.sampling.sampler import Sampled, Sampler
+from model_worker.sampling.sampler import Sampler
+from model_worker.sampling.step import Sampled
 from runtime.wire.format import pack_ids
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
 from tests.cpu.triton.test_triton_attention import dense

@@ -17,7 +17,9 @@ from model_worker.kernels.triton.decode_attention import choose_num_splits, deco
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.new_tokens import NewTokens
 from model_worker.kernels.triton.tiles import DecodeTile, ExtendTile
-from model_worker.sampling.sampler import Sampler
+from model_worker.sampling.columns import SamplingColumns
+from model_worker.sampling.triton.draw import draw
+from runtime.sampling.features import TRUNCATES
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
 
@@ -183,16 +185,15 @@ def draw_rate(
 ) -> dict[str, Any]:
     """The time of a recorded draw, its launches, and the bytes of its logits per second."""
     at = device.torch_device
-    sampler = Sampler(device, max_rows=batch, max_len=1, vocab_size=vocab_size)
-    sampler.open_rows([RowSetup.of(row, 1, SamplingParams(seed=row, **DRAWS[kind])) for row in range(batch)])
+    columns = SamplingColumns(batch, vocab_size, device)
+    columns.open_rows([RowSetup.of(row, 1, SamplingParams(seed=row, **DRAWS[kind])) for row in range(batch)])
     logits = LOGITS[shape] * torch.randn(batch, vocab_size, device=at)
     rows = torch.arange(batch, device=at)
     tokens, last_token = torch.empty_like(rows), torch.empty(batch + 1, dtype=torch.int64, device=at)
-    draw_kind = sampler.draw_kind(rows.cpu().numpy())
-    assert draw_kind is not None
+    truncates = bool((columns.features & TRUNCATES).any())
 
     def work() -> None:
-        sampler.draw(logits, rows, rows, draw_kind, out=tokens, last_token=last_token)
+        draw(logits, rows, rows, columns, truncates=truncates, out=tokens, last_token=last_token)
 
     with count_launches() as launches:
         work()

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
 from model_worker.device.cpu import CpuDevice
+from model_worker.sampling.capabilities.penalties import Penalties
 from model_worker.sampling.logprobs import logprobs_of
-from model_worker.sampling.native import NativeLogprobs
+from model_worker.sampling.step import StepRows
 from runtime.wire.format import pack_ids
-from tests.harness.models.native import native_kernels, needs_compiler
+from tests.harness.models.native import needs_compiler
 from tests.harness.models.sampler_driver import (
     LeastDevice,
     NativeDevice,
+    capability_of,
     random_logits,
     sample,
     sampler_with,
     setup,
+    step_of,
+    who,
 )
 from tests.harness.row_setups import Row
 
@@ -84,8 +89,9 @@ def test_native_logprobs_are_those_of_torch(vocab: int) -> None:
     if vocab == 1:
         logits[2] = 1.0
     tokens = logits.argmax(dim=1)
+    native = sampler_with(NativeDevice(threaded=False), setup(0), vocab=vocab).ops
     for num_top in (0, 1, 5, 1000):
-        got = NativeLogprobs(native_kernels())(logits, tokens, num_top)
+        got = native.logprobs(logits, tokens, num_top)
         expected = logprobs_of(logits, tokens, num_top)
         assert torch.equal(got.top_ids, expected.top_ids)
         torch.testing.assert_close(got.chosen, expected.chosen, rtol=1e-5, atol=1e-5)
@@ -97,7 +103,8 @@ def test_logprobs_of_no_distribution_are_no_numbers() -> None:
     logits[0, 5] = math.nan
     logits[1] = -math.inf
     logits[2, 3] = math.inf
-    got = NativeLogprobs(native_kernels())(logits, torch.zeros(3, dtype=torch.int64), 2)
+    native = sampler_with(NativeDevice(threaded=False), setup(0), vocab=70).ops
+    got = native.logprobs(logits, torch.zeros(3, dtype=torch.int64), 2)
     assert got.chosen.isnan().all()
     assert got.top.isnan().all()
     assert ((got.top_ids >= 0) & (got.top_ids < 70)).all()
@@ -122,14 +129,13 @@ def test_native_penalties_are_those_of_torch(vocab: int) -> None:
     plain, native = (sampler_with(d(threaded=False), *setups, vocab=vocab) for d in (CpuDevice, NativeDevice))
     for step in range(6):
         logits = random_logits(6, seed=step % 2, vocab=vocab)
-        at, rows = torch.tensor([1, 2, 4]), torch.tensor([2, 1, 5])
-        before = logits.clone()
-        c = plain._columns
-        expected = logits[at]
-        plain._penalties.apply(expected, rows, c.repetition[rows], c.presence[rows], c.frequency[rows])
-        assert native.native is not None
-        native.native.penalise(logits, at, rows, native._penalties.counts)
-        torch.testing.assert_close(logits[at], expected, rtol=1e-6, atol=1e-6)
+        before, expected = logits.clone(), logits.clone()
+        at, whose = [1, 2, 4], who([0, 2, 1, 3, 5, 3], [7] * 6)
+        for sampler, edited in ((plain, expected), (native, logits)):
+            penalties = capability_of(sampler, Penalties)
+            penalised = StepRows(step_of(sampler, whose), np.array(at))
+            sampler.ops.penalise(edited, penalised, penalties.counts)
+        torch.testing.assert_close(logits[at], expected[at], rtol=1e-6, atol=1e-6)
         assert torch.equal(logits[[0, 3, 5]], before[[0, 3, 5]])
         a, b = (sample(s, before, range(6), [7 + step] * 6) for s in (plain, native))
         assert torch.equal(a.tokens, b.tokens)

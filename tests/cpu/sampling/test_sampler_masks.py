@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from model_worker.sampling.masks import apply_masks, stage_masks
-from model_worker.sampling.native import NativeSampling
+from model_worker.sampling.ops.native_ops import NativeSampling
 from tests.harness.models.mask_cases import VOCABS, mask_case
 from tests.harness.models.native import needs_compiler
 from tests.harness.models.sampler_driver import CPU, LeastDevice, NativeDevice, sampler_with, setup
@@ -24,7 +24,7 @@ def test_masks_by_torch(vocab: int) -> None:
 @pytest.mark.parametrize("vocab", VOCABS)
 @pytest.mark.parametrize("device", [NativeDevice, LeastDevice])
 def test_masks_by_cpp(vocab: int, device: type[NativeDevice]) -> None:
-    native = sampler_with(device(threaded=False), setup(0), vocab=vocab).native
+    native = sampler_with(device(threaded=False), setup(0), vocab=vocab).ops
     assert isinstance(native, NativeSampling)
     logits, staged, expected = mask_case(vocab)
     native.forbid_masked(logits, staged)

@@ -14,23 +14,23 @@ from torch import Tensor
 from transformers import NoBadWordsLogitsProcessor, NoRepeatNGramLogitsProcessor
 
 from model_worker.device.cpu import CpuDevice
-from model_worker.sampling.columns import SamplingColumns
-from model_worker.sampling.prohibitions import Prohibitions
+from model_worker.sampling.capabilities.prohibitions import Prohibitions
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.format import pack_ids
 from tests.harness.models import sampling_reference as reference
 from tests.harness.models.sampler_driver import (
     CPU,
-    MAX_LEN,
     MAX_ROWS,
     VOCAB,
     OnePassDevice,
     bitmask,
+    capability_of,
     random_logits,
     reopen,
     sample,
     sampler_with,
     setup,
+    step_of,
     who,
 )
 from tests.harness.row_setups import Row
@@ -88,15 +88,11 @@ def test_ngrams_and_bad_words_forbid_what_transformers_forbids(seed: int) -> Non
     rng = random.Random(seed)
     made = [random_setup(row, rng) for row in range(MAX_ROWS)]
     rng.shuffle(made)
-    columns = SamplingColumns(MAX_ROWS, SMALL, CPU)
-    prohibitions = Prohibitions(columns, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=SMALL, device=CPU)
-    columns.open_rows([s.setup() for s, _ in made])
-    for s, _ in made:
-        prohibitions.open_row(s.setup(), columns.features.item(s.row))
+    sampler = sampler_with(CPU, *[s for s, _ in made], vocab=SMALL)
     rows = who([s.row for s, _ in made], [s.num_prompt for s, _ in made])
     logits = random_logits(MAX_ROWS, seed=seed, vocab=SMALL)
     got = logits.clone()
-    prohibitions.apply(got, rows, columns.features[rows.rows_host], may_empty=False)
+    capability_of(sampler, Prohibitions).apply(got, step_of(sampler, rows))
     for (s, words), before, after in zip(made, logits, got, strict=True):
         context = np.frombuffer(s.history_ids, np.int32).tolist()
         expected = as_transformers_does(before, context, s, words)

@@ -11,9 +11,17 @@ from torch import Tensor
 
 from benchmarks.gpu.kernels.launches import count_launches
 from model_worker.kernels.triton import truncation
-from model_worker.sampling.sampler import DrawKind, Sampler
+from model_worker.sampling.ops.base import DrawKind
 from tests.cpu.triton.draw_cases import CASES, SETUPS, logits_of
-from tests.harness.models.sampler_driver import CPU, random_logits, sampler_with, setup, who
+from tests.harness.models.sampler_driver import (
+    CPU,
+    INTERPRETED,
+    random_logits,
+    sampler_with,
+    setup,
+    step_of,
+    who,
+)
 from tests.harness.row_setups import Row
 
 VOCAB = 2500  # one block and a part of one
@@ -23,12 +31,13 @@ lets_numpy_warn = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
 def both(setups: Sequence[Row], logits: Tensor) -> tuple[list[int], list[int]]:
     """(tokens by kernel, tokens by torch)."""
-    sampler = sampler_with(CPU, *setups, vocab=logits.shape[1])
+    by_kernel, by_torch = (
+        sampler_with(device, *setups, vocab=logits.shape[1]) for device in (INTERPRETED, CPU)
+    )
     whose = who([s.row for s in setups], [30 + 7 * i for i in range(len(setups))])
-    features = sampler._columns.features[whose.rows_host]
     with torch.inference_mode():
-        expected = sampler._draw(logits.clone(), whose, features)
-        return sampler._draw_by_kernel(logits, whose, features).tolist(), expected.tolist()
+        expected = by_torch.ops.draw(logits.clone(), step_of(by_torch, whose))
+        return by_kernel.ops.draw(logits, step_of(by_kernel, whose)).tolist(), expected.tolist()
 
 
 @lets_numpy_warn
@@ -72,33 +81,50 @@ def test_what_is_no_number_still_gives_a_token() -> None:
     logits = logits_of("peaked", VOCAB)
     logits[:, ::2] = math.nan
     logits[::2] = math.nan
-    sampler = sampler_with(CPU, *SETUPS, vocab=VOCAB)
+    ops = sampler_with(INTERPRETED, *SETUPS, vocab=VOCAB).ops
     rows = torch.arange(len(SETUPS))
-    tokens = sampler.draw(logits, rows, rows, DrawKind.TRUNCATED)
+    tokens = ops.draw_by_row(logits, rows, rows, DrawKind.TRUNCATED)
     assert ((tokens >= 0) & (tokens < VOCAB)).all()
 
 
 def test_no_rows() -> None:
-    sampler, none = sampler_with(CPU, setup(0)), torch.empty(0, dtype=torch.int64)
-    assert sampler.draw(torch.empty(0, 8), none, none, DrawKind.TRUNCATED).shape == (0,)
+    ops, none = sampler_with(INTERPRETED, setup(0)).ops, torch.empty(0, dtype=torch.int64)
+    assert ops.draw_by_row(torch.empty(0, 8), none, none, DrawKind.TRUNCATED).shape == (0,)
 
 
 @pytest.mark.parametrize(("kind", "num_launches"), [(DrawKind.WHOLE, 2), (DrawKind.TRUNCATED, 4)])
 def test_a_draw_launches_its_kernels_and_nothing_else(kind: DrawKind, num_launches: int) -> None:
-    sampler = sampler_with(CPU, setup(0), vocab=VOCAB)
+    ops = sampler_with(INTERPRETED, setup(0), vocab=VOCAB).ops
     logits, rows, out, last_token = torch.empty(3, VOCAB), *torch.zeros(3, 3, dtype=torch.int64).unbind()
     with count_launches() as launches:
-        sampler.draw(logits, rows, rows, kind, out=out, last_token=last_token)
+        ops.draw_by_row(logits, rows, rows, kind, out=out, last_token=last_token)
     assert len(launches.names) == num_launches
 
 
 def test_tokens_are_stored_for_the_caller_and_by_row() -> None:
     rows, padding = [9, 4, 0], 64
-    sampler: Sampler = sampler_with(CPU, *(setup(row, seed=row, top_p=0.7) for row in rows))
+    sampler = sampler_with(INTERPRETED, *(setup(row, seed=row, top_p=0.7) for row in rows))
     logits, everyone = random_logits(4), torch.tensor([*rows, padding])
     out, last_token = torch.full((4,), -1), torch.full((padding + 1,), -1)
-    got = sampler.draw(logits, everyone, torch.arange(4), DrawKind.TRUNCATED, out=out, last_token=last_token)
+    places = torch.arange(4)
+    kind = DrawKind.TRUNCATED
+    got = sampler.ops.draw_by_row(logits, everyone, places, kind, out=out, last_token=last_token)
     assert got is out
     assert last_token[everyone].tolist() == out.tolist()
     assert (last_token >= 0).sum() == 4
     assert out[3] == logits[3].argmax()  # nobody's row is greedy
+
+
+def test_draws_by_row_of_torch_are_those_of_the_kernels() -> None:
+    """Nobody's row among them; tokens are stored as the kernels store them."""
+    rows = torch.tensor([*range(len(SETUPS)), 64])
+    logits = torch.cat([logits_of("peaked", VOCAB), random_logits(1, vocab=VOCAB)])
+    for kind in DrawKind:
+        drawn = []
+        for device in (CPU, INTERPRETED):
+            ops = sampler_with(device, *SETUPS, vocab=VOCAB).ops
+            out, last_token = torch.full((len(rows),), -1), torch.full((65,), -1)
+            got = ops.draw_by_row(logits, rows, rows + 5, kind, out=out, last_token=last_token)
+            assert got is out
+            drawn.append((out.tolist(), last_token.tolist()))
+        assert drawn[0] == drawn[1]

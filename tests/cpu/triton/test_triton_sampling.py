@@ -10,11 +10,24 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.triton.top_logprobs import BLOCK, top_logprobs
+from model_worker.sampling.capabilities.logit_bias import LogitBias
+from model_worker.sampling.capabilities.penalties import Penalties
+from model_worker.sampling.capabilities.prohibitions import Prohibitions
 from model_worker.sampling.logprobs import logprobs_of
 from model_worker.sampling.triton.logit_edits import count_tokens, forbid_masked
 from runtime.wire.format import pack_ids
 from tests.harness.models.mask_cases import VOCABS, mask_case
-from tests.harness.models.sampler_driver import CPU, random_logits, reopen, sampler_with, setup, who
+from tests.harness.models.sampler_driver import (
+    CPU,
+    INTERPRETED,
+    capability_of,
+    random_logits,
+    reopen,
+    sampler_with,
+    setup,
+    step_of,
+    who,
+)
 
 VOCAB = 2500  # one block and a part of one
 
@@ -41,15 +54,16 @@ ROWS = [9, 4, 0, 2, 1]
 
 def test_edits_are_those_of_the_torch_sampler() -> None:
     """Rows with each edit, with several and with none in one batch, and after other tenants."""
-    sampler = sampler_with(CPU, *(edited([(3, 9.0)], row, presence_penalty=9.0) for row in ROWS), vocab=VOCAB)
-    reopen(sampler, *SETUPS)
+    before = [edited([(3, 9.0)], row, presence_penalty=9.0) for row in ROWS]
+    by_torch, by_kernel = (sampler_with(device, *before, vocab=VOCAB) for device in (CPU, INTERPRETED))
     whose = who(ROWS, [20] * 5)
-    features = sampler._columns.features[whose.rows_host]
     expected, got = random_logits(5, vocab=VOCAB), random_logits(5, vocab=VOCAB)
     raw = got.clone()
     with torch.inference_mode():
-        sampler._edit(expected, whose, features)
-        sampler._edit_by_kernel(got, whose, features)
+        for sampler, logits in ((by_torch, expected), (by_kernel, got)):
+            reopen(sampler, *SETUPS)
+            for kind in (Penalties, LogitBias):
+                capability_of(sampler, kind).apply(logits, step_of(sampler, whose))
     torch.testing.assert_close(got, expected, atol=1e-6, rtol=1e-6)
     assert torch.equal(got[0], raw[0])
     assert all(not torch.equal(got[i], raw[i]) for i in range(1, 5))
@@ -57,8 +71,7 @@ def test_edits_are_those_of_the_torch_sampler() -> None:
 
 def test_only_rows_with_a_penalty_count_their_tokens() -> None:
     sampler = sampler_with(CPU, *SETUPS, vocab=VOCAB)
-    counts = sampler._penalties._counts
-    assert counts is not None
+    counts = capability_of(sampler, Penalties).counts
     before = counts.clone()
     tokens = torch.tensor([5, 2400, 0, 1, VOCAB - 1])
     count_tokens(counts, torch.tensor(ROWS), tokens, sampler._columns)
@@ -68,25 +81,23 @@ def test_only_rows_with_a_penalty_count_their_tokens() -> None:
 
 
 def test_stop_ids_are_forbidden_below_the_minimum_length() -> None:
-    sampler = sampler_with(CPU, *(setup(row, stop_ids=pack_ids([1]), min_len=99) for row in range(4)))
-    reopen(
-        sampler,
-        setup(0, stop_ids=pack_ids([3, 500, 3]), min_len=10),
-        setup(1),
-        setup(2, stop_ids=pack_ids(list(range(200))), min_len=30),
-    )
     logits = random_logits(4)
     whose = who([0, 1, 2, 3], [10, 5, 29, 98])
     expected = logits.clone()
     expected[2, :200] = -math.inf
     expected[3, 1] = -math.inf
-    features = sampler._columns.features[whose.rows_host]
-    by_torch = logits.clone()
-    with torch.inference_mode():
-        sampler._prohibitions.forbid_stops_by_kernel(logits, whose)
-        sampler._prohibitions.apply(by_torch, whose, features, may_empty=False)
-    assert torch.equal(logits, expected)
-    assert torch.equal(by_torch, expected)
+    for device in (CPU, INTERPRETED):
+        sampler = sampler_with(device, *(setup(row, stop_ids=pack_ids([1]), min_len=99) for row in range(4)))
+        reopen(
+            sampler,
+            setup(0, stop_ids=pack_ids([3, 500, 3]), min_len=10),
+            setup(1),
+            setup(2, stop_ids=pack_ids(list(range(200))), min_len=30),
+        )
+        got = logits.clone()
+        with torch.inference_mode():
+            capability_of(sampler, Prohibitions).apply(got, step_of(sampler, whose))
+        assert torch.equal(got, expected)
 
 
 @pytest.mark.parametrize(("vocab_size", "num_top"), [(1, 1), (7, 7), (2 * BLOCK + 5, 20), (BLOCK, 0)])

@@ -321,7 +321,7 @@ def test_programs_are_for_native_kernels_alone() -> None:
     example, _ = runner.apply(plan)
     tables = runner._table, runner._future
     assert isinstance(runner._sampler, Sampler)
-    sampling = runner._sampler.native
+    sampling = runner._sampler.ops
     head = runner._model.compute_logits
     assert (
         record_forward(_no_forward, head, TorchNativeAttention(), *tables, sampling, (plan, example)) is None

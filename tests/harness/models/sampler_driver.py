@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from model_worker.device.cpu import CpuDevice
+from model_worker.sampling.capabilities.base import SamplingCapability
 from model_worker.sampling.columns import SampleRows
-from model_worker.sampling.sampler import Sampled, Sampler
+from model_worker.sampling.sampler import Sampler
+from model_worker.sampling.step import Sampled, SamplingStep
 from runtime.base.cpu_isa import CpuIsa
 from tests.harness.models.native import LEAST_ISA, native_kernels
 from tests.harness.row_setups import Row
+
+Capability = TypeVar("Capability", bound=SamplingCapability)
 
 VOCAB = 1003  # not a multiple of the four lanes of a Philox word
 MAX_ROWS = 64
@@ -40,6 +44,15 @@ class LeastDevice(NativeDevice):
     isa = LEAST_ISA
 
 
+class InterpretedDevice(CpuDevice):
+    """A CPU that a sampler takes for a GPU: it launches Triton's kernels, which the interpreter runs."""
+
+    name = "cuda"
+
+
+INTERPRETED = InterpretedDevice(threaded=False)
+
+
 def setup(row: int = 0, **fields: Any) -> Row:
     return Row(**{"row": row, "num_prompt": 4, **fields})
 
@@ -47,6 +60,10 @@ def setup(row: int = 0, **fields: Any) -> Row:
 def who(rows: Sequence[int], positions: Sequence[int]) -> SampleRows:
     r, p = np.array(rows, np.int64), np.array(positions, np.int64)
     return SampleRows(torch.from_numpy(r), torch.from_numpy(p), r, p)
+
+
+def step_of(sampler: Sampler, whose: SampleRows, masks: Mapping[int, bytes] | None = None) -> SamplingStep:
+    return SamplingStep(CPU, whose, sampler._columns.features[whose.rows_host], masks or {})
 
 
 def sample(
@@ -70,6 +87,11 @@ def sampler_with(device: CpuDevice, *setups: Row, vocab: int = VOCAB) -> Sampler
 def reopen(sampler: Sampler, *setups: Row) -> None:
     with torch.inference_mode():
         sampler.open_rows([s.setup() for s in setups])
+
+
+def capability_of(sampler: Sampler, kind: type[Capability]) -> Capability:
+    """The sampler's object of that kind."""
+    return next(each for each in sampler._capabilities if isinstance(each, kind))
 
 
 def random_logits(rows: int, seed: int = 0, vocab: int = VOCAB, scale: float = 3.0) -> Tensor:

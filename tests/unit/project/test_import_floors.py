@@ -78,7 +78,7 @@ FLOORS: dict[str, set[str]] = {
     "model_worker.attention": {"model_worker.kernels", "model_worker.memory", "runtime.base"},
     "model_worker.sampling": {
         *("model_worker.device", "model_worker.kernels", "model_worker.distributed"),
-        *("runtime.sampling", "runtime.wire"),
+        *("runtime.base", "runtime.sampling", "runtime.wire"),
     },
     "model_worker.models": {*LAYERS, "model_worker.layers", "model_worker.attention", "runtime.checkpoint"},
     "model_worker.loading": {

@@ -1,0 +1,22 @@
+"""RawLogits: logits as the model computed them, for rows that get them back."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from model_worker.sampling.capabilities.base import SamplingCapability
+from model_worker.sampling.step import Sampled, SamplingStep
+from runtime.sampling.features import LOGITS
+
+
+class RawLogits(SamplingCapability):
+    bits = remembered = LOGITS
+
+    def apply(self, logits: Tensor, step: SamplingStep) -> None:
+        """Put them aside."""
+        self._raw = logits[step.rows_with(LOGITS).at]
+
+    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+        """Report them."""
+        sampled.logits, sampled.logits_of = self._raw, step.rows_with(LOGITS).index
+        del self._raw

@@ -1,0 +1,26 @@
+"""The capabilities of a sampler, in the order in which they see a step's logits."""
+
+from __future__ import annotations
+
+from model_worker.sampling.capabilities.allowed_ids import AllowedIds
+from model_worker.sampling.capabilities.base import SamplingCapability
+from model_worker.sampling.capabilities.grammar_masks import GrammarMasks
+from model_worker.sampling.capabilities.logit_bias import LogitBias
+from model_worker.sampling.capabilities.penalties import Penalties
+from model_worker.sampling.capabilities.prohibitions import Prohibitions
+from model_worker.sampling.capabilities.raw_logits import RawLogits
+from model_worker.sampling.capabilities.token_logprobs import TokenLogprobs
+from model_worker.sampling.capabilities.top_p_decay import TopPDecay
+
+CAPABILITIES: tuple[type[SamplingCapability], ...] = (
+    # The model's own distribution is reported, so both come before anything changes it.
+    RawLogits,
+    TokenLogprobs,
+    Penalties,
+    LogitBias,
+    AllowedIds,
+    GrammarMasks,
+    # They may yield, so they must see what is left.
+    Prohibitions,
+    TopPDecay,
+)

@@ -1,0 +1,58 @@
+"""TokenHistory: the tokens of rows, in order, on the device, for capabilities that look back."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.sampling.capabilities.base import SamplingCapability
+from model_worker.sampling.step import Sampled, SamplingStep
+from runtime.sampling.features import HISTORY
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import RowSetup
+
+NO_TOKEN = -1
+
+
+class TokenHistory(SamplingCapability):
+    """tokens [max_rows, max_len] int32: prompt and output, NO_TOKEN for ids that the vocabulary lacks.
+
+    Allocated with the first need: most runs never need it. A token is added on the stream that samples it.
+    How long a row's history is, its reader knows: as long as the position of the token to be sampled. What
+    lies beyond is an earlier tenant's.
+    """
+
+    bits = remembered = HISTORY
+    _tokens: Tensor | None = None
+
+    def open_row(self, setup: RowSetup) -> None:
+        """Begin with prompt and output so far."""
+        context = self._context
+        if self._tokens is None:
+            shape = (context.max_rows, context.max_len)
+            self._tokens = torch.full(shape, NO_TOKEN, dtype=torch.int32, device=context.device.torch_device)
+        ids = unpack_ids(setup.history_ids)
+        ids = np.where(context.columns.known(ids), ids, NO_TOKEN)
+        self._tokens[setup.row, : len(ids)] = context.device.tensor(ids.astype(np.int32))
+
+    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+        """Add the sampled tokens."""
+        assert self._tokens is not None
+        who = step.rows_with(HISTORY)
+        assert int(who.positions_host.max()) < self._context.max_len, "a token beyond the longest sequence"
+        self._tokens[who.rows, who.positions] = sampled.tokens[who.at].int()
+
+    def beginning(self, rows: Tensor, length: int) -> Tensor:
+        """The first `length` tokens of rows [n]: [n, length] int32."""
+        assert self._tokens is not None
+        return self._tokens[:, :length].index_select(0, rows)
+
+    def newest(self, rows: Tensor, lengths: Tensor, count: int) -> Tensor:
+        """The last `count` tokens of rows [n] of lengths [n], the newest first: [n, count] int32; NO_TOKEN
+        before the beginning.
+        """
+        assert self._tokens is not None
+        at = lengths.unsqueeze(1) - 1 - torch.arange(count, device=lengths.device)
+        tokens = self._tokens[rows.unsqueeze(1), at.clamp_min(0)]
+        return tokens.masked_fill_(at < 0, NO_TOKEN)

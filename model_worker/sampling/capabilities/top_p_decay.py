@@ -1,0 +1,45 @@
+"""TopPDecay: a top_p that gets smaller with each output token, and begins again after a reset id.
+
+top_p at age n      max(top_p_min, top_p * top_p_decay ** n), which the draw looks up
+age                 output tokens since the beginning, or since the last reset id: 0 right after it
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from model_worker.sampling.capabilities.base import SamplerContext, SamplingCapability
+from model_worker.sampling.row_table import RowTable
+from model_worker.sampling.step import Sampled, SamplingStep
+from runtime.sampling.features import TOP_P_DECAY
+from runtime.wire.format import unpack_ids
+from runtime.wire.plan import RowSetup
+
+
+class TopPDecay(SamplingCapability):
+    """The age is a column on the device, counted on the stream that samples: the host may not know whether
+    the token before was a reset id.
+    """
+
+    bits = remembered = TOP_P_DECAY
+
+    def __init__(self, context: SamplerContext) -> None:
+        super().__init__(context)
+        self._reset_ids = RowTable(context.max_rows, context.device)
+        self._num_reset_ids = np.zeros(context.max_rows, np.int64)
+
+    def open_row(self, setup: RowSetup) -> None:
+        """Its age is among the columns."""
+        reset_ids = unpack_ids(setup.top_p_reset_ids)
+        self._num_reset_ids[setup.row] = len(reset_ids)
+        self._reset_ids.put(setup.row, reset_ids.reshape(1, -1))
+
+    def remember(self, step: SamplingStep, sampled: Sampled) -> None:
+        """Count the tokens, or begin again."""
+        who = step.rows_with(TOP_P_DECAY)
+        rows, tokens = who.rows, sampled.tokens[who.at]
+        num_reset_ids = int(self._num_reset_ids[who.rows_host].max())
+        reset_ids = self._reset_ids.take(rows, 1, num_reset_ids)[:, 0]
+        is_reset = (reset_ids == tokens.unsqueeze(1)).any(dim=1)
+        age = self._context.columns.top_p_age
+        age[rows] = (age[rows] + 1).masked_fill_(is_reset, 0)

@@ -1,0 +1,99 @@
+"""Sampling by the C++ kernels, straight from the rows' columns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
+from model_worker.sampling.columns import SamplingColumns
+from model_worker.sampling.logprobs import Logprobs
+from model_worker.sampling.masks import StepMasks
+from model_worker.sampling.ops.torch_ops import TorchSampling
+from model_worker.sampling.step import SamplingStep, StepRows
+
+
+class NativeSampling(TorchSampling):
+    """What torch gives, but for a margin in the last bit of an exponential or a logarithm. Results of a row
+    are the same bits in any batch and with any number of threads. Small edits are torch's.
+    """
+
+    def __init__(self, columns: SamplingColumns, device: Device, kernels: NativeKernels) -> None:
+        super().__init__(columns, device)
+        self._kernels = kernels
+        self._columns_at = {"floats": columns.floats.data_ptr(), "integers": columns.integers.data_ptr()}
+        self._penalty_call = PenaltyCall(floats=columns.floats.data_ptr())
+
+    def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
+        """See SamplingOps."""
+        tokens = torch.empty(logits.shape[0], dtype=torch.int64)
+        self._kernels.draw(self.draw_call(logits, step.who.rows, step.who.positions, tokens))
+        return tokens
+
+    def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall:
+        """See SamplingOps."""
+        assert logits.is_contiguous()
+        num_rows, vocab_size = logits.shape
+        return DrawCall(
+            logits=logits.data_ptr(),
+            rows=rows.data_ptr(),
+            positions=positions.data_ptr(),
+            tokens=tokens.data_ptr(),
+            num_rows=num_rows,
+            vocab_size=vocab_size,
+            num_threads=torch.get_num_threads(),
+            **self._columns_at,
+        )
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
+        """See SamplingOps."""
+        assert logits.is_contiguous()
+        num_rows, vocab_size = logits.shape
+        num_top = min(num_top, vocab_size)
+        chosen = torch.empty(num_rows)
+        top_ids = torch.empty(num_rows, num_top, dtype=torch.int32)
+        top = torch.empty(num_rows, num_top)
+        self._kernels.logprobs(
+            LogprobsCall(
+                logits=logits.data_ptr(),
+                tokens=tokens.data_ptr(),
+                chosen=chosen.data_ptr(),
+                top_ids=top_ids.data_ptr(),
+                top=top.data_ptr(),
+                num_rows=num_rows,
+                vocab_size=vocab_size,
+                num_top=num_top,
+                num_threads=torch.get_num_threads(),
+            )
+        )
+        return Logprobs(chosen, top_ids, top)
+
+    def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
+        """See SamplingOps."""
+        assert logits.is_contiguous()
+        assert counts.is_contiguous()
+        call = self._penalty_call
+        call.logits = logits.data_ptr()
+        call.rows, call.table_rows = penalised.at.data_ptr(), penalised.rows.data_ptr()
+        call.counts = counts.data_ptr()
+        call.num_rows, call.vocab_size = len(penalised), logits.shape[1]
+        call.num_threads = torch.get_num_threads()
+        self._kernels.penalise(call)
+
+    def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
+        """See SamplingOps."""
+        assert logits.is_contiguous()
+        num_rows, num_words = masks.words.shape
+        self._kernels.mask(
+            MaskCall(
+                logits=logits.data_ptr(),
+                rows=masks.at.data_ptr(),
+                words=masks.words.data_ptr(),
+                num_rows=num_rows,
+                vocab_size=logits.shape[1],
+                num_words=num_words,
+                num_threads=torch.get_num_threads(),
+            )
+        )

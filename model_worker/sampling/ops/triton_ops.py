@@ -1,0 +1,80 @@
+"""Sampling by Triton kernels, which find out by row who is edited and how: the host sends no list of them."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.kernels.triton.top_logprobs import top_logprobs
+from model_worker.sampling.columns import SamplingColumns
+from model_worker.sampling.logprobs import Logprobs
+from model_worker.sampling.masks import StepMasks
+from model_worker.sampling.ops.base import DrawKind
+from model_worker.sampling.ops.torch_ops import TorchSampling, top_p_of
+from model_worker.sampling.row_table import RowTable
+from model_worker.sampling.step import SamplingStep, StepRows
+from model_worker.sampling.triton import logit_edits
+from model_worker.sampling.triton.draw import draw
+from runtime.sampling import features as bit
+
+
+class TritonSampling(TorchSampling):
+    """What torch gives, but for a margin in the last bit of an exponential or a logarithm."""
+
+    def __init__(self, columns: SamplingColumns, device: Device) -> None:
+        super().__init__(columns, device)
+        self._columns = columns
+
+    def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
+        """See SamplingOps: all kinds of rows in the same few launches."""
+        who, columns = step.who, self._columns
+        if not step.present & bit.NOISE:
+            return logits.argmax(dim=1)
+        top_p = None
+        if step.present & bit.TOP_P_DECAY:
+            decaying = step.rows_with(bit.TOP_P_DECAY).rows
+            top_p = columns.top_p.clone()
+            top_p[decaying] = top_p_of(columns, decaying)
+        truncates = bool(step.present & bit.TRUNCATES)
+        return draw(logits, who.rows, who.positions, columns, truncates=truncates, top_p=top_p)
+
+    def draw_by_row(
+        self,
+        logits: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        kind: DrawKind,
+        *,
+        out: Tensor | None = None,
+        last_token: Tensor | None = None,
+    ) -> Tensor:
+        """See SamplingOps: two launches, or four."""
+        truncates = kind is DrawKind.TRUNCATED
+        return draw(
+            logits, rows, positions, self._columns, truncates=truncates, out=out, last_token=last_token
+        )
+
+    def logprobs(self, logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
+        """See SamplingOps."""
+        return Logprobs(*top_logprobs(logits, tokens, min(num_top, logits.shape[1])))
+
+    def penalise(self, logits: Tensor, penalised: StepRows, counts: Tensor) -> None:
+        """See SamplingOps."""
+        logit_edits.penalize(logits, penalised.step.who.rows, counts, self._columns)
+
+    def count(self, counts: Tensor, penalised: StepRows, tokens: Tensor) -> None:
+        """See SamplingOps."""
+        logit_edits.count_tokens(counts, penalised.step.who.rows, tokens, self._columns)
+
+    def add_bias(self, logits: Tensor, biased: StepRows, table: RowTable) -> None:
+        """See SamplingOps."""
+        logit_edits.add_bias(logits, biased.step.who.rows, table.values)
+
+    def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
+        """See SamplingOps."""
+        logit_edits.forbid_masked(logits, *masks)
+
+    def forbid_below(self, logits: Tensor, short: StepRows, table: RowTable) -> None:
+        """See SamplingOps."""
+        who = short.step.who
+        logit_edits.forbid_below(logits, who.rows, who.positions, table.values, self._columns.min_len)

@@ -1,0 +1,100 @@
+"""SamplingStep: whose tokens a step samples, what their rows need, and what comes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows, rows_with
+from model_worker.sampling.logprobs import Logprobs
+from runtime.sampling import features as bit
+
+MASKED = 1 << 30
+"""Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
+CHANGES = bit.CHANGES | MASKED  # the logits, before the draw
+
+
+def _no_rows() -> LongArray:
+    return np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Sampled:
+    """The results of a step of S rows."""
+
+    tokens: Tensor  # [S] int64
+    logprobs: Logprobs | None = None  # of the rows that asked
+    logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
+    logits_of: LongArray = field(default_factory=_no_rows)  # [m] which of S they belong to
+
+
+class StepRows:
+    """Some rows of a step. Lists of them go to the device when somebody asks for them: a kernel that looks at
+    every row of the step does without.
+    """
+
+    def __init__(self, step: SamplingStep, index: LongArray) -> None:
+        """index: places among the step's rows."""
+        self.step = step
+        self.index = index
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    @cached_property
+    def at(self) -> Tensor:
+        """Places among the step's rows, on the device."""
+        return self.step.device.tensor(self.index)
+
+    @cached_property
+    def rows(self) -> Tensor:
+        """Rows of the tables, on the device."""
+        return self.step.who.rows[self.at]
+
+    @property
+    def positions(self) -> Tensor:
+        return self.step.who.positions[self.at]
+
+    @property
+    def rows_host(self) -> LongArray:
+        return self.step.who.rows_host[self.index]
+
+    @property
+    def positions_host(self) -> LongArray:
+        return self.step.who.positions_host[self.index]
+
+    def where(self, condition: npt.NDArray[np.bool_]) -> StepRows:
+        """Those of them for which the condition holds."""
+        return StepRows(self.step, self.index[condition])
+
+
+class SamplingStep:
+    """One step of S rows. present: the bits of all that one of them needs."""
+
+    __slots__ = ("_found", "device", "features", "masks", "present", "who")
+
+    def __init__(
+        self, device: Device, who: SampleRows, features: FeatureArray, masks: Mapping[int, bytes]
+    ) -> None:
+        """features: the bits of each row; masks: by row, for some."""
+        self.device = device
+        self.who = who
+        self.features = features
+        self.masks = masks
+        self.present = int(np.bitwise_or.reduce(features, initial=0)) | (MASKED if masks else 0)
+        self._found: dict[int, StepRows] = {}
+
+    def __len__(self) -> int:
+        return len(self.features)
+
+    def rows_with(self, bits: int) -> StepRows:
+        """Rows that have one of `bits`."""
+        if bits not in self._found:
+            self._found[bits] = StepRows(self, rows_with(self.features, bits))
+        return self._found[bits]
