@@ -41,6 +41,7 @@ class SamplingColumns:
 
     # Written by python -m runtime.sampling.generate: begin.
     temperature: Tensor
+    top_n_sigma: Tensor  # ids more standard deviations below the largest are cut off; 0: none
     top_p: Tensor
     min_logit_gap: Tensor  # log of min-p: ids further below the largest are cut off
     repetition: Tensor

@@ -1,13 +1,14 @@
 """Sampler: one token for each row of logits, in the order of docs/sampling.md.
 
     repetition → presence, frequency → logit bias → allowed ids, mask → min tokens, bad words, n-grams
-    → ÷ temperature → top-k → top-p → min-p → argmax(logit + Gumbel noise of (seed, position, id))
+    → ÷ temperature → top-n-sigma → top-k → top-p → min-p
+    → argmax(logit + Gumbel noise of (seed, position, id))
 
-The second line is the draw (`ops/`). Each part of the first is an object (`capabilities/`), and so is what is
-reported beside a token; the sampler knows none of them. What forbids an id does so whatever its place in the
-order; those that may yield come last, because they must see what is left. A step touches only the rows that
-need a capability; a batch of plain greedy rows is one argmax. A row's token depends on its own logits,
-parameters, history and position, never on what else is in the batch.
+The draw begins with the temperature (`ops/`). Each part of the first line is an object (`capabilities/`), and
+so is what is reported beside a token; the sampler knows none of them. What forbids an id does so whatever its
+place in the order; those that may yield come last, because they must see what is left. A step touches only
+the rows that need a capability; a batch of plain greedy rows is one argmax. A row's token depends on its own
+logits, parameters, history and position, never on what else is in the batch.
 """
 
 from __future__ import annotations

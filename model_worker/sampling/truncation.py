@@ -1,6 +1,6 @@
-"""Truncation: which ids of a row may be drawn under top-k, top-p and min-p.
+"""Truncation: which ids of a row may be drawn under top-n-sigma, top-k, top-p and min-p.
 
-Ids are ordered by logit, largest first, equal logits by id; each of the three keeps a beginning of that
+Ids are ordered by logit, largest first, equal logits by id; each of the last three keeps a beginning of that
 order, so the shortest decides. Probability mass is counted in integers: their sums are exact, so what a row
 keeps depends on no other row, on no width of a search and on no order of summation.
 """
@@ -55,6 +55,22 @@ def _by_numpy(keys: Tensor, k: int) -> Tensor:
 
 
 _SELECTIONS = {"cpu": _by_numpy}
+
+
+def within_sigmas(logits: Tensor, num_sigmas: Tensor) -> Tensor:
+    """logits [n, k], -inf where they are more than num_sigmas [n] population standard deviations of the row's
+    finite logits below the largest; 0: all stay.
+
+    In float64, so that what is kept does not depend on an order of summation but for its last bits.
+    """
+    is_finite = logits.isfinite()
+    count = is_finite.sum(dim=1, keepdim=True).clamp_min(1)
+    x = logits.double().where(is_finite, 0.0)
+    distances = (x - x.sum(dim=1, keepdim=True) / count).where(is_finite, 0.0)
+    deviations = (distances.square().sum(dim=1, keepdim=True) / count).sqrt()
+    num_sigmas = num_sigmas.unsqueeze(1)
+    lowest = logits.amax(dim=1, keepdim=True) - num_sigmas.double() * deviations
+    return logits.masked_fill((logits < lowest.float()) & (num_sigmas > 0.0), -torch.inf)
 
 
 def masses(logits: Tensor, highest: Tensor) -> Tensor:

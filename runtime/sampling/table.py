@@ -163,10 +163,29 @@ PARAMETERS: tuple[Parameter, ...] = (
         recommended=("temperature", "Annotated[float, msgspec.Meta(ge=0)]"),
     ),
     Parameter(
+        name="top_n_sigma",
+        kind=Number(low=0.0, high=1e6),
+        neutral=0.0,
+        step="7",
+        doc="Keep ids whose logit is at most so many standard deviations of the logits below the largest; "
+        "0 keeps all.",
+        columns=(
+            Column(
+                "top_n_sigma",
+                "float32",
+                lambda p, stay: p.top_n_sigma,
+                "ids more standard deviations below the largest are cut off; 0: none",
+            ),
+        ),
+        feature=_above_zero(bit.TOP_N_SIGMA),
+        example=100.0,
+        array="top_n_sigma",
+    ),
+    Parameter(
         name="top_k",
         kind=Integer(low=-1, high=MAX_TOP_K),
         neutral=-1,
-        step="7",
+        step="8",
         doc="Keep the k most likely tokens; -1 or 0 keeps all. Of equals at the border the lowest ids stay.",
         columns=(Column("top_k", "int64", lambda p, stay: max(p.top_k, 0), "0: all"),),
         feature=_above_zero(bit.TOP_K),
@@ -179,7 +198,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="top_p",
         kind=SHARE_ABOVE_ZERO,
         neutral=1.0,
-        step="8",
+        step="9",
         doc="Keep, of what is left, renormalised, the fewest most likely ids whose probabilities reach p; at "
         "least one.",
         columns=(Column("top_p", "float32", lambda p, stay: p.top_p),),
@@ -193,7 +212,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="min_p",
         kind=SHARE,
         neutral=0.0,
-        step="9",
+        step="10",
         doc="Keep ids that are at least `min_p` times as likely as the most likely one.",
         columns=(
             Column(
@@ -247,7 +266,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=Seed(low=-SEEDS, high=2 * SEEDS - 1),
         neutral=None,
         nullable=True,
-        step="10",
+        step="11",
         doc="Seed of this request's noise; None lets the client library draw one. It takes all of 64 bits, "
         "signed or not: -1 is none, as in vLLM, and one that is not from 0 to 2^63 - 1 stands for its "
         "remainder by 2^63.",
@@ -379,7 +398,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="top_p_decay",
         kind=SHARE_ABOVE_ZERO,
         neutral=1.0,
-        step="8",
+        step="9",
         doc="Factor of top_p with each output token: p is `max(top_p_min, top_p * top_p_decay**age)`. The "
         "age is the number of output tokens since the beginning, or since the last reset id: 0 right after "
         "it.",
@@ -397,7 +416,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="top_p_min",
         kind=SHARE,
         neutral=0.0,
-        step="8",
+        step="9",
         doc="The bound that top_p does not decay below.",
         # Only a decay is limited by it.
         columns=(
@@ -409,7 +428,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         name="top_p_reset_ids",
         kind=Ids(max_length=MAX_WORD_IDS),
         neutral=(),
-        step="8",
+        step="9",
         doc="Token ids after which top_p begins again.",
     ),
     Parameter(

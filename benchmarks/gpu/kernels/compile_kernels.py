@@ -144,11 +144,11 @@ def _of_a_step() -> Iterator[Variant]:
 
 def _of_a_draw() -> Iterator[Variant]:
     """Of 151,936 ids."""
-    floats = ("logits", "temperatures", "top_ps", "min_logit_gaps", "highest", "lowest", "scores")
+    floats = ("logits", "temperatures", "top_ps", "min_logit_gaps", "sigmas", "highest", "lowest", "scores")
     integers = ("top_ks", "greedy", "seeds", "positions", "mass", "tokens", "last_token")
     small = ("histogram", "listed", "num_listed", "ids")
     kinds = dict.fromkeys(floats, "*fp32") | dict.fromkeys(integers, "*i64") | dict.fromkeys(small, "*i32")
-    kinds |= {"vocab_size": "i32", "num_blocks": "i32"}
+    kinds |= {"vocab_size": "i32", "num_blocks": "i32", "moments": "*fp64"}
     block = {"BLOCK": draw.BLOCK}
     blocks = {**block, "BLOCKS": 128}
     yield Variant("draw: extremes", truncation._extremes, block, 4, 3, kinds)

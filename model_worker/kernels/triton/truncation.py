@@ -1,6 +1,6 @@
-"""Top-k, top-p and min-p of rows of logits, cut without a sort by programs that share each row's vocabulary.
+"""Top-n-sigma, top-k, top-p and min-p of rows of logits, cut without a sort by programs that share each row.
 
-    grid   row × block   `_extremes`        the largest and the smallest logit of each block
+    grid   row × block   `_extremes`        the largest and the smallest logit of each block, and the moments
     grid   row × block   `_count`           how many ids 256 buckets have, from the largest logit down
     grid   row × block   `_best_in_block`   from the counts, the few buckets that the cut may lie in
                                             (`_window`): draws from those above, lists the ids in them
@@ -12,7 +12,8 @@ bucket alone. The counts give top-k's bucket exactly and bounds of the mass abov
 which top-p's share is reached: two or three buckets. So a row is read three times, whatever its parameters,
 and some hundred ids are searched. Where more are in doubt than a list holds (tens of thousands of equal
 logits) the search goes over the whole row. Mass is counted in integers, as in
-model_worker.sampling.truncation: sums are exact and the same in any order.
+model_worker.sampling.truncation: sums are exact and the same in any order. What top-n-sigma cuts off (below
+`floor`) counts nowhere.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Scratch(NamedTuple):
     listed: Tensor  # [n, CAPACITY] int32 ids, in no order
     num_listed: Tensor  # [n] int32, more than CAPACITY where they did not fit
     mass: Tensor  # [n, blocks, 2] int64: of the ids above the window, of those ahead of k's bucket
+    moments: Tensor  # [n, blocks, 3] float64: number of finite logits, their mean, sum of squares around it
 
     @classmethod
     def empty(cls, num_rows: int, num_blocks: int, device: torch.device) -> Scratch:
@@ -60,6 +62,7 @@ class Scratch(NamedTuple):
             listed=of(torch.int32, CAPACITY),
             num_listed=of(torch.int32),
             mass=of(torch.int64, num_blocks, 2),
+            moments=of(torch.float64, num_blocks, 3),
         )
 
 
@@ -88,35 +91,45 @@ def _mass(x, highest):
 
 @triton.jit
 def _limits(row, columns, strides, vocab_size):
-    """(k, p, log of min-p) of a row: vocab_size, 1 and -inf where they keep all, as a greedy row's do.
+    """(k, p, log of min-p, standard deviations) of a row: vocab_size, 1, -inf and 0 where they keep all, as a
+    greedy row's do.
 
-    columns: (top-k, top-p, log of min-p, greedy), strides: of the first three.
+    columns: (top-k, top-p, log of min-p, standard deviations, greedy), strides: of the first three.
     """
-    top_ks, top_ps, min_logit_gaps, greedy = columns
+    top_ks, top_ps, min_logit_gaps, sigmas, greedy = columns
     integer_stride, top_p_stride, float_stride = strides
     is_drawn = tl.load(greedy + row * integer_stride) == 0
     k = tl.load(top_ks + row * integer_stride)
     k = tl.where(is_drawn & (k > 0) & (k < vocab_size), k, vocab_size)
     p = tl.where(is_drawn, tl.minimum(tl.load(top_ps + row * top_p_stride), 1.0), 1.0)
-    return k, p, tl.where(is_drawn, tl.load(min_logit_gaps + row * float_stride), float("-inf"))
+    gap = tl.where(is_drawn, tl.load(min_logit_gaps + row * float_stride), float("-inf"))
+    return k, p, gap, tl.where(is_drawn, tl.load(sigmas + row * float_stride), 0.0)
 
 
 @triton.jit
 def _extremes(
-    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, highest, lowest, histogram,
-    num_listed, vocab_size, float_stride, integer_stride, top_p_stride, BLOCK: tl.constexpr,
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, sigmas, greedy, highest, lowest, histogram,
+    num_listed, moments, vocab_size, float_stride, integer_stride, top_p_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Of the rows that are cut; empties their histograms and lists, too."""
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
-    columns, strides = (top_ks, top_ps, min_logit_gaps, greedy), (integer_stride, top_p_stride, float_stride)
-    k, p, gap = _limits(row, columns, strides, vocab_size)
-    if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
+    columns = (top_ks, top_ps, min_logit_gaps, sigmas, greedy)
+    k, p, gap, sigma = _limits(row, columns, (integer_stride, top_p_stride, float_stride), vocab_size)
+    if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")) | (sigma > 0.0):
         temperature = tl.load(temperatures + row * float_stride)
         x, _token, _inside = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
         place = i * tl.num_programs(1) + block
         tl.store(highest + place, tl.max(x, 0))
         tl.store(lowest + place, tl.min(tl.where(x > float("-inf"), x, float("inf")), 0))
+        if sigma > 0.0:
+            finite = (x > float("-inf")) & (x < float("inf"))
+            num = tl.sum(finite.to(tl.float64), 0)
+            mean = tl.sum(tl.where(finite, x, 0.0).to(tl.float64), 0) / tl.maximum(num, 1.0)
+            distance = tl.where(finite, x.to(tl.float64) - mean, 0.0)
+            tl.store(moments + 3 * place, num)
+            tl.store(moments + 3 * place + 1, mean)
+            tl.store(moments + 3 * place + 2, tl.sum(distance * distance, 0))
         if block == 0:
             bucket = tl.arange(0, NUM_BUCKETS)
             tl.store(histogram + i * NUM_BUCKETS + bucket, bucket * 0)
@@ -124,14 +137,27 @@ def _extremes(
 
 
 @triton.jit
-def _scale(highest, lowest, i, num_blocks, BLOCKS: tl.constexpr):
-    """(largest logit of a row, buckets per nat): they divide what has a mass, or all, if that is less."""
+def _scale(highest, lowest, moments, sigma, i, num_blocks, BLOCKS: tl.constexpr):
+    """(largest logit of a row, buckets per nat, floor): the buckets divide what has a mass, or all down to
+    the floor, if that is less. The floor is `sigma` standard deviations below the largest; 0: there is none.
+    """
     b = tl.arange(0, BLOCKS)
     inside = b < num_blocks
     top = tl.max(tl.load(highest + i * num_blocks + b, mask=inside, other=float("-inf")), 0)
     bottom = tl.min(tl.load(lowest + i * num_blocks + b, mask=inside, other=float("inf")), 0)
+    floor = float("-inf")
+    if sigma > 0.0:
+        place = moments + 3 * (i * num_blocks + b)
+        num = tl.load(place, mask=inside, other=0.0)
+        mean = tl.load(place + 1, mask=inside, other=0.0)
+        square = tl.sum(tl.load(place + 2, mask=inside, other=0.0), 0)
+        all_num = tl.maximum(tl.sum(num, 0), 1.0)
+        distance = mean - tl.sum(num * mean, 0) / all_num
+        variance = (square + tl.sum(num * distance * distance, 0)) / all_num
+        floor = (top.to(tl.float64) - sigma.to(tl.float64) * tl.sqrt(variance)).to(tl.float32)
+    bottom = tl.maximum(bottom, floor)
     width = tl.maximum(tl.minimum(top - bottom, WEIGHTLESS), NARROWEST)
-    return top, tl.math.div_rn(NUM_BUCKETS - 1.0, width)
+    return top, tl.math.div_rn(NUM_BUCKETS - 1.0, width), floor
 
 
 @triton.jit
@@ -143,18 +169,19 @@ def _bucket(x, top, per_nat):
 
 @triton.jit
 def _count(
-    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, highest, lowest, histogram,
-    vocab_size, float_stride, integer_stride, top_p_stride, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, sigmas, greedy, highest, lowest, histogram,
+    moments, vocab_size, float_stride, integer_stride, top_p_stride,
+    BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
-    columns, strides = (top_ks, top_ps, min_logit_gaps, greedy), (integer_stride, top_p_stride, float_stride)
-    k, p, _gap = _limits(row, columns, strides, vocab_size)
+    columns = (top_ks, top_ps, min_logit_gaps, sigmas, greedy)
+    k, p, _gap, sigma = _limits(row, columns, (integer_stride, top_p_stride, float_stride), vocab_size)
     if (k < vocab_size) | (p < 1.0):
         temperature = tl.load(temperatures + row * float_stride)
         x, _token, inside = _scaled(logits + i * vocab_size, block * BLOCK, vocab_size, temperature, BLOCK)
-        top, per_nat = _scale(highest, lowest, i, tl.num_programs(1), BLOCKS)
-        counts = tl.histogram(_bucket(x, top, per_nat), NUM_BUCKETS, mask=inside)
+        top, per_nat, floor = _scale(highest, lowest, moments, sigma, i, tl.num_programs(1), BLOCKS)
+        counts = tl.histogram(_bucket(x, top, per_nat), NUM_BUCKETS, mask=inside & ~(x < floor))
         place = histogram + i * NUM_BUCKETS + tl.arange(0, NUM_BUCKETS)
         tl.atomic_add(place, counts, mask=counts > 0, sem="relaxed")
 
@@ -196,9 +223,9 @@ def _doubtful(row, window, start, TILE: tl.constexpr, ID_BITS: tl.constexpr):
     order is int64, of no two ids the same, and larger for what comes earlier.
 
     row: (logits, temperature, how many ids to look at, the list, its length; 0 if all of the row is to be
-    looked at). window: (largest scaled logit, buckets per nat, first, last).
+    looked at, floor). window: (largest scaled logit, buckets per nat, first, last).
     """
-    logits, temperature, num, listed, num_listed = row
+    logits, temperature, num, listed, num_listed, floor = row
     top, per_nat, first, last = window
     at = start + tl.arange(0, TILE)
     inside = at < num
@@ -206,7 +233,7 @@ def _doubtful(row, window, start, TILE: tl.constexpr, ID_BITS: tl.constexpr):
     x = tl.math.div_rn(tl.load(logits + token, mask=inside, other=float("-inf")), temperature)
     bucket = _bucket(x, top, per_nat)
     order = (_key(x).to(tl.int64) << ID_BITS) | ((1 << ID_BITS) - 1 - token)
-    return token, x, order, inside & (bucket >= first) & (bucket <= last)
+    return token, x, order, inside & (bucket >= first) & (bucket <= last) & ~(x < floor)
 
 
 @triton.jit

@@ -24,7 +24,7 @@ class DrawKind(enum.Enum):
     """What rows need of which a draw is all that is wanted: their logits are not edited."""
 
     WHOLE = enum.auto()  # greedy rows, and draws from the whole vocabulary
-    TRUNCATED = enum.auto()  # some with top-k, top-p or min-p
+    TRUNCATED = enum.auto()  # some with top-n-sigma, top-k, top-p or min-p
 
 
 class SamplingOps(Protocol):

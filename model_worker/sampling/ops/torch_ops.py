@@ -19,7 +19,7 @@ from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.philox import LANES
 from model_worker.sampling.row_table import RowTable
 from model_worker.sampling.step import SamplingStep, StepRows
-from model_worker.sampling.truncation import candidates
+from model_worker.sampling.truncation import candidates, within_sigmas
 from runtime.sampling import features as bit
 
 
@@ -49,9 +49,16 @@ class TorchSampling:
             )
         return tokens
 
+    def _scaled(self, logits: Tensor, rows: Tensor, present: int) -> Tensor:
+        """Logits over the temperature, -inf where top-n-sigma cuts them off."""
+        scaled = logits / take(self._columns.temperature, rows).unsqueeze(1)
+        if not present & bit.TOP_N_SIGMA:
+            return scaled
+        return within_sigmas(scaled, take(self._columns.top_n_sigma, rows))
+
     def _draw_whole(self, logits: Tensor, rows: Tensor, positions: Tensor, who: StepRows) -> Tensor:
-        """Draw from the whole vocabulary, less what min-p cuts off."""
-        logits = logits / take(self._columns.temperature, rows).unsqueeze(1)
+        """Draw from the whole vocabulary, less what top-n-sigma and min-p cut off."""
+        logits = self._scaled(logits, rows, who.step.present)
         if (who.step.features[who.index] & bit.MIN_P).any():
             lowest = logits.amax(dim=1, keepdim=True) + take(self._columns.min_logit_gap, rows).unsqueeze(1)
             logits.masked_fill_(logits < lowest, -math.inf)
@@ -59,9 +66,9 @@ class TorchSampling:
         return perturbed(logits, take(self._columns.seed, rows), positions, prune=prune).argmax(dim=1)
 
     def _draw_truncated(self, logits: Tensor, rows: Tensor, positions: Tensor, who: StepRows) -> Tensor:
-        """Draw from what top-k, top-p and min-p leave."""
+        """Draw from what top-n-sigma, top-k, top-p and min-p leave."""
         c = self._columns
-        logits = logits / take(c.temperature, rows).unsqueeze(1)
+        logits = self._scaled(logits, rows, who.step.present)
         values, ids = candidates(
             logits,
             take(c.top_k, rows),
@@ -91,7 +98,7 @@ class TorchSampling:
     ) -> Tensor:
         """See SamplingOps."""
         c = self._columns
-        x = logits / take(c.temperature, rows).unsqueeze(1)
+        x = self._scaled(logits, rows, bit.TOP_N_SIGMA if kind is DrawKind.TRUNCATED else 0)
         if kind is DrawKind.TRUNCATED:
             limits = take(c.top_k, rows), take(c.top_p, rows), take(c.min_logit_gap, rows)
             values, ids = candidates(x, *limits, max_top_k=logits.shape[1], one_pass=True)

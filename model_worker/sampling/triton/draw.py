@@ -1,4 +1,4 @@
-"""Draw a token for each row of logits: temperature, top-k, top-p, min-p and stateless noise.
+"""Draw a token for each row of logits: temperature, top-n-sigma, top-k, top-p, min-p and stateless noise.
 
     grid   row × block   `_extremes`, `_count` of truncation.py, which says how rows are cut; if one is
     grid   row × block   `_best_in_block`: the largest logit + noise of what is surely kept; lists what may be
@@ -56,9 +56,9 @@ def draw(
 ) -> Tensor:
     """One token for each row, [n] int64, in `out` if it is given; as model_worker.sampling.sampler draws it.
 
-    logits [n, V] float32 contiguous; rows, positions [n] int64. truncates: some row has top-k, top-p or
-    min-p; without it they are not looked at. top_p [max_rows + 1] float32: in place of the columns' own.
-    last_token [max_rows + 1] int64: gets the tokens, too, by row. Two launches, four with `truncates`.
+    logits [n, V] float32 contiguous; rows, positions [n] int64. truncates: some row has top-n-sigma, top-k,
+    top-p or min-p; without it they are not looked at. top_p [max_rows + 1] float32: in place of the columns'
+    own. last_token [max_rows + 1] int64: gets the tokens, too, by row. Two launches, four with `truncates`.
     """
     num_rows, vocab_size = logits.shape
     device = logits.device
@@ -71,16 +71,17 @@ def draw(
     ids = torch.empty((num_rows, num_blocks), dtype=torch.int32, device=device)
     c = columns
     top_p = c.top_p if top_p is None else top_p
-    limits = (rows, c.temperature, c.top_k, top_p, c.min_logit_gap, c.is_greedy)
+    limits = (rows, c.temperature, c.top_k, top_p, c.min_logit_gap, c.top_n_sigma, c.is_greedy)
     strides = (c.temperature.stride(0), c.top_k.stride(0), top_p.stride(0))
     grid = (num_rows, num_blocks, 1)
     sites = _sites(vocab_size, truncates, last_token is not None, truncation.CAPACITY)
     if truncates:
         sites.extremes.launch(
-            grid, logits, *limits, s.highest, s.lowest, s.histogram, s.num_listed, vocab_size, *strides
-        )
+            grid, logits, *limits, s.highest, s.lowest, s.histogram, s.num_listed, s.moments, vocab_size,
+            *strides,
+        )  # fmt: skip
         sites.count_buckets.launch(
-            grid, logits, *limits, s.highest, s.lowest, s.histogram, vocab_size, *strides
+            grid, logits, *limits, s.highest, s.lowest, s.histogram, s.moments, vocab_size, *strides
         )
     sites.best_in_block.launch(
         grid, logits, *limits, c.seed, positions, *s, scores, ids, vocab_size, *strides
@@ -170,8 +171,8 @@ def _append(listed, num_listed, token, among, CAPACITY: tl.constexpr):
 
 @triton.jit
 def _best_in_block(
-    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, seeds, positions,
-    highest, lowest, histogram, listed, num_listed, mass, scores, ids,
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, sigmas, greedy, seeds, positions,
+    highest, lowest, histogram, listed, num_listed, mass, moments, scores, ids,
     vocab_size, float_stride, integer_stride, top_p_stride,
     TRUNCATES: tl.constexpr, CAPACITY: tl.constexpr, BLOCKS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -184,22 +185,23 @@ def _best_in_block(
     place = i * num_blocks + block
     if TRUNCATES:
         columns, strides = (
-            (top_ks, top_ps, min_logit_gaps, greedy),
+            (top_ks, top_ps, min_logit_gaps, sigmas, greedy),
             (integer_stride, top_p_stride, float_stride),
         )
-        k, p, gap = _limits(row, columns, strides, vocab_size)
-        if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")):
-            top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
-            kept = kept & (x >= _lowest(top, gap))
+        k, p, gap, sigma = _limits(row, columns, strides, vocab_size)
+        if (k < vocab_size) | (p < 1.0) | (gap > float("-inf")) | (sigma > 0.0):
+            top, per_nat, floor = _scale(highest, lowest, moments, sigma, i, num_blocks, BLOCKS)
+            counted = ~(x < floor)
+            kept = kept & counted & (x >= _lowest(top, gap))
             if (k < vocab_size) | (p < 1.0):
                 counts = histogram + i * NUM_BUCKETS
                 first, last, k, k_bucket, _num_ahead = _window(counts, per_nat, k, p, vocab_size)
                 # Padding is -inf: it has no mass, and is listed nowhere.
-                bucket, each = _bucket(x, top, per_nat), _mass(x, top)
+                bucket, each = _bucket(x, top, per_nat), tl.where(counted, _mass(x, top), 0)
                 tl.store(mass + 2 * place, tl.sum(tl.where(bucket < first, each, 0), 0))
                 tl.store(mass + 2 * place + 1, tl.sum(tl.where(bucket < k_bucket, each, 0), 0))
                 in_window = ((bucket >= first) & (bucket <= last)) | (bucket == k_bucket)
-                doubtful = (token < vocab_size) & in_window
+                doubtful = (token < vocab_size) & counted & in_window
                 _append(listed + i * CAPACITY, num_listed + i, token, doubtful, CAPACITY)
                 kept = kept & (bucket < first)
     best, best_id = float("-inf"), HIGHEST_ID
@@ -228,8 +230,8 @@ def _best_of_list(
 
 @triton.jit
 def _best_of_row(
-    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, greedy, seeds, positions,
-    highest, lowest, histogram, listed, num_listed, mass, scores, ids, tokens, last_token,
+    logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, sigmas, greedy, seeds, positions,
+    highest, lowest, histogram, listed, num_listed, mass, moments, scores, ids, tokens, last_token,
     vocab_size, num_blocks, float_stride, integer_stride, top_p_stride,
     TRUNCATES: tl.constexpr, REMEMBERS: tl.constexpr, CAPACITY: tl.constexpr, BLOCKS: tl.constexpr,
     TILE: tl.constexpr, ID_BITS: tl.constexpr,
@@ -243,12 +245,12 @@ def _best_of_row(
     best, token = _best(score, tl.load(ids + at, mask=inside, other=HIGHEST_ID), inside)
     if TRUNCATES:
         columns, strides = (
-            (top_ks, top_ps, min_logit_gaps, greedy),
+            (top_ks, top_ps, min_logit_gaps, sigmas, greedy),
             (integer_stride, top_p_stride, float_stride),
         )
-        k, p, gap = _limits(row, columns, strides, vocab_size)
+        k, p, gap, sigma = _limits(row, columns, strides, vocab_size)
         if (k < vocab_size) | (p < 1.0):
-            top, per_nat = _scale(highest, lowest, i, num_blocks, BLOCKS)
+            top, per_nat, floor = _scale(highest, lowest, moments, sigma, i, num_blocks, BLOCKS)
             counts = histogram + i * NUM_BUCKETS
             first, last, k, k_bucket, num_ahead = _window(counts, per_nat, k, p, vocab_size)
             mass_above = tl.sum(tl.load(mass + 2 * at, mask=inside, other=0), 0)
@@ -258,7 +260,7 @@ def _best_of_row(
             held = tl.where(num <= CAPACITY, num, 0)
             num = tl.where(num <= CAPACITY, num, vocab_size)
             temperature = tl.load(temperatures + row * float_stride)
-            doubtful = (logits + i * vocab_size, temperature, num, listed + i * CAPACITY, held)
+            doubtful = (logits + i * vocab_size, temperature, num, listed + i * CAPACITY, held, floor)
             window = (top, per_nat, first, last)
             cut = _cut(
                 doubtful, window, k, k_bucket, num_ahead, p, mass_above, mass_ahead, vocab_size, TILE, ID_BITS

@@ -152,6 +152,7 @@ def test_logprobs_are_triples(front: Front, stream: bool) -> None:
         ("top_p", 0.5, "top_p", 0.5),
         ("top_k", 5, "top_k", 5),
         ("min_p", 0.5, "min_p", 0.5),
+        ("top_n_sigma", 1.5, "top_n_sigma", 1.5),
         ("repetition_penalty", 1.5, "repetition_penalty", 1.5),
         ("presence_penalty", 1.5, "presence_penalty", 1.5),
         ("frequency_penalty", 1.5, "frequency_penalty", 1.5),

@@ -45,6 +45,9 @@ def _mixed(vocab: int) -> list[Row]:
         {"top_k": 400, "top_p": 0.95, "min_p": 0.01},
         {"top_p": 1e-9},
         {"top_p": 0.9, "top_p_decay": 0.8, "top_p_min": 0.3, "top_p_age": 3},
+        {"top_n_sigma": 1.2},
+        {"top_n_sigma": 0.5, "top_k": 40, "top_p": 0.7},
+        {"top_n_sigma": 3.0, "top_p": 0.95, "min_p": 0.01},
     ]
     return [
         setup(row, seed=(row << 35) + 7, temperature=(0.5, 1.0, 1.7)[row % 3], **truncation)

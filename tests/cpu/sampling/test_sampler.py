@@ -83,6 +83,9 @@ def test_truncated_draws_equal_the_slow_reference(device: CpuDevice) -> None:
         setup(5, seed=6, temperature=2.0, top_p=0.999),
         setup(6, seed=7, temperature=1.0, top_k=VOCAB * 2),
         setup(7, seed=8, temperature=1.0, top_k=1),
+        setup(8, seed=9, temperature=1.7, top_n_sigma=1.5),
+        setup(9, seed=10, temperature=0.8, top_n_sigma=2.5, top_p=0.9),
+        setup(10, seed=11, temperature=5.0, top_n_sigma=1.0, top_k=30, top_p=0.8, min_p=0.5),
     ]
     sampler = sampler_with(device, *setups)
     for position in range(4, 12):

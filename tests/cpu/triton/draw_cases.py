@@ -23,6 +23,10 @@ KINDS: list[dict[str, float]] = [
     {"min_p": 0.2},
     {"temperature": 0.0, "top_k": 5, "top_p": 0.1},
     {"temperature": 1e-4, "top_k": 1999},
+    {"top_n_sigma": 1.0},
+    {"temperature": 1.6, "top_n_sigma": 2.0, "top_k": 1500},
+    {"temperature": 0.7, "top_n_sigma": 0.3, "top_p": 0.6, "min_p": 0.02},
+    {"temperature": 0.0, "top_n_sigma": 1.0},
 ]
 SETUPS = [Row(row=row, num_prompt=4, seed=91 + row, **kind) for row, kind in enumerate(KINDS)]  # type: ignore[arg-type]
 

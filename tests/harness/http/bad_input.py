@@ -93,6 +93,7 @@ HTTP_CASES = (
     completion("top_p above one", "top_p", top_p=1.001),
     completion("top_k below -1", "top_k", top_k=-2),
     completion("min_p above one", "min_p", min_p=1.5),
+    completion("top_n_sigma below zero", "top_n_sigma", top_n_sigma=-1),
     completion("repetition_penalty zero", "repetition_penalty", repetition_penalty=0),
     completion("presence_penalty out of range", "presence_penalty", presence_penalty=2.1),
     completion("frequency_penalty out of range", "frequency_penalty", frequency_penalty=-2.1),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 from tests.harness.row_setups import Row
 
 WORD = 0xFFFFFFFF
@@ -24,8 +26,17 @@ def gumbel(seed: int, position: int, token: int) -> float:
     return -math.log(-math.log(max(word >> 8, 0.5) * 2.0**-24))
 
 
-def kept_ids(logits: Sequence[float], top_k: int, top_p: float, min_p: float) -> list[int]:
-    order = sorted(range(len(logits)), key=lambda i: (-logits[i], i))
+def within_sigmas(logits: Sequence[float], top_n_sigma: float) -> list[int]:
+    """Ids at most so many population standard deviations of the finite logits below the largest; 0: all."""
+    x = np.array(logits, np.float64)
+    lowest = x.max() - top_n_sigma * x[np.isfinite(x)].std() if top_n_sigma else -math.inf
+    return np.flatnonzero(x >= lowest).tolist()
+
+
+def kept_ids(
+    logits: Sequence[float], top_k: int, top_p: float, min_p: float, top_n_sigma: float = 0.0
+) -> list[int]:
+    order = sorted(within_sigmas(logits, top_n_sigma), key=lambda i: (-logits[i], i))
     if top_k > 0:
         order = order[:top_k]
     mass = [math.exp(logits[i] - logits[order[0]]) for i in order]
@@ -41,5 +52,5 @@ def kept_ids(logits: Sequence[float], top_k: int, top_p: float, min_p: float) ->
 
 def draw(logits: Sequence[float], s: Row, position: int) -> int:
     scaled = [x / s.temperature for x in logits]
-    kept = kept_ids(scaled, s.top_k, s.top_p, s.min_p)
+    kept = kept_ids(scaled, s.top_k, s.top_p, s.min_p, s.top_n_sigma)
     return max(kept, key=lambda t: (scaled[t] + gumbel(s.seed, position, t), -t))

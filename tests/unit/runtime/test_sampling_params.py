@@ -30,6 +30,8 @@ BAD: list[tuple[str, Any]] = [
     ("top_p", math.nan),
     ("min_p", -0.1),
     ("min_p", 1.1),
+    ("top_n_sigma", -0.1),
+    ("top_n_sigma", math.nan),
     ("repetition_penalty", 0.0),
     ("repetition_penalty", -1.0),
     ("presence_penalty", 2.1),

@@ -75,6 +75,7 @@ def test_the_needed_arrays_alone_ask_for_the_most_likely_tokens() -> None:
         ("top_p", one(0.5), "top_p", 0.5),
         ("runtime_top_p", one(0.5), "top_p", 0.5),
         ("min_p", one(0.25), "min_p", 0.25),
+        ("top_n_sigma", one(1.5), "top_n_sigma", 1.5),
         ("seed", np.array([7], np.uint64), "seed", 7),
         ("random_seed", one(7), "seed", 7),
         ("random_seed", np.array([[(1 << 64) - 1]], np.uint64), "seed", (1 << 64) - 1),

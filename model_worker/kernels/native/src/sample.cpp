@@ -1,5 +1,8 @@
 #include "sample.h"
 
+#include <numeric>
+#include <utility>
+
 #include "noise.h"
 #include "team.h"
 #include "truncate.h"
@@ -71,13 +74,52 @@ float top_p_of(const FloatColumns& floats, const IntegerColumns& integers) {
   return std::max(floats.top_p_min, (float)(floats.top_p * factor));
 }
 
+// visit(value) of each finite value of a sound row, summed, and how many there are; lane by lane, in double.
+template <class Visit>
+std::pair<double, double> sum_finite(const LogitRow& row, const Visit& visit) {
+  double sums[kLanes] = {}, counts[kLanes] = {};
+  float x[LogitRow::kBlock];
+  for (int block = 0; block < row.num_blocks(); ++block) {
+    row.load_block(block, x);
+    for (int i = 0; i < LogitRow::kBlock; i += kLanes) {
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const bool is_finite = x[i + lane] > -kInfinity;
+        sums[lane] += is_finite ? visit((double)x[i + lane]) : 0.0;
+        counts[lane] += is_finite;
+      }
+    }
+  }
+  return {std::accumulate(sums, sums + kLanes, 0.0), std::accumulate(counts, counts + kLanes, 0.0)};
+}
+
+// A sound row with -inf for what is more than so many standard deviations of its finite logits below the largest, as
+// truncation.py has it. `largest` as of LogitRow.
+LogitRow within_sigmas(const LogitRow& row, float num_sigmas, std::vector<float>& largest) {
+  static thread_local std::vector<float> kept;
+  const auto [sum, count] = sum_finite(row, [](double x) { return x; });
+  const double mean = sum / count;
+  const double square = sum_finite(row, [mean](double x) { return (x - mean) * (x - mean); }).first;
+  const float lowest = (float)(row.highest() - (double)num_sigmas * std::sqrt(square / count));
+  kept.resize((size_t)row.num_blocks() * LogitRow::kBlock);
+  float x[LogitRow::kBlock];
+  for (int block = 0; block < row.num_blocks(); ++block) {
+    row.load_block(block, x);
+    float* out = kept.data() + (size_t)block * LogitRow::kBlock;
+    for (int i = 0; i < LogitRow::kBlock; ++i) out[i] = x[i] < lowest ? -kInfinity : x[i];
+  }
+  return LogitRow(kept.data(), row.size(), 1.0f, largest);
+}
+
 int64_t sample(const float* logits, int size, const FloatColumns& floats, const IntegerColumns& integers,
                uint32_t position) {
   if (integers.is_greedy) return argmax(logits, size);
   static thread_local std::vector<float> largest;
   static thread_local std::vector<Candidate> candidates;
-  const LogitRow row(logits, size, floats.temperature, largest);
-  if (!row.is_sound()) return argmax(logits, size);
+  const LogitRow whole(logits, size, floats.temperature, largest);
+  if (!whole.is_sound()) return argmax(logits, size);
+  static thread_local std::vector<float> largest_kept;
+  const LogitRow row =
+      floats.top_n_sigma > 0 ? within_sigmas(whole, floats.top_n_sigma, largest_kept) : whole;
   Cut cut = find_cut(row, integers.top_k, top_p_of(floats, integers), candidates);
   const float lowest = row.highest() + floats.min_logit_gap;
   if (lowest > cut.value) cut = {lowest, INT32_MAX};

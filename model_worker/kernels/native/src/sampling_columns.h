@@ -8,6 +8,7 @@ namespace carousel {
 // Written by python -m runtime.sampling.generate: begin.
 struct FloatColumns {
   float temperature;
+  float top_n_sigma;  // ids more standard deviations below the largest are cut off; 0: none
   float top_p;
   float min_logit_gap;  // log of min-p: ids further below the largest are cut off
   float repetition;
