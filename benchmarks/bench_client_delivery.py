@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from carousel.client.core.request_builder import Submission
 from carousel.client.core.session import Session
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import Finish, OutputBatch, SequenceOutput, Usage
@@ -52,7 +53,7 @@ def seconds_per_output() -> float:
         connect=NoConnection,  # type: ignore[arg-type]
     )
     sampling = SamplingParams(max_tokens=NUM_STEPS)
-    states = [session.open_request([1, 2, 3], sampling, stream=True)[0] for _ in range(NUM_STREAMS)]
+    states = [session.open_request(Submission([1, 2, 3], sampling, True))[0] for _ in range(NUM_STREAMS)]
     handles = [state.request.handle for state in states]
     token = pack_ids([7])
     step = OutputBatch(tuple(SequenceOutput(handle, "word ", token) for handle in handles))

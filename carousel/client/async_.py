@@ -11,7 +11,7 @@ import copy
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self, TypeAlias, Unpack
 
@@ -19,7 +19,8 @@ from carousel.client.connection.connection import RING_TIMEOUT_S
 from carousel.client.connection.discovery import find_target
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
-from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, TokenIds
+from carousel.client.core.labels import LabelBook
+from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.request_state import RequestState, num_logprob_bytes
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session, control_result, deadline_after
@@ -36,7 +37,6 @@ from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 THREAD_LOGPROB_BYTES = 32 << 10
 """Size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
 Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
-OpenRequest: TypeAlias = Callable[["Session[LoopMailbox]"], "tuple[RequestState, LoopMailbox]"]
 
 
 class AsyncResultStream:
@@ -47,11 +47,11 @@ class AsyncResultStream:
     to one that only the `async for` knows; hold one that has a name in `async with`, or call `aclose`.
     """
 
-    def __init__(self, connect: Connect, open_request: OpenRequest, timeout: float | None) -> None:
+    def __init__(self, connect: Connect, submission: Submission, timeout: float | None) -> None:
         self.state: RequestState | None = None
         """All that has been received so far; None before the iteration has begun."""
         self._connect = connect
-        self._open_request = open_request
+        self._submission = submission
         self._timeout = timeout
         self._deadline: float | None = None
         self._session: Session[LoopMailbox] | None = None
@@ -103,7 +103,7 @@ class AsyncResultStream:
             if self._closed:
                 raise RequestAborted("the stream was closed before its request was made")
             self._session = session
-            self.state, self._mailbox = self._open_request(session)
+            self.state, self._mailbox = session.open_request(self._submission)
         if self.state.error is None:
             items = await self._mailbox.take()
             # Unpacking many log-probabilities takes long: nobody else of this event loop waits for it.
@@ -153,6 +153,7 @@ class _Link:
 
     session: Session[LoopMailbox] | None = None
     loop: asyncio.AbstractEventLoop | None = None
+    labels: LabelBook = field(default_factory=LabelBook)
 
 
 class AsyncClient:
@@ -204,6 +205,11 @@ class AsyncClient:
         return None if self._session is None else self._session.connection.error
 
     @property
+    def labels(self) -> LabelBook:
+        """Labels of the requests in flight, of all tenants."""
+        return self._link.labels
+
+    @property
     def num_in_flight(self) -> int:
         """Sequences of this client that have not ended."""
         return 0 if self._session is None else self._session.num_in_flight
@@ -241,7 +247,8 @@ class AsyncClient:
         """Begin a request whose output comes at its end: `await client.submit(...).completion()` is
         `generate`, and in between it can be aborted.
         """
-        return self._stream(prompt, sampling_params, False, timeout, options)
+        sampling = SamplingParams() if sampling_params is None else sampling_params
+        return self.open(Submission(prompt, sampling, False, options), timeout)
 
     async def embed(
         self,
@@ -271,20 +278,12 @@ class AsyncClient:
 
         Raises: as `generate`, from the iteration.
         """
-        return self._stream(prompt, sampling_params, True, timeout, options)
+        sampling = SamplingParams() if sampling_params is None else sampling_params
+        return self.open(Submission(prompt, sampling, True, options), timeout)
 
-    def _stream(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None,
-        stream: bool,
-        timeout: float | None,
-        options: RequestOptions,
-    ) -> AsyncResultStream:
-        def open_request(session: Session[LoopMailbox]) -> tuple[RequestState, LoopMailbox]:
-            return session.open_request(prompt, sampling, stream=stream, tenant=self._tenant, **options)
-
-        return AsyncResultStream(self._opened, open_request, timeout)
+    def open(self, submission: Submission, timeout: float | None = None) -> AsyncResultStream:
+        """Begin a request that is written down already, as `stream` and `submit` do with their arguments."""
+        return AsyncResultStream(self._opened, replace(submission, tenant=self._tenant), timeout)
 
     async def _opened(self) -> Session[LoopMailbox]:
         """The session, connected."""
@@ -297,6 +296,7 @@ class AsyncClient:
                 lambda function, argument: call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
                 ring_timeout_s=self._ring_timeout_s,
+                labels=link.labels,
             )
         if loop is not link.loop:
             raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")

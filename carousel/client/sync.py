@@ -22,6 +22,7 @@ from carousel.client.core.request_builder import (
     Prompt,
     Prompts,
     RequestOptions,
+    Submission,
     TokenIds,
     is_single_prompt,
     one_per_prompt,
@@ -210,12 +211,16 @@ class Client:
         single = is_single_prompt(prompt)
         prompts: Any = [prompt] if single else prompt
         all_sampling = one_per_prompt(sampling_params, len(prompts))
-        if len(prompts) == 1:
+        submissions = [
+            Submission(each, sampling, options=options)
+            for each, sampling in zip(prompts, all_sampling, strict=True)
+        ]
+        if len(submissions) == 1:
             # Nothing else could wait for it, so a refusal is the caller's to see.
-            completion = _finish(self._open(prompts[0], all_sampling[0], False, deadline, options))
+            completion = _finish(self._open(submissions[0], deadline))
             on_completion(completion)
             return completion if single else [completion]
-        return Batch(self._session, prompts, all_sampling, deadline, options, on_completion).run()
+        return Batch(self._session, submissions, deadline, on_completion).run()
 
     @overload
     def embed(
@@ -287,17 +292,11 @@ class Client:
         Raises: as `generate`, from the call or from the iteration.
         """
         deadline = deadline_after(timeout, time.monotonic())
-        return self._open(prompt, sampling_params, True, deadline, options)
+        sampling = SamplingParams() if sampling_params is None else sampling_params
+        return self._open(Submission(prompt, sampling, True, options), deadline)
 
-    def _open(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None,
-        stream: bool,
-        deadline: float | None,
-        options: RequestOptions,
-    ) -> ResultStream:
-        state, mailbox = self._session.open_request(prompt, sampling, stream=stream, **options)
+    def _open(self, submission: Submission, deadline: float | None) -> ResultStream:
+        state, mailbox = self._session.open_request(submission)
         return ResultStream(self._session, state, mailbox, deadline)
 
     def abort(self, stream: ResultStream) -> None:

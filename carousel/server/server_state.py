@@ -14,7 +14,6 @@ from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.http.body_pool import BodyPool
 from carousel.server.http.write_pace import WritePace
-from carousel.server.request.labels import LabelBook
 from carousel.server.request.tokenizer import ServerTokenizer
 from carousel.server.request.unknown_fields import IgnoredLog
 from carousel.server.running import RunningRequests
@@ -41,7 +40,6 @@ class ServerState:
     metrics: Metrics
     tenants: TenantTable = field(default_factory=TenantTable)
     tokenizer: ServerTokenizer = field(init=False)
-    labels: LabelBook = field(default_factory=LabelBook)
     vocab_size: int = 0
     """Ids that the model gives logits for."""
     running: RunningRequests = field(default_factory=RunningRequests)

@@ -160,12 +160,7 @@ class GenerationExecutor(StatsReader):
         """
         with self._submit_lock:
             request.check_unsubmitted()
-            state, mailbox = self._session.open_request(
-                request.input_token_ids,
-                request.sampling_params,
-                stream=request.streaming,
-                **request.options(),
-            )
+            state, mailbox = self._session.open_request(request.submission())
             request.set_id(state.number + 1)
         return GenerationResult(request, state, mailbox, self)
 

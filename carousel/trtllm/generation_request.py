@@ -13,6 +13,7 @@ from carousel.client.core.request_builder import (
     MAX_PRIORITY,
     MAX_TIME_LIMIT_S,
     RequestOptions,
+    Submission,
     TokenIds,
     build_request,
 )
@@ -124,8 +125,8 @@ class GenerationRequest:
         """How many are generated, also those that `best_of` does not choose."""
         return self.sampling_params.best_of or self.sampling_params.n
 
-    def options(self) -> RequestOptions:
-        """What goes beside prompt and sampling parameters."""
+    def submission(self) -> Submission:
+        """The request as the client library takes it."""
         options: RequestOptions = {
             "priority": self.priority,
             "cache_salt": self.cache_salt,
@@ -137,14 +138,12 @@ class GenerationRequest:
             options["kv_cache_retention_config"] = self.kv_cache_retention_config
         if self.allotted_time_ms is not None:
             options["time_limit"] = self.allotted_time_ms / 1000
-        return options
+        return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)
 
     def check(self) -> None:
         """Raises InvalidRequest when it cannot be submitted, as far as that is known without the runtime."""
         self.check_unsubmitted()
-        build_request(
-            b"", self.input_token_ids, self.sampling_params, stream=self.streaming, **self.options()
-        )
+        build_request(b"", self.submission())
 
     def set_id(self, request_id: int) -> None:
         """Raises InvalidRequest when it has one, for a request is submitted once, and for no 64-bit number

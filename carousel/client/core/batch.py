@@ -13,12 +13,11 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 from carousel.client.core.open_request import Item
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion
 from carousel.client.core.session import Session
 from runtime.base.errors import Overloaded
-from runtime.wire.sampling_params import SamplingParams
 
 # How often a batch that found no room on the way to the server looks for some again; far below the time of
 # one forward step of a loaded server.
@@ -46,20 +45,16 @@ class Batch:
     def __init__(
         self,
         session: Session[Any],
-        prompts: Sequence[Any],
-        all_sampling: Sequence[SamplingParams],
+        submissions: Sequence[Submission],
         deadline: float | None,
-        options: RequestOptions,
         on_completion: Callable[[Completion], None],
     ) -> None:
         self._session = session
-        self._prompts = prompts
-        self._all_sampling = all_sampling
+        self._submissions = submissions
         self._deadline = deadline
-        self._options = options
         self._on_completion = on_completion
         self._queue: SimpleQueue[tuple[int, Item]] = SimpleQueue()
-        self._waiting = deque(range(len(prompts)))
+        self._waiting = deque(range(len(submissions)))
         self._open: dict[int, RequestState] = {}
         self._num_in_flight = 0
         self._next_open_at = 0.0
@@ -82,14 +77,13 @@ class Batch:
         finally:
             for state in self._open.values():
                 self._session.forget(state.number)
-        return [self._completions[number] for number in range(len(self._prompts))]
+        return [self._completions[number] for number in range(len(self._submissions))]
 
     def _has_room(self, max_in_flight: int, now: float) -> bool:
         """A request larger than the limit goes alone."""
         if now < self._next_open_at:
             return False
-        sampling = self._all_sampling[self._waiting[0]]
-        num_after = self._num_in_flight + _num_sequences(sampling)
+        num_after = self._num_in_flight + self._submissions[self._waiting[0]].num_sequences
         if self._open and num_after > max_in_flight:
             return False
         connection = self._session.connection
@@ -102,9 +96,7 @@ class Batch:
         number = self._waiting[0]
         mailbox = SharedMailbox(self._queue, number)
         try:
-            state = self._session.submit(
-                self._prompts[number], self._all_sampling[number], mailbox, stream=False, **self._options
-            )
+            state = self._session.submit(self._submissions[number], mailbox)
         except Overloaded:  # another thread took the room
             self._next_open_at = now + ROOM_POLL_S
             return
@@ -142,9 +134,3 @@ class Batch:
 
     def _close(self, number: int) -> None:
         self._num_in_flight -= len(self._open.pop(number).sequences)
-
-
-def _num_sequences(sampling: SamplingParams) -> int:
-    """What the request will count for; one that is wrong in itself is refused when it is submitted."""
-    wanted: Any = sampling.best_of or sampling.n
-    return wanted if isinstance(wanted, int) else 1

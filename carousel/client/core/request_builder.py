@@ -10,6 +10,7 @@ import math
 import secrets
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypedDict
 
 import msgspec
@@ -83,6 +84,30 @@ class RequestOptions(EmbedOptions, total=False):
     """How firmly the server keeps its KV for requests that begin the same."""
 
 
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request as its caller wrote it; `build_request` checks it."""
+
+    prompt: Prompt
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    stream: bool = False
+    options: RequestOptions = field(default_factory=RequestOptions)
+    tenant: str = OWNER
+    """Its owner."""
+    holds_label: bool = False
+    """Its caller holds the label in the session's book, for longer than the request takes."""
+
+    @property
+    def label(self) -> str:
+        return self.options.get("label", "")
+
+    @property
+    def num_sequences(self) -> int:
+        """How many are generated, also those that `best_of` does not choose; 1 where that is said wrongly."""
+        wanted: Any = self.sampling.best_of or self.sampling.n
+        return wanted if isinstance(wanted, int) else 1
+
+
 def is_single_prompt(prompts: Prompt | Sequence[Prompt]) -> bool:
     """True for one prompt in any form, False for a sequence of prompts."""
     if isinstance(prompts, np.ndarray):
@@ -115,61 +140,47 @@ def one_per_prompt(
     return sampling_params
 
 
-def build_request(
-    handle: bytes,
-    prompt: Prompt,
-    sampling_params: SamplingParams | None = None,
-    *,
-    stream: bool,
-    priority: int = 0,
-    cache_salt: str = "",
-    label: str = "",
-    add_special_tokens: bool = True,
-    add_generation_prompt: bool | None = None,
-    continue_final_message: bool = False,
-    chat_template_kwargs: Mapping[str, Any] | None = None,
-    time_limit: float | None = None,
-    arrival_time: float | None = None,
-    task: Task = "generate",
-    kv_cache_retention_config: KvCacheRetentionConfig | None = None,
-    tenant: str = OWNER,
-) -> GenerateRequest:
+def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     """A request as the wire carries it. An unseeded one gets its seed here, so that a second attempt draws
-    the same tokens; `best_of` becomes the number of sequences. `tenant`: whose it is.
+    the same tokens; `best_of` becomes the number of sequences.
 
-    Raises: InvalidRequest naming the argument.
+    Raises: InvalidRequest naming the argument, TypeError for one that there is not.
     """
-    _check_label("cache_salt", cache_salt)
-    _check_label("label", label)
-    _check_priority(priority)
-    _check_bool("add_special_tokens", add_special_tokens)
-    _check_bool("continue_final_message", continue_final_message)
-    sampling = normalize(SamplingParams() if sampling_params is None else sampling_params)
-    text, input_ids, messages = _prompt_forms(prompt)
-    template_kwargs = pack_template_kwargs(chat_template_kwargs)
+    options = submission.options
+    unknown = options.keys() - RequestOptions.__annotations__.keys()
+    if unknown:
+        raise TypeError(f"unexpected keyword argument {min(unknown)!r}")
+    cache_salt = _label("cache_salt", options.get("cache_salt", ""))
+    label = _label("label", submission.label)
+    priority = _priority(options.get("priority", 0))
+    add_special_tokens = _bool("add_special_tokens", options.get("add_special_tokens", True))
+    continues = _bool("continue_final_message", options.get("continue_final_message", False))
+    sampling = normalize(submission.sampling)
+    text, input_ids, messages = _prompt_forms(submission.prompt)
+    template_kwargs = pack_template_kwargs(options.get("chat_template_kwargs"))
     if messages is None:
-        _refuse_for_other_prompts("continue_final_message", continue_final_message)
+        _refuse_for_other_prompts("continue_final_message", continues)
         _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
-    add_generation_prompt = _ends_with_header(add_generation_prompt, continue_final_message)
+    add_generation_prompt = _ends_with_header(options.get("add_generation_prompt"), continues)
     return GenerateRequest(
         handle,
-        _for_wire(sampling, stream),
+        _for_wire(sampling, submission.stream),
         text,
         input_ids,
         messages,
         label=label,
-        stream=stream,
+        stream=submission.stream,
         priority=priority,
         cache_salt=cache_salt,
         add_special_tokens=add_special_tokens,
         add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
+        continue_final_message=continues,
         template_kwargs=template_kwargs,
-        arrival_time=time.time() if arrival_time is None else _unix_time(arrival_time),
-        time_limit_ms=0 if time_limit is None else _milliseconds(time_limit),
-        task=task,
-        retention=retention_for_wire(kv_cache_retention_config),
-        tenant=tenant,
+        arrival_time=_unix_time(options.get("arrival_time")),
+        time_limit_ms=_milliseconds(options.get("time_limit")),
+        task=options.get("task", "generate"),
+        retention=retention_for_wire(options.get("kv_cache_retention_config")),
+        tenant=submission.tenant,
     )
 
 
@@ -182,13 +193,13 @@ def _ends_with_header(add_generation_prompt: bool | None, continue_final_message
         )
     if add_generation_prompt is None:
         return not continue_final_message
-    _check_bool("add_generation_prompt", add_generation_prompt)
-    return add_generation_prompt
+    return _bool("add_generation_prompt", add_generation_prompt)
 
 
-def _check_label(name: str, value: Any) -> None:
+def _label(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS:
         raise InvalidRequest(f"{name} must be a string of at most {MAX_LABEL_CHARS} characters", param=name)
+    return value
 
 
 def normalize(sampling: SamplingParams) -> SamplingParams:
@@ -243,16 +254,18 @@ def _for_wire(sampling: SamplingParams, stream: bool) -> SamplingParams:
     return msgspec.structs.replace(sampling, n=best_of, best_of=None, logprobs=logprobs)
 
 
-def _check_priority(priority: object) -> None:
-    if not isinstance(priority, int) or isinstance(priority, bool) or abs(priority) > MAX_PRIORITY:
+def _priority(value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or abs(value) > MAX_PRIORITY:
         raise InvalidRequest(
             f"priority must be an integer from {-MAX_PRIORITY} to {MAX_PRIORITY}", param="priority"
         )
+    return value
 
 
-def _check_bool(name: str, value: object) -> None:
+def _bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} must be true or false, got {type(value).__name__}", param=name)
+    return value
 
 
 def _refuse_for_other_prompts(name: str, value: object) -> None:
@@ -277,6 +290,8 @@ def pack_template_kwargs(values: Any) -> bytes:
 
 
 def _milliseconds(time_limit: Any) -> int:
+    if time_limit is None:
+        return 0
     if not _is_number(time_limit) or not 0.0 < time_limit <= MAX_TIME_LIMIT_S:
         raise InvalidRequest(
             f"time_limit must be a number of seconds above 0 and at most {MAX_TIME_LIMIT_S}",
@@ -286,6 +301,8 @@ def _milliseconds(time_limit: Any) -> int:
 
 
 def _unix_time(arrival_time: Any) -> float:
+    if arrival_time is None:
+        return time.time()
     if not _is_number(arrival_time) or not 0.0 <= arrival_time <= MAX_ARRIVAL_TIME:
         raise InvalidRequest("arrival_time must be a number of seconds since 1970", param="arrival_time")
     return float(arrival_time)

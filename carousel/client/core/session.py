@@ -14,13 +14,14 @@ import contextlib
 import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar, Unpack
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
 from carousel.client.connection.connection import RING_TIMEOUT_S, Connection
 from carousel.client.connection.restarts import Restart
 from carousel.client.connection.target import Target
+from carousel.client.core.labels import LabelBook
 from carousel.client.core.open_request import (
     Item,
     Mailbox,
@@ -29,11 +30,11 @@ from carousel.client.core.open_request import (
     exhausted_error,
     failure,
 )
-from carousel.client.core.request_builder import Prompt, RequestOptions, build_request
+from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState, TensorPart
 from carousel.client.core.result import error_from_info
 from carousel.client.core.stats import StatsOp
-from runtime.base.errors import CarouselError, InvalidRequest, RequestAborted, RequestError
+from runtime.base.errors import CarouselError, RequestAborted, RequestError
 from runtime.ring.tenants import OWNER
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import (
@@ -41,12 +42,10 @@ from runtime.wire.messages import (
     ControlReply,
     ControlRequest,
     ErrorInfo,
-    GenerateRequest,
     OutputBatch,
     SequenceOutput,
     TensorBatch,
 )
-from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.transport import Framed
 
 M = TypeVar("M", bound=Mailbox)
@@ -69,10 +68,11 @@ class Session(Generic[M]):
         *,
         connect_timeout_s: float,
         ring_timeout_s: float = RING_TIMEOUT_S,
+        labels: LabelBook | None = None,
         connect: Callable[..., Connection] = Connection,
     ) -> None:
         """`deliver_in_thread` is called by the I/O thread: it runs a function where the mailboxes live.
-        `connect` makes the connection.
+        `labels`: the book of those in flight, if others look at it. `connect` makes the connection.
 
         Raises: RingClosed when there is no runtime at `target`.
         """
@@ -80,8 +80,7 @@ class Session(Generic[M]):
         # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
         self._requests: dict[int, OpenRequest] = {}
         self._sequences: dict[bytes, OpenSequence] = {}
-        self._labels: dict[tuple[str, str], int] = {}
-        """Number of the request that has a label, by tenant and label."""
+        self._labels = LabelBook() if labels is None else labels
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
         self._control_numbers = itertools.count()
@@ -111,44 +110,26 @@ class Session(Generic[M]):
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def open_request(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None,
-        *,
-        stream: bool,
-        tenant: str = OWNER,
-        **options: Unpack[RequestOptions],
-    ) -> tuple[RequestState, M]:
+    def open_request(self, submission: Submission) -> tuple[RequestState, M]:
         """Submit a request: what is known of it, and where its sequences' outputs arrive.
 
         Raises: what `submit` does.
         """
         mailbox = self._new_mailbox()
-        return self.submit(prompt, sampling, mailbox, stream=stream, tenant=tenant, **options), mailbox
+        return self.submit(submission, mailbox), mailbox
 
-    def submit(
-        self,
-        prompt: Prompt,
-        sampling: SamplingParams | None,
-        mailbox: Mailbox,
-        *,
-        stream: bool,
-        tenant: str = OWNER,
-        **options: Unpack[RequestOptions],
-    ) -> RequestState:
-        """Do what `open_request` does, with a mailbox of the caller's; requests may share one. `tenant`: its
-        owner.
+    def submit(self, submission: Submission, mailbox: Mailbox) -> RequestState:
+        """Do what `open_request` does, with a mailbox of the caller's; requests may share one.
 
         Raises: InvalidRequest that names the argument, also for a label that the same tenant has in flight;
         what `Connection.submit` does. Nothing has then been sent.
         """
         number = next(self._request_numbers)
         handle = make_handle(self.connection.client_of(number), number)
-        asked = SamplingParams() if sampling is None else sampling
-        request = build_request(handle, prompt, asked, stream=stream, tenant=tenant, **options)
-        state = RequestState(request, asked)
-        self._hold_label(request, number)
+        request = build_request(handle, submission)
+        state = RequestState(request, submission.sampling)
+        if request.label and not submission.holds_label:
+            self._labels.hold(request.tenant, request.label, number)
         with self._sending:
             opened = OpenRequest(number, mailbox, state, self.connection.generation)
             self._sequences.update(opened.sequences)
@@ -177,15 +158,6 @@ class Session(Generic[M]):
             request.mailbox.put(RequestAborted("the stream was closed while it was read"))
             self._send_last_abort(request)
 
-    def _hold_label(self, request: GenerateRequest, number: int) -> None:
-        label = request.label
-        if label and self._labels.setdefault((request.tenant, label), number) != number:
-            raise InvalidRequest(
-                f"label: a request labelled {label!r} is in flight; wait for its end or choose another",
-                param="label",
-                code="duplicate_label",
-            )
-
     def _end(self, request: OpenRequest) -> bool:
         """Take a request out of the books. True for the one caller who has."""
         if self._requests.pop(request.number, None) is None:
@@ -196,9 +168,7 @@ class Session(Generic[M]):
     def _release(self, request: OpenRequest) -> None:
         for handle in tuple(request.sequences):
             self._sequences.pop(handle, None)
-        name = (request.message.tenant, request.message.label)
-        if self._labels.get(name) == request.number:
-            del self._labels[name]
+        self._labels.release(request.message.tenant, request.message.label, request.number)
 
     def _send_abort(self, request: OpenRequest) -> None:
         handles = tuple(request.sequences)

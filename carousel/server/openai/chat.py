@@ -9,9 +9,9 @@ from carousel.server.openai.chat_format import ChatFormat, ChatView
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation, Job
+from carousel.server.request.generation import Generation, check_prompt_logprobs, check_size, with_ids
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import conversation, encode_prompts, template_options
+from carousel.server.request.prompts import conversation, encode_prompts, submissions_for, template_options
 from carousel.server.request.sampling import (
     PARAM_NAMES,
     check_stream_options,
@@ -23,6 +23,8 @@ from carousel.server.request.sampling import (
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
+
+NAMES = {**PARAM_NAMES, "prompt": "messages"}
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -47,16 +49,9 @@ async def create_chat_completion(request: Request) -> Response:
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
     )
-    job = Job(
-        [conversation(body.messages)],
-        sampling,
-        options,
-        request_labels(request.state.request_id, 1),
-        labels_are_chosen=False,
-        stream=bool(body.stream),
-        param_names={**PARAM_NAMES, "prompt": "messages"},
-    )
-    job.check_size(server.config.context_length)
+    labels = request_labels(request.state.request_id, 1)
+    asked = submissions_for([conversation(body.messages)], sampling, options, labels, stream=body.stream)
+    check_size(asked, server.config.context_length)
     view = ChatView(
         model=server.config.model_names[0],
         num_choices=sampling.n,
@@ -71,11 +66,11 @@ async def create_chat_completion(request: Request) -> Response:
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     if view.shows_ids or view.counts_continuously or view.num_prompt_logprobs is not None:
         tenant = tenant_of(request.scope).name
-        ids = (await encode_prompts(server, job, tenant)).ids
+        ids = (await encode_prompts(server, asked, NAMES, tenant)).ids
         (view.prompt_ids,) = ids
-        job.check_prompt_logprobs(len(view.prompt_ids))
-        job = job.with_ids(ids)
-    return Generation(server, job, ChatFormat(view))
+        check_prompt_logprobs(sampling, len(view.prompt_ids))
+        asked = with_ids(asked, ids)
+    return Generation(server, asked, ChatFormat(view), NAMES)
 
 
 def _max_tokens(body: ChatBody, server: ServerState) -> int:

@@ -7,14 +7,14 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import RequestOptions
+from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import CompletionBody
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation, Job
+from carousel.server.request.generation import Generation, check_prompt_logprobs, check_size, with_ids
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import encode_prompts, prompts_of
+from carousel.server.request.prompts import encode_prompts, prompts_of, submissions_for
 from carousel.server.request.sampling import (
     PARAM_NAMES,
     check_min_tokens,
@@ -42,16 +42,9 @@ async def create_completion(request: Request) -> Response:
     sampling = _sampling(body, server, max_tokens)
     options = _options(body)
     prompts = prompts_of(body.prompt)
-    job = Job(
-        prompts,
-        sampling,
-        options,
-        request_labels(request.state.request_id, len(prompts)),
-        labels_are_chosen=False,
-        stream=bool(body.stream),
-        param_names=PARAM_NAMES,
-    )
-    job.check_size(server.config.context_length)
+    labels = request_labels(request.state.request_id, len(prompts))
+    asked = submissions_for(prompts, sampling, options, labels, stream=body.stream)
+    check_size(asked, server.config.context_length)
     view = CompletionView(
         model=server.config.model_names[0],
         num_choices=sampling.n,
@@ -63,13 +56,17 @@ async def create_completion(request: Request) -> Response:
         streams_usage=includes_usage(body),
         counts_continuously=counts_continuously(body),
     )
-    job = await _look_at_tokens(server, body, job, view, tenant_of(request.scope).name)
-    return Generation(server, job, CompletionFormat(view, len(job.prompts)))
+    asked = await _look_at_tokens(server, body, asked, view, tenant_of(request.scope).name)
+    return Generation(server, asked, CompletionFormat(view, len(asked)), PARAM_NAMES)
 
 
 async def _look_at_tokens(
-    server: ServerState, body: CompletionBody, job: Job, view: CompletionView, tenant: str
-) -> Job:
+    server: ServerState,
+    body: CompletionBody,
+    asked: list[Submission],
+    view: CompletionView,
+    tenant: str,
+) -> list[Submission]:
     """Fill in what the answer shows of the prompt's tokens, and of others by themselves."""
     tokenizer = server.tokenizer
     shows_logprobs = view.num_logprobs is not None or body.prompt_logprobs is not None
@@ -77,15 +74,16 @@ async def _look_at_tokens(
         vocabulary = await tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     shows_prompt_tokens = view.shows_ids or view.counts_continuously or body.prompt_logprobs is not None
-    prompts: list[Any] = list(job.prompts)
+    prompts: list[Any] = [each.prompt for each in asked]
     may_be_cut = body.truncate_prompt_tokens is not None
     if shows_prompt_tokens or (body.echo and (view.num_logprobs is not None or may_be_cut)):
-        encoded = await encode_prompts(server, job, tenant)
+        encoded = await encode_prompts(server, asked, PARAM_NAMES, tenant)
         view.prompt_ids = encoded.ids
         shown = zip(prompts, *encoded, strict=True)
         prompts = [ids if is_cut else prompt for prompt, ids, is_cut in shown]
         name = "logprobs" if body.prompt_logprobs is None else "prompt_logprobs"
-        job.check_prompt_logprobs(sum(map(len, view.prompt_ids)) * view.num_choices, name)
+        num_tokens = sum(map(len, view.prompt_ids)) * view.num_choices
+        check_prompt_logprobs(asked[0].sampling, num_tokens, name)
     if body.echo:
         tokenizer.require("echo")
         # Ids are echoed as they were given: special ones, too, unless they are not wanted.
@@ -96,7 +94,7 @@ async def _look_at_tokens(
             else await tokenizer.decode(prompt, skip_special_tokens=skips, tenant=tenant)
             for prompt in prompts
         ]
-    return job.with_ids(view.prompt_ids) if view.prompt_ids else job
+    return with_ids(asked, view.prompt_ids) if view.prompt_ids else asked
 
 
 def _max_tokens(body: CompletionBody, default: int) -> int:

@@ -21,10 +21,10 @@ from carousel.server.openai.embedding_types import (
     EmbeddingUsage,
 )
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation, Job
+from carousel.server.request.generation import Generation
 from carousel.server.request.json_list import JsonList, encoded_as
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import prompts_of
+from carousel.server.request.prompts import prompts_of, submissions_for
 from carousel.server.request.sampling import request_options
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
@@ -39,16 +39,9 @@ async def create_embedding(request: Request) -> Response:
     server.check_model(body.model)
     server.check_serving()
     inputs = prompts_of(body.input, "input", MAX_INPUTS)
-    job = Job(
-        inputs,
-        embedding_params(body.truncate_prompt_tokens),
-        _options(body),
-        request_labels(request.state.request_id, len(inputs)),
-        labels_are_chosen=False,
-        stream=False,
-        param_names=PARAM_NAMES,
-    )
-    return Generation(server, job, EmbeddingFormat(body, server.config.model_names[0]))
+    labels = request_labels(request.state.request_id, len(inputs))
+    asked = submissions_for(inputs, embedding_params(body.truncate_prompt_tokens), _options(body), labels)
+    return Generation(server, asked, EmbeddingFormat(body, server.config.model_names[0]), PARAM_NAMES)
 
 
 def _options(body: EmbeddingBody) -> RequestOptions:

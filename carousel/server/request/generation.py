@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias, get_args, runtime_checkable
 
 import msgspec
@@ -17,10 +17,11 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from carousel.client.async_ import AsyncResultStream
-from carousel.client.core.request_builder import Prompt, RequestOptions
+from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.server.admin.metrics import RequestTimer
 from carousel.server.http.errors import as_request_error, error_body, respelled
+from carousel.server.request.labels import held
 from carousel.server.request.merged_stream import merged
 from carousel.server.request.sse import DONE, EventWriter
 from carousel.server.server_state import ServerState
@@ -50,93 +51,69 @@ EncodingOption: TypeAlias = Literal[
 ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
 
 
-@dataclass(frozen=True, slots=True)
-class Job:
-    """What a checked body asks for: `sampling.n` choices for each prompt."""
-
-    prompts: Sequence[Prompt]
-    sampling: SamplingParams
-    options: RequestOptions
-    labels: Sequence[str]
-    """One for each prompt."""
-    labels_are_chosen: bool
-    """By the caller, as names of these requests and no others."""
-    stream: bool
-    param_names: Mapping[str, str] = field(default_factory=dict)
-    """The body's names of what the client library calls otherwise, for errors."""
-
-    @property
-    def num_sequences(self) -> int:
-        """What is generated for each prompt, also what best_of does not choose."""
-        return self.sampling.best_of or self.sampling.n
-
-    @property
-    def has_logprobs(self) -> bool:
-        return self.sampling.logprobs is not None or self.sampling.prompt_logprobs is not None
-
-    @property
-    def has_logits(self) -> bool:
-        return self.sampling.return_context_logits or self.sampling.return_generation_logits
-
-    def with_ids(self, ids: Sequence[list[int]]) -> Job:
-        """The same for prompts that are encoded, and cut, already: what says how is of no more use."""
-        options = self.options.copy()
+def with_ids(submissions: Sequence[Submission], ids: Sequence[list[int]]) -> list[Submission]:
+    """The same for prompts that are encoded, and cut, already: what says how is of no more use."""
+    made = []
+    for submission, prompt in zip(submissions, ids, strict=True):
+        options = submission.options.copy()
         for name in ENCODING_OPTIONS:
             options.pop(name, None)
-        sampling = msgspec.structs.replace(self.sampling, truncate_prompt_tokens=None)
-        return replace(self, prompts=ids, options=options, sampling=sampling)
+        sampling = msgspec.structs.replace(submission.sampling, truncate_prompt_tokens=None)
+        made.append(replace(submission, prompt=prompt, options=options, sampling=sampling))
+    return made
 
-    def check_size(self, context_length: int) -> None:
-        """Raises InvalidRequest by the names of SamplingParams when the answer could be too large."""
-        num_sequences = len(self.prompts) * self.num_sequences
-        if num_sequences > MAX_SEQUENCES:
-            raise InvalidRequest(
-                f"n: {len(self.prompts)} prompts with {self.num_sequences} sequences each are more than "
-                f"{MAX_SEQUENCES}",
-                param="n",
-            )
-        max_tokens = self.sampling.max_tokens
-        num_tokens = min(max_tokens or context_length, context_length) * num_sequences
-        if (
-            self.sampling.logprobs is not None
-            and num_tokens * (self.sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES
-        ):
-            raise InvalidRequest(
-                f"logprobs: {self.sampling.logprobs} for {num_tokens} tokens are more than "
-                f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
-                param="logprobs",
-            )
 
-    def check_logits(self, context_length: int, vocab_size: int, num_prompt_tokens: int) -> None:
-        """`num_prompt_tokens`: of all prompts. Raises InvalidRequest by the names of SamplingParams when the
-        raw logits of the answer could be too many.
-        """
-        sampling, num_rows, name = self.sampling, 0, ""
-        if sampling.return_context_logits:
-            num_rows, name = num_prompt_tokens, "return_context_logits"
-        if sampling.return_generation_logits:
-            num_output = min(sampling.max_tokens or context_length, context_length)
-            num_rows += num_output * len(self.prompts) * self.num_sequences
-            name = "return_generation_logits"
-        if num_rows * vocab_size > MAX_LOGITS:
-            raise InvalidRequest(
-                f"{name}: {num_rows} positions of {vocab_size} logits each are more than the {MAX_LOGITS} "
-                "that an answer may have; ask for fewer tokens or choices, or use the client library",
-                param=name,
-            )
+def check_size(submissions: Sequence[Submission], context_length: int) -> None:
+    """Raises InvalidRequest by the names of SamplingParams when the answer could be too large."""
+    sampling, num_each = submissions[0].sampling, submissions[0].num_sequences
+    num_sequences = len(submissions) * num_each
+    if num_sequences > MAX_SEQUENCES:
+        raise InvalidRequest(
+            f"n: {len(submissions)} prompts with {num_each} sequences each are more than {MAX_SEQUENCES}",
+            param="n",
+        )
+    num_tokens = min(sampling.max_tokens or context_length, context_length) * num_sequences
+    if sampling.logprobs is not None and num_tokens * (sampling.logprobs + 1) > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"logprobs: {sampling.logprobs} for {num_tokens} tokens are more than "
+            f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer tokens or choices",
+            param="logprobs",
+        )
 
-    def check_prompt_logprobs(self, num_tokens: int, name: str = "prompt_logprobs") -> None:
-        """`num_tokens`: of the prompts, each as often as the answer shows it; `name`: what asks for them.
 
-        Raises InvalidRequest when the answer could be too large.
-        """
-        num_top = self.sampling.prompt_logprobs
-        if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
-            raise InvalidRequest(
-                f"{name}: {num_top} for {num_tokens} tokens of the prompts are more than "
-                f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer prompts or choices",
-                param=name,
-            )
+def check_logits(
+    submissions: Sequence[Submission], context_length: int, vocab_size: int, num_prompt_tokens: int
+) -> None:
+    """`num_prompt_tokens`: of all prompts. Raises InvalidRequest by the names of SamplingParams when the raw
+    logits of the answer could be too many.
+    """
+    sampling, num_rows, name = submissions[0].sampling, 0, ""
+    if sampling.return_context_logits:
+        num_rows, name = num_prompt_tokens, "return_context_logits"
+    if sampling.return_generation_logits:
+        num_output = min(sampling.max_tokens or context_length, context_length)
+        num_rows += num_output * len(submissions) * submissions[0].num_sequences
+        name = "return_generation_logits"
+    if num_rows * vocab_size > MAX_LOGITS:
+        raise InvalidRequest(
+            f"{name}: {num_rows} positions of {vocab_size} logits each are more than the {MAX_LOGITS} "
+            "that an answer may have; ask for fewer tokens or choices, or use the client library",
+            param=name,
+        )
+
+
+def check_prompt_logprobs(sampling: SamplingParams, num_tokens: int, name: str = "prompt_logprobs") -> None:
+    """`num_tokens`: of the prompts, each as often as the answer shows it; `name`: what asks for them.
+
+    Raises InvalidRequest when the answer could be too large.
+    """
+    num_top = sampling.prompt_logprobs
+    if num_top is not None and num_tokens * (num_top + 1) > MAX_LOGPROB_ENTRIES:
+        raise InvalidRequest(
+            f"{name}: {num_top} for {num_tokens} tokens of the prompts are more than "
+            f"{MAX_LOGPROB_ENTRIES} entries; ask for fewer, or for fewer prompts or choices",
+            param=name,
+        )
 
 
 class Format(Protocol):
@@ -162,15 +139,31 @@ class StreamFormat(Format, Protocol):
 class Generation(Response):
     """The ASGI response of a generating endpoint."""
 
-    def __init__(self, server: ServerState, job: Job, answer: Format) -> None:
-        """`answer`: a StreamFormat, if the job streams."""
+    def __init__(
+        self,
+        server: ServerState,
+        submissions: Sequence[Submission],
+        answer: Format,
+        param_names: Mapping[str, str],
+        *,
+        labels_are_chosen: bool = False,
+    ) -> None:
+        """`submissions`: one for each prompt, alike but for prompt and label. `answer`: a StreamFormat, if
+        they stream. `param_names`: the body's names of what the client library calls otherwise, for errors.
+        `labels_are_chosen`: by the caller, as names of these requests and no others.
+        """
         super().__init__()
         self._server = server
         self._client = server.client
         self._tenant = THE_OWNER
         self._num_unbegun = 0
         """Prompts that wait for the end of others of the request."""
-        self._job = job
+        self._submissions = submissions
+        self._sampling = submissions[0].sampling
+        self._num_sequences = submissions[0].num_sequences
+        """Of each prompt, also what best_of does not choose."""
+        self._param_names = param_names
+        self._labels_are_chosen = labels_are_chosen
         self._answer = answer
         self._received_s = 0.0
         self._aborted: set[int] = set()
@@ -203,7 +196,7 @@ class Generation(Response):
         self._tenant = tenant_of(scope)
         self._client = self._server.client.of_tenant(self._tenant.name)
         self._received_s = state["received_s"]
-        if self._job.stream:
+        if self._submissions[0].stream:
             assert isinstance(self._answer, StreamFormat)
             writer = EventWriter(send, state["send_body"], state["write_chunk"])
             work = self._stream(writer, self._answer)
@@ -212,41 +205,41 @@ class Generation(Response):
         try:
             await run_until_disconnect(receive, work)
         except RequestError as error:
-            raise respelled(error, self._job.param_names) from None
+            raise respelled(error, self._param_names) from None
         finally:
             self._open.clear()
 
     @contextmanager
-    def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[str], HeldPlaces]]:
+    def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[Submission], HeldPlaces]]:
         """Keep the request's labels and places while it runs. Both are free again when the end of the answer
         goes out: its reader may use them at once. Raises InvalidRequest, Overloaded.
         """
-        server, job, tenant = self._server, self._job, self._tenant
+        server, tenant = self._server, self._tenant
+        labels = [submission.label for submission in self._submissions]
         with (
-            server.places.hold(tenant, prompts_at_once * job.num_sequences) as places,
-            server.labels.hold(tenant.name, job.labels, are_chosen=job.labels_are_chosen) as labels,
-            server.running.hold(tenant.name, self, job.labels),
+            server.places.hold(tenant, prompts_at_once * self._num_sequences) as places,
+            held(self._client.labels, tenant.name, labels, are_chosen=self._labels_are_chosen) as own,
+            server.running.hold(tenant.name, self, labels),
         ):
-            yield labels, places
+            yield [labelled(*each) for each in zip(self._submissions, own, strict=True)], places
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
-        job = self._job
-        num_prompts, num_sequences = len(job.prompts), job.num_sequences
+        num_prompts, num_sequences = len(self._submissions), self._num_sequences
         most_at_once = self._server.places.most_at_once(self._tenant, self._client.max_in_flight)
         at_once = min(num_prompts, max(1, most_at_once // num_sequences))
-        with self._hold(at_once) as (labels, places):
+        with self._hold(at_once) as (submissions, places):
             room, self._num_unbegun = asyncio.Semaphore(at_once), num_prompts - at_once
             try:
                 async with asyncio.TaskGroup() as group:
                     calls = [
-                        group.create_task(self._generate(number, label, room, places))
-                        for number, label in enumerate(labels)
+                        group.create_task(self._generate(number, submission, room, places))
+                        for number, submission in enumerate(submissions)
                     ]
             except ExceptionGroup as errors:
                 raise errors.exceptions[0] from None
         completions = [call.result() for call in calls]
         # Spelling many log-probabilities or vectors takes long: nobody else's tokens wait for it.
-        is_long = job.has_logprobs or job.has_logits or job.options.get("task") == "embed"
+        is_long = self._submissions[0].options.get("task") == "embed" or _is_long(self._sampling)
         body = await asyncio.to_thread(self._body, completions) if is_long else self._body(completions)
         await Response(body, media_type="application/json")(scope, receive, send)
 
@@ -254,18 +247,16 @@ class Generation(Response):
         return msgspec.json.encode(self._answer.response(completions))
 
     async def _generate(
-        self, number: int, label: str, room: asyncio.Semaphore, places: HeldPlaces
+        self, number: int, submission: Submission, room: asyncio.Semaphore, places: HeldPlaces
     ) -> Completion:
         """Answer prompt `number`, when there is room for it."""
-        job = self._job
+        num_sequences = self._num_sequences
         async with room:
-            with RequestTimer(self._server.metrics, self._received_s, job.num_sequences) as timer:
+            with RequestTimer(self._server.metrics, self._received_s, num_sequences) as timer:
                 if number in self._aborted:
-                    completion = _nothing(job)
+                    completion = _nothing(self._sampling)
                 else:
-                    options = RequestOptions(**job.options, label=label)
-                    stream = self._client.submit(job.prompts[number], job.sampling, **options)
-                    self._open[number] = stream
+                    stream = self._open[number] = self._client.open(submission)
                     completion = await stream.completion()
                 if all(output.finish_reason != "abort" for output in completion.outputs):
                     timer.note_finished(completion.usage)
@@ -274,13 +265,13 @@ class Generation(Response):
                 if self._num_unbegun:
                     self._num_unbegun -= 1  # the next prompt takes its places
                 else:
-                    places.give_back(job.num_sequences)
+                    places.give_back(num_sequences)
                 return completion
 
     async def _stream(self, writer: EventWriter, answer: StreamFormat) -> None:
         try:
-            with self._hold(len(self._job.prompts)) as (labels, places):
-                await self._write_events(writer, answer, labels, places)
+            with self._hold(len(self._submissions)) as (submissions, places):
+                await self._write_events(writer, answer, submissions, places)
             last = answer.last_events() + DONE
         except Exception as error:
             if not writer.has_begun:
@@ -289,21 +280,21 @@ class Generation(Response):
         await writer.end(last)
 
     async def _write_events(
-        self, writer: EventWriter, answer: StreamFormat, labels: Sequence[str], places: HeldPlaces
+        self,
+        writer: EventWriter,
+        answer: StreamFormat,
+        submissions: Sequence[Submission],
+        places: HeldPlaces,
     ) -> None:
         """Write what one step has brought in one piece, unless it is much: then in several, between which
         other tasks of the event loop run.
         """
-        job, metrics = self._job, self._server.metrics
         with ExitStack() as stack:
             timers = [
-                stack.enter_context(RequestTimer(metrics, self._received_s, job.num_sequences))
-                for _ in labels
+                stack.enter_context(RequestTimer(self._server.metrics, self._received_s, self._num_sequences))
+                for _ in submissions
             ]
-            streams = [
-                self._client.stream(prompt, job.sampling, **RequestOptions(**job.options, label=label))
-                for prompt, label in zip(job.prompts, labels, strict=True)
-            ]
+            streams = [self._client.open(submission) for submission in submissions]
             self._open.update(enumerate(streams))
             async with aclosing(merged(streams)) as batches:
                 async for batch in batches:
@@ -335,12 +326,24 @@ class Generation(Response):
         await self._server.pace.spend(self._tenant.name, len(data))
 
 
-def _nothing(job: Job) -> Completion:
+def labelled(submission: Submission, label: str) -> Submission:
+    """The same under a label that is held for it."""
+    options = RequestOptions({**submission.options, "label": label})
+    return replace(submission, options=options, holds_label=True)
+
+
+def _is_long(sampling: SamplingParams) -> bool:
+    """The answer has more than text and ids."""
+    wants_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+    return wants_logprobs or sampling.return_context_logits or sampling.return_generation_logits
+
+
+def _nothing(sampling: SamplingParams) -> Completion:
     """Return the answer to a prompt that was aborted before anything was made of it."""
     usage = Usage(0, 0)
     outputs = [
         CompletionOutput(index, "", [], "", [], finish_reason="abort", usage=usage)
-        for index in range(job.sampling.n)
+        for index in range(sampling.n)
     ]
     return Completion(outputs, usage)
 

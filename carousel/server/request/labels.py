@@ -1,4 +1,4 @@
-"""LabelBook: the names of the requests in flight, which the runtime knows once at a time."""
+"""The labels of an HTTP request's prompts, and how they are held while it is answered."""
 
 from __future__ import annotations
 
@@ -6,44 +6,38 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from carousel.client.core.labels import LabelBook
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
 
 SUFFIX_CHARS = 9
 
 
-class LabelBook:
-    """Labels of different tenants never meet: nobody learns which ones others use."""
+@contextmanager
+def held(book: LabelBook, tenant: str, labels: Sequence[str], *, are_chosen: bool) -> Iterator[list[str]]:
+    """The labels to use for the time of the block.
 
-    def __init__(self) -> None:
-        self._held: set[tuple[str, str]] = set()
-        """Pairs of tenant and label."""
-
-    @contextmanager
-    def hold(self, tenant: str, labels: Sequence[str], *, are_chosen: bool) -> Iterator[list[str]]:
-        """The labels to use for the time of the block.
-
-        One that the caller has chosen is refused while another request of the tenant has it. An X-Request-Id
-        is not: a proxy may give one to several requests, of which all but the first get a suffix.
-        Raises: InvalidRequest(param="label").
-        """
-        held: list[str] = []
-        try:
-            for label in labels:
-                if (tenant, label) in self._held:
-                    if are_chosen:
-                        raise InvalidRequest(
-                            f"label: a request called {label!r} is in flight; wait for its end",
-                            param="label",
-                            code="duplicate_label",
-                        )
-                    stem = label[: MAX_LABEL_CHARS - SUFFIX_CHARS]
-                    label = f"{stem}-{uuid.uuid4().hex[: SUFFIX_CHARS - 1]}"
-                self._held.add((tenant, label))
-                held.append(label)
-            yield held
-        finally:
-            self._held.difference_update((tenant, label) for label in held)
+    One that the caller has chosen is refused while another request of the tenant has it. An X-Request-Id is
+    not: a proxy may give one to several requests, of which all but the first get a suffix.
+    Raises: InvalidRequest(param="label").
+    """
+    own: dict[str, object] = {}
+    try:
+        for label in labels:
+            holder = object()
+            try:
+                book.hold(tenant, label, holder)
+            except InvalidRequest:
+                if are_chosen:
+                    raise
+                stem = label[: MAX_LABEL_CHARS - SUFFIX_CHARS]
+                label = f"{stem}-{uuid.uuid4().hex[: SUFFIX_CHARS - 1]}"
+                book.hold(tenant, label, holder)
+            own[label] = holder
+        yield list(own)
+    finally:
+        for label, holder in own.items():
+            book.release(tenant, label, holder)
 
 
 def request_labels(request_id: str, num_prompts: int) -> list[str]:

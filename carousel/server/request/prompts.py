@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
-from carousel.client.core.request_builder import Prompt, RequestOptions, pack_template_kwargs
+from carousel.client.core.request_builder import (
+    Prompt,
+    RequestOptions,
+    Submission,
+    pack_template_kwargs,
+)
 from carousel.server.http.errors import respelled
 from carousel.server.openai.types import MAX_PROMPTS, MessageBody, ToolCallBody
-from carousel.server.request.generation import Job
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
 from runtime.wire.messages import MAX_FURTHER_BYTES
+from runtime.wire.sampling_params import SamplingParams
 
 # Chat templates know "system"; "developer" is what OpenAI calls the same thing for its newer models.
 ROLES = {"developer": "system"}
@@ -21,6 +26,21 @@ MAX_CALL_PARTS = 1 << 16
 """Most parts of all tool calls in a conversation, by the brackets and commas in their JSON: 6 ms of work."""
 _BEGINNINGS = b'"{n'
 """First bytes of a text, an object and null in JSON."""
+
+
+def submissions_for(
+    prompts: Sequence[Prompt],
+    sampling: SamplingParams,
+    options: RequestOptions,
+    labels: Sequence[str],
+    *,
+    stream: bool | None = False,
+) -> list[Submission]:
+    """One for each prompt of a request."""
+    return [
+        Submission(prompt, sampling, bool(stream), RequestOptions({**options, "label": label}))
+        for prompt, label in zip(prompts, labels, strict=True)
+    ]
 
 
 def prompts_of(prompt: str | list[Any], name: str = "prompt", max_prompts: int = MAX_PROMPTS) -> list[Prompt]:
@@ -142,21 +162,23 @@ class EncodedPrompts(NamedTuple):
     """Truncation has left out the beginning."""
 
 
-async def encode_prompts(server: ServerState, job: Job, tenant: str) -> EncodedPrompts:
+async def encode_prompts(
+    server: ServerState, submissions: Sequence[Submission], param_names: Mapping[str, str], tenant: str
+) -> EncodedPrompts:
     """Return the ids of a tenant's prompts, cut where the request says so.
 
     Raises: RequestError by the body's names, also for a prompt without tokens; Overloaded.
     """
-    sampling = job.sampling
+    sampling = submissions[0].sampling
     is_cut = sampling.truncate_prompt_tokens is not None
-    field = job.param_names.get("prompt", "prompt")
+    field = param_names.get("prompt", "prompt")
     sampling.check_truncation(server.config.context_length)
     encoded = EncodedPrompts([], [])
-    for prompt in job.prompts:
+    for each in submissions:
         try:
-            ids = await server.tokenizer.encode(prompt, job.options, tenant, is_cut=is_cut)
+            ids = await server.tokenizer.encode(each.prompt, each.options, tenant, is_cut=is_cut)
         except InvalidRequest as error:
-            raise respelled(error, job.param_names) from None
+            raise respelled(error, param_names) from None
         if not ids:
             raise InvalidRequest(f"{field} is empty", param=field)
         num_kept = sampling.num_kept(len(ids), server.longest_sequence, server.config.max_prompt_len)

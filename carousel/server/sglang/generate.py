@@ -7,12 +7,18 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import Prompt
+from carousel.client.core.request_builder import Prompt, Submission
 from carousel.server.http.errors import respelled
 from carousel.server.request.body import read_body
-from carousel.server.request.generation import Generation, Job
+from carousel.server.request.generation import (
+    Generation,
+    check_logits,
+    check_prompt_logprobs,
+    check_size,
+    with_ids,
+)
 from carousel.server.request.labels import request_labels
-from carousel.server.request.prompts import encode_prompts, prompts_of
+from carousel.server.request.prompts import encode_prompts, prompts_of, submissions_for
 from carousel.server.request.sampling import check_min_tokens, checked_sampling, request_options
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
@@ -54,17 +60,9 @@ async def generate(request: Request) -> Response:
             labels = request_labels(request.state.request_id, len(prompts))
         else:
             labels = _labels(body.rid, len(prompts), is_list=is_list)
-        job = Job(
-            prompts,
-            sampling,
-            options,
-            labels,
-            labels_are_chosen=body.rid is not None,
-            stream=bool(body.stream),
-            param_names=names,
-        )
-        job.check_size(server.config.context_length)
-        _check_logits(job, server, num_prompt_tokens=0)
+        asked = submissions_for(prompts, sampling, options, labels, stream=body.stream)
+        check_size(asked, server.config.context_length)
+        _check_logits(asked, server, num_prompt_tokens=0)
         view = GenerateView(
             ids=labels,
             is_list=is_list or sampling.n > 1,
@@ -76,33 +74,35 @@ async def generate(request: Request) -> Response:
             server.tokenizer.require("return_text_in_logprobs")
             view.token_text = (await server.tokenizer.vocabulary()).token_text
         if sampling.prompt_logprobs is not None or sampling.return_context_logits:
-            ids = (await encode_prompts(server, job, tenant_of(request.scope).name)).ids
-            _check_logits(job, server, num_prompt_tokens=sum(map(len, ids)))
-            job = job.with_ids(ids)
+            ids = (await encode_prompts(server, asked, names, tenant_of(request.scope).name)).ids
+            _check_logits(asked, server, num_prompt_tokens=sum(map(len, ids)))
+            asked = with_ids(asked, ids)
         if sampling.prompt_logprobs is not None:
             view.input_start = body.logprob_start_len or 0
             view.input_ids = ids
             num_shown = sum(max(0, len(ids) - view.input_start) for ids in view.input_ids)
-            job.check_prompt_logprobs(num_shown * sampling.n)
+            check_prompt_logprobs(sampling, num_shown * sampling.n)
     except RequestError as error:
         raise respelled(error, names) from None
-    return Generation(server, job, GenerateFormat(view, len(prompts)))
+    return Generation(
+        server, asked, GenerateFormat(view, len(prompts)), names, labels_are_chosen=body.rid is not None
+    )
 
 
-def _check_logits(job: Job, server: ServerState, num_prompt_tokens: int) -> None:
+def _check_logits(asked: list[Submission], server: ServerState, num_prompt_tokens: int) -> None:
     """Raises InvalidRequest by the names of SamplingParams."""
     for name, is_allowed in (
         ("return_context_logits", server.config.gather_context_logits),
         ("return_generation_logits", server.config.gather_generation_logits),
     ):
-        if not getattr(job.sampling, name):
+        if not getattr(asked[0].sampling, name):
             continue
-        if job.stream:
+        if asked[0].stream:
             raise InvalidRequest(f"{name} is for requests without stream: true", param=name)
         if not is_allowed:
             flag = name.removeprefix("return_").replace("_", "-")
             raise InvalidRequest(f"{name}: the server was started without --gather-{flag}", param=name)
-    job.check_logits(server.config.context_length, server.vocab_size, num_prompt_tokens)
+    check_logits(asked, server.config.context_length, server.vocab_size, num_prompt_tokens)
 
 
 def _prompts(body: GenerateBody) -> tuple[str, list[Prompt]]:

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carousel.server.request.generation import Job
+from carousel.client.core.request_builder import Submission
+from carousel.server.request.generation import check_size
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import unpack_ids
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -196,12 +197,12 @@ def test_all_that_is_told_of_a_prompt_is_that_of_what_truncation_leaves(front: F
 @pytest.mark.parametrize(("context_length", "is_refused"), [(64, False), (128, True)])
 def test_logprobs_of_many_choices_have_a_bound(context_length: int, is_refused: bool) -> None:
     sampling = SamplingParams(n=128, max_tokens=1 << 20, logprobs=20)
-    job = Job(["x"], sampling, {}, ["label"], labels_are_chosen=False, stream=False)
+    asked = [Submission("x", sampling)]
     if not is_refused:
-        job.check_size(context_length)
+        check_size(asked, context_length)
         return
     with pytest.raises(InvalidRequest) as refused:
-        job.check_size(context_length)
+        check_size(asked, context_length)
     assert refused.value.param == "logprobs"
 
 

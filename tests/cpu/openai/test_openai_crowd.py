@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from carousel.client.core.request_builder import Submission
 from carousel.client.core.session import Session
 from carousel.server.tenancy.entrance import LEAST_BYTES, TURN_BYTES
 from tests.harness.http.http_front import http_front, raw_request
@@ -27,14 +28,14 @@ def test_of_a_crowd_that_leaves_only_those_are_begun_that_were_let_in(
     all_are_there = threading.Event()
     begun: list[str] = []
 
-    def watched(self: Any, prompt: str, *arguments: Any, **options: Any) -> Any:
+    def watched(self: Any, submission: Submission, *arguments: Any) -> Any:
         if not begun:
             assert all_are_there.wait(WAIT_S)  # the event loop meets all others at once
         elif len(begun) == 1:
             for connection in crowd:
                 connection.close()
-        begun.append(prompt)
-        return submit(self, prompt, *arguments, **options)
+        begun.append(str(submission.prompt))
+        return submit(self, submission, *arguments)
 
     with http_front(tmp_path) as front, ExitStack() as stack:
         monkeypatch.setattr(Session, "submit", watched)

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from carousel.client.connection.restarts import RestartedRole
+from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.session import Session
 from runtime.base.errors import CarouselError, Overloaded, RequestError
@@ -112,7 +113,9 @@ def serve(
                 session = rng.choice(sessions)
                 asked.append(
                     Asked(
-                        wish, session, *session.open_request(wish.prompt, wish.sampling, stream=wish.stream)
+                        wish,
+                        session,
+                        *session.open_request(Submission(wish.prompt, wish.sampling, wish.stream)),
                     )
                 )
             for each in running:
@@ -199,12 +202,14 @@ def test_a_full_queue_refuses_nothing_that_a_death_has_interrupted(demo: Tokeniz
             for seed in range(4, 4 + ring.system.rows.max_rows + 30)
         ]
         asked = [
-            Asked(wish, session, *session.open_request(wish.prompt, wish.sampling, stream=True))
+            Asked(wish, session, *session.open_request(Submission(wish.prompt, wish.sampling, True)))
             for wish, session in zip(wishes, itertools.cycle(sessions), strict=False)
         ]
         while ring.status.num_running + ring.status.num_waiting < len(asked):
             ring.turn()
-        late = Asked(wishes[0], sessions[0], *sessions[0].open_request([3], SamplingParams(), stream=True))
+        late = Asked(
+            wishes[0], sessions[0], *sessions[0].open_request(Submission([3], SamplingParams(), True))
+        )
         while not late.has_ended:
             ring.turn()
             late.look()
@@ -235,7 +240,7 @@ def test_a_long_answer_that_is_not_streamed_comes_however_often_somebody_dies(
     try:
         session = ring.connect()
         wish = Wish([3, 4], SamplingParams(max_tokens=60, ignore_eos=True, seed=1), stream=False)
-        asked = Asked(wish, session, *session.open_request(wish.prompt, wish.sampling, stream=False))
+        asked = Asked(wish, session, *session.open_request(Submission(wish.prompt, wish.sampling, False)))
         num_known = 0
         for _ in range(MAX_TURNS):
             ring.turn()
@@ -267,7 +272,8 @@ def test_a_request_that_kills_the_engine_runs_alone_and_is_then_refused(demo: To
     try:
         session = ring.connect()
         asked = [
-            Asked(w, session, *session.open_request(w.prompt, w.sampling, stream=w.stream)) for w in wishes
+            Asked(w, session, *session.open_request(Submission(w.prompt, w.sampling, w.stream)))
+            for w in wishes
         ]
         for _ in range(MAX_TURNS):
             ring.turn()

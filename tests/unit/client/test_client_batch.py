@@ -14,12 +14,11 @@ import pytest
 from carousel.client.core import batch as batch_module
 from carousel.client.core.batch import Batch
 from carousel.client.core.open_request import Mailbox
-from carousel.client.core.request_builder import build_request
+from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState
 from runtime.base.errors import Overloaded
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import Finish, SequenceOutput, Usage
-from runtime.wire.sampling_params import SamplingParams
 
 
 class FakeSession:
@@ -40,25 +39,22 @@ class FakeSession:
     def max_in_flight(self) -> int:
         return 4
 
-    def submit(
-        self, prompt: Any, sampling: SamplingParams, mailbox: Mailbox, *, stream: bool
-    ) -> RequestState:
+    def submit(self, submission: Submission, mailbox: Mailbox) -> RequestState:
         if self.refusals:
             self.refusals -= 1
             raise Overloaded("another thread was first")
         self._number += 1
-        request = build_request(make_handle(1, self._number), prompt, sampling, stream=stream)
+        request = build_request(make_handle(1, self._number), submission)
         mailbox.put(SequenceOutput(request.handle, "done", finish=Finish("stop", Usage(1, 1))))
-        return RequestState(request, sampling)
+        return RequestState(request, submission.sampling)
 
     def forget(self, number: int) -> None:
         raise AssertionError("a batch that goes well leaves nothing")
 
 
 def run(session: Any, num_prompts: int = 2) -> list[str]:
-    prompts = ["x"] * num_prompts
-    sampling = [SamplingParams()] * num_prompts
-    return [each.text for each in Batch(session, prompts, sampling, None, {}, lambda _: None).run()]
+    submissions = [Submission("x")] * num_prompts
+    return [each.text for each in Batch(session, submissions, None, lambda _: None).run()]
 
 
 def test_a_thread_held_up_until_there_is_room_again_does_not_wait_for_ever(

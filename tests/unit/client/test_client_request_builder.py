@@ -10,7 +10,8 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from carousel.client.core.request_builder import build_request, normalize
+from carousel.client.core.labels import LabelBook
+from carousel.client.core.request_builder import RequestOptions, Submission, build_request, normalize
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from runtime.base.errors import InvalidRequest
 from runtime.wire.handle import make_handle
@@ -25,7 +26,8 @@ CHAT = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "It i
 def build(
     prompt: Any = "x", *, stream: bool = False, sampling: Any = None, **options: Any
 ) -> GenerateRequest:
-    return build_request(HANDLE, prompt, SamplingParams(**(sampling or {})), stream=stream, **options)
+    submission = Submission(prompt, SamplingParams(**(sampling or {})), stream, cast(RequestOptions, options))
+    return build_request(HANDLE, submission)
 
 
 def test_the_defaults_ask_for_nothing_special() -> None:
@@ -201,3 +203,22 @@ def test_a_seed_of_64_bits_is_sent_as_one_of_63(given: int, sent: int) -> None:
 def test_what_is_no_seed_is_not_made_one(given: int) -> None:
     with pytest.raises(InvalidRequest, match="seed"):
         normalize(SamplingParams(seed=given))
+
+
+def test_an_argument_that_there_is_not_is_a_type_error() -> None:
+    with pytest.raises(TypeError, match="unexpected keyword argument 'time_limits'"):
+        build(time_limits=3)
+
+
+def test_a_label_has_one_holder_at_a_time_and_only_he_releases_it() -> None:
+    book = LabelBook()
+    book.hold("a", "mine", 1)
+    book.hold("b", "mine", 2)
+    with pytest.raises(InvalidRequest, match="label: a request labelled 'mine' is in flight"):
+        book.hold("a", "mine", 3)
+    book.release("a", "mine", 3)
+    with pytest.raises(InvalidRequest):
+        book.hold("a", "mine", 3)
+    book.release("a", "mine", 1)
+    book.hold("a", "mine", 3)
+    assert len(book) == 2

@@ -25,7 +25,7 @@ from carousel import (
     TokenRangeRetentionConfig,
 )
 from carousel.client.core.embedding import Embedding
-from carousel.client.core.request_builder import build_request, normalize
+from carousel.client.core.request_builder import Submission, build_request, normalize
 from runtime.wire import sampling_params
 from runtime.wire.handle import make_handle
 
@@ -95,22 +95,28 @@ def test_the_constructor_that_type_checkers_see_is_the_structs() -> None:
 @pytest.mark.parametrize(
     "ask",
     [
-        lambda: build_request(make_handle(1, 1), "text", stream=False),
-        lambda: build_request(make_handle(1, 1), [1, 2], SamplingParams(stop=["a"]), stream=False),
-        lambda: build_request(make_handle(1, 1), (1, 2), stream=True, priority=3, label="mine"),
-        lambda: build_request(make_handle(1, 1), np.array([1, 2]), stream=False, time_limit=3),
+        lambda: build_request(make_handle(1, 1), Submission("text")),
+        lambda: build_request(make_handle(1, 1), Submission([1, 2], SamplingParams(stop=["a"]))),
+        lambda: build_request(
+            make_handle(1, 1), Submission((1, 2), stream=True, options={"priority": 3, "label": "mine"})
+        ),
+        lambda: build_request(make_handle(1, 1), Submission(np.array([1, 2]), options={"time_limit": 3})),
         lambda: build_request(
             make_handle(1, 1),
-            [{"role": "user", "content": "x"}],
-            stream=False,
-            chat_template_kwargs={"enable_thinking": False},
+            Submission(
+                [{"role": "user", "content": "x"}],
+                options={"chat_template_kwargs": {"enable_thinking": False}},
+            ),
         ),
         lambda: build_request(
             make_handle(1, 1),
-            [1],
-            stream=False,
-            kv_cache_retention_config=KvCacheRetentionConfig(
-                [TokenRangeRetentionConfig(0, 64, 90, timedelta(seconds=3))], decode_duration_ms=5
+            Submission(
+                [1],
+                options={
+                    "kv_cache_retention_config": KvCacheRetentionConfig(
+                        [TokenRangeRetentionConfig(0, 64, 90, timedelta(seconds=3))], decode_duration_ms=5
+                    )
+                },
             ),
         ),
         lambda: GenerationRequest([1, 2], SamplingParams(bad_words=["x"]), query_token_ids=[3], priority=0.5),

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 
-from carousel.client.core.request_builder import build_request
+from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState, SequenceState, TensorPart
 from carousel.trtllm.generation_output import GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
@@ -35,7 +35,7 @@ def result_of(**sampling: object) -> tuple[GenerationResult, ResultMailbox]:
     params = SamplingParams(seed=1, logprobs=0, return_generation_logits=True, **sampling)  # type: ignore[arg-type]
     request = GenerationRequest(PROMPT, params, streaming=True)
     mailbox = ResultMailbox()
-    state = RequestState(build_request(HANDLE, PROMPT, params, stream=True), params)
+    state = RequestState(build_request(HANDLE, Submission(PROMPT, params, True)), params)
     return GenerationResult(request, state, mailbox, NoExecutor()), mailbox
 
 
@@ -131,7 +131,7 @@ def test_without_logits_there_are_none() -> None:
 
 def test_text_from_any_character_on_is_the_end_of_the_text() -> None:
     params = SamplingParams(seed=1)
-    request = build_request(HANDLE, PROMPT, params, stream=True)
+    request = build_request(HANDLE, Submission(PROMPT, params, True))
     for is_read in (False, True):
         sequence = SequenceState(request, 0, wants_logprobs=False)
         for piece in ("ab", "", "cde", "f"):
@@ -147,7 +147,7 @@ def test_a_result_has_the_times_of_its_request_with_its_end() -> None:
     params = SamplingParams(seed=1, return_perf_metrics=True)
     request = GenerationRequest([1, 2], params, streaming=True)
     mailbox = ResultMailbox()
-    state = RequestState(build_request(HANDLE, [1, 2], params, stream=True), params)
+    state = RequestState(build_request(HANDLE, Submission([1, 2], params, True)), params)
     assert state.request.sampling.return_perf_metrics
     result = GenerationResult(request, state, mailbox, NoExecutor())
     mailbox.put(SequenceOutput(HANDLE, "a", b"\1\0\0\0"))
