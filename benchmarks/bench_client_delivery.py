@@ -10,6 +10,7 @@ import time
 from concurrent.futures import Future
 from typing import Any
 
+from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.session import Session
 from runtime.wire.format import pack_ids
@@ -21,7 +22,7 @@ NUM_STEPS = 400
 NUM_ROUNDS = 15
 
 
-class NoMailbox:
+class NoMailbox(Mailbox):
     """Its caller reads at once."""
 
     def put(self, item: Any) -> None:

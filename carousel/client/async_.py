@@ -20,12 +20,12 @@ from carousel.client.connection.discovery import find_target
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
+from carousel.client.core.mailbox import WAKES_PER_TURN, Mailbox, call_in_loop
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.request_state import RequestState, num_logprob_bytes
 from carousel.client.core.result import Completion, Delta
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AsyncStatsStream, R, StatsOp, StatsPlace
-from carousel.client.loop_mailbox import WAKES_PER_TURN, LoopMailbox, call_in_loop
 from carousel.client.sync import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
 from runtime.base.errors import CarouselError, RequestAborted, RingClosed
 from runtime.base.paced_line import PacedLine
@@ -36,7 +36,7 @@ from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 THREAD_LOGPROB_BYTES = 32 << 10
 """Size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
-Connect: TypeAlias = Callable[[], Awaitable["Session[LoopMailbox]"]]
+Connect: TypeAlias = Callable[[], Awaitable["Session[Mailbox]"]]
 
 
 class AsyncResultStream:
@@ -54,8 +54,8 @@ class AsyncResultStream:
         self._submission = submission
         self._timeout = timeout
         self._deadline: float | None = None
-        self._session: Session[LoopMailbox] | None = None
-        self._mailbox: LoopMailbox | None = None
+        self._session: Session[Mailbox] | None = None
+        self._mailbox: Mailbox | None = None
         self._deltas: deque[Delta] = deque()
         self._is_awaited = False
         self._closed = False
@@ -105,7 +105,7 @@ class AsyncResultStream:
             self._session = session
             self.state, self._mailbox = session.open_request(self._submission)
         if self.state.error is None:
-            items = await self._mailbox.take()
+            items = await self._mailbox.take_async()
             # Unpacking many log-probabilities takes long: nobody else of this event loop waits for it.
             is_much = num_logprob_bytes(items) > THREAD_LOGPROB_BYTES
             receive = self.state.receive
@@ -151,7 +151,7 @@ class AsyncResultStream:
 class _Link:
     """The one connection of a client in all tenants' names."""
 
-    session: Session[LoopMailbox] | None = None
+    session: Session[Mailbox] | None = None
     loop: asyncio.AbstractEventLoop | None = None
     labels: LabelBook = field(default_factory=LabelBook)
 
@@ -186,7 +186,7 @@ class AsyncClient:
         return other
 
     @property
-    def _session(self) -> Session[LoopMailbox] | None:
+    def _session(self) -> Session[Mailbox] | None:
         return self._link.session
 
     async def connect(self) -> None:
@@ -285,14 +285,14 @@ class AsyncClient:
         """Begin a request that is written down already, as `stream` and `submit` do with their arguments."""
         return AsyncResultStream(self._opened, replace(submission, tenant=self._tenant), timeout)
 
-    async def _opened(self) -> Session[LoopMailbox]:
+    async def _opened(self) -> Session[Mailbox]:
         """The session, connected."""
         loop, link = asyncio.get_running_loop(), self._link
         if link.session is None:
             link.loop, line = loop, PacedLine(WAKES_PER_TURN)
             link.session = Session(
                 self._target,
-                lambda: LoopMailbox(loop, line),
+                lambda: Mailbox(line),
                 lambda function, argument: call_in_loop(loop, function, argument),
                 connect_timeout_s=self._connect_timeout_s,
                 ring_timeout_s=self._ring_timeout_s,
@@ -410,8 +410,8 @@ class AsyncClient:
         await self.aclose()
 
 
-async def _answer(asking: AbstractContextManager[LoopMailbox], timeout: float | None) -> Any:
+async def _answer(asking: AbstractContextManager[Mailbox], timeout: float | None) -> Any:
     """The body of the one reply. Raises the error it carries, TimeoutError after `timeout` seconds."""
     async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
         with asking as mailbox:
-            return control_result((await mailbox.take())[0])
+            return control_result((await mailbox.take_async())[0])

@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
@@ -16,7 +15,7 @@ from carousel.client.connection.discovery import find_target
 from carousel.client.core.batch import Batch
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
-from carousel.client.core.open_request import Item
+from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import (
     EmbedOptions,
     Prompt,
@@ -40,32 +39,6 @@ CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0
 
 
-class QueueMailbox:
-    """A waiter's queue, filled by the I/O thread."""
-
-    __slots__ = ("_queue",)
-
-    def __init__(self) -> None:
-        # SimpleQueue may be used from a destructor that interrupts another call of it; Queue may not.
-        self._queue: SimpleQueue[Item] = SimpleQueue()
-
-    def put(self, item: Item) -> None:
-        self._queue.put(item)
-
-    def take(self, deadline: float | None) -> list[Item]:
-        """Everything that is there, at least one item. Raises TimeoutError at the deadline."""
-        try:
-            items = [
-                self._queue.get(timeout=None if deadline is None else max(0.0, deadline - time.monotonic()))
-            ]
-        except Empty:
-            raise TimeoutError("the time limit of the call is over") from None
-        # One thread reads, so what it sees there stays there.
-        while not self._queue.empty():
-            items.append(self._queue.get())
-        return items
-
-
 class ResultStream:
     """Iterator over the deltas of all sequences of one request, for one thread: of each what is new, as it
     comes. Leaving it early aborts the request; a thread that waits while another one calls `close` gets
@@ -74,9 +47,9 @@ class ResultStream:
 
     def __init__(
         self,
-        session: Session[QueueMailbox],
+        session: Session[Mailbox],
         state: RequestState,
-        mailbox: QueueMailbox,
+        mailbox: Mailbox,
         deadline: float | None,
     ) -> None:
         self.state = state
@@ -137,9 +110,9 @@ class Client:
         Raises: RingClosed when there is none or it does not answer within connect_timeout seconds,
         ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
         """
-        self._session: Session[QueueMailbox] = Session(
+        self._session: Session[Mailbox] = Session(
             find_target(run_dir, curve_dir),
-            QueueMailbox,
+            Mailbox,
             _call,
             connect_timeout_s=connect_timeout,
             ring_timeout_s=ring_timeout,
@@ -395,7 +368,7 @@ class Client:
         self.close()
 
 
-def _answer(asking: AbstractContextManager[QueueMailbox], deadline: float | None) -> Any:
+def _answer(asking: AbstractContextManager[Mailbox], deadline: float | None) -> Any:
     """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
     with asking as mailbox:
         return control_result(mailbox.take(deadline)[0])

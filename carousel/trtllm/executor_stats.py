@@ -48,7 +48,7 @@ class StatsReader:
             with self._stats_session.asking_stats("iteration_stats", after, wait=True) as mailbox:
                 async with asyncio.timeout_at(deadline):
                     await mailbox.wait_async(lambda: mailbox.num_put > 0)
-                return control_result(mailbox.take()[0])
+                return control_result(mailbox.take_now()[0])
 
         return AsyncStatsStream(ask, timeout)
 
@@ -60,4 +60,4 @@ class StatsReader:
         deadline = deadline_after(timeout, time.monotonic())
         with self._stats_session.asking_stats(op, after, wait=wait) as mailbox:
             mailbox.wait(lambda: mailbox.num_put > 0, deadline)
-            return control_result(mailbox.take()[0])
+            return control_result(mailbox.take_now()[0])

@@ -247,7 +247,7 @@ class GenerationResult:
 
     def _fold(self) -> None:
         """Take what has come into the state."""
-        items = self._mailbox.take()
+        items = self._mailbox.take_now()
         if items:
             self._state.receive(items)
 

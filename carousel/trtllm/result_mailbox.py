@@ -11,31 +11,31 @@ import threading
 import time
 from collections.abc import Callable
 
-from carousel.client.core.open_request import Item
+from carousel.client.core.mailbox import Item, Mailbox
 from runtime.base.errors import CarouselError
 from runtime.wire.messages import SequenceOutput
 
 
-class ResultMailbox:
+class ResultMailbox(Mailbox):
     """Counts what it is given, so that a waiter can ask for more than it has seen, whoever else looks
     meanwhile.
     """
 
-    __slots__ = ("_changed", "_items", "_listeners", "has_failed", "num_ended", "num_put")
+    __slots__ = ("_changed", "_listeners", "has_failed", "num_ended", "num_put")
 
     def __init__(self) -> None:
+        super().__init__()
         self.num_put = 0
         self.num_ended = 0
         """Sequences whose terminal has come."""
         self.has_failed = False
         """One of them was an error, or an error has come instead of them: nothing follows."""
         self._changed = threading.Condition()
-        self._items: list[Item] = []
         self._listeners: list[Callable[[], None]] = []
 
     def put(self, item: Item) -> None:
         with self._changed:
-            self._items.append(item)
+            super().put(item)
             self.num_put += 1
             if isinstance(item, CarouselError):
                 self.has_failed = True
@@ -46,12 +46,6 @@ class ResultMailbox:
             listeners = tuple(self._listeners)
         for listener in listeners:
             listener()
-
-    def take(self) -> list[Item]:
-        """What is there, without waiting; maybe nothing."""
-        with self._changed:
-            items, self._items = self._items, []
-            return items
 
     def wait(self, condition: Callable[[], bool], deadline: float | None) -> None:
         """Until `condition` of this mailbox holds. Raises TimeoutError at the deadline."""

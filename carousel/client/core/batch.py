@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
-from carousel.client.core.open_request import Item
+from carousel.client.core.mailbox import Item
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Completion
@@ -24,19 +24,6 @@ from runtime.base.errors import Overloaded
 ROOM_POLL_S = 0.005
 MAX_IN_FLIGHT = 4096
 """Sequences; arbitrary: enough for any server to choose from, and their prompts fit into memory."""
-
-
-class SharedMailbox:
-    """One request's place in the queue of its batch."""
-
-    __slots__ = ("_number", "_queue")
-
-    def __init__(self, queue: SimpleQueue[tuple[int, Item]], number: int) -> None:
-        self._queue = queue
-        self._number = number
-
-    def put(self, item: Item) -> None:
-        self._queue.put((self._number, item))
 
 
 class Batch:
@@ -94,9 +81,9 @@ class Batch:
 
     def _submit_next(self, now: float) -> None:
         number = self._waiting[0]
-        mailbox = SharedMailbox(self._queue, number)
+        put = self._queue.put
         try:
-            state = self._session.submit(self._submissions[number], mailbox)
+            state = self._session.submit(self._submissions[number], lambda item: put((number, item)))
         except Overloaded:  # another thread took the room
             self._next_open_at = now + ROOM_POLL_S
             return

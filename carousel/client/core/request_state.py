@@ -1,17 +1,22 @@
 """RequestState: one request on the client's side, and all that has come back of its sequences.
 
-The client is the owner of the original request and of everything received so far; both stay here until the
-last terminal message.
+The client is the owner of the original request and of everything that has come; both stay here until the last
+terminal message, and are what the request is made of again when a process of the ring has been replaced.
+
+A sequence has two readers. The session notes what has come when it puts it into the caller's mailbox, in its
+own thread; the caller receives it when he looks there, in his.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
+import msgspec
 import numpy as np
 
+from carousel.client.core.mailbox import Put, TensorPart
 from carousel.client.core.result import (
     UNKNOWN_ID,
     Completion,
@@ -24,41 +29,54 @@ from carousel.client.core.result import (
 )
 from runtime.base.errors import CarouselError, RequestError
 from runtime.wire.format import TOKEN_BYTES, FloatArray, unpack_floats
-from runtime.wire.handle import sibling, split_handle
-from runtime.wire.messages import ErrorInfo, Finish, GenerateRequest, SequenceOutput, TensorEntry, Usage
+from runtime.wire.handle import MAX_ATTEMPT, attempt_of, sibling, split_handle, with_attempt
+from runtime.wire.messages import ErrorInfo, Finish, GenerateRequest, Resume, SequenceOutput, Usage
 from runtime.wire.sampling_params import SamplingParams
-from runtime.wire.transport import Frame
 
 TensorName: TypeAlias = Literal["context_logits", "generation_logits", "embedding"]
-
-
-class TensorPart(NamedTuple):
-    """Some rows of a tensor, as they came."""
-
-    entry: TensorEntry
-    data: Frame
 
 
 class SequenceState:
     """All that has come back of one sequence."""
 
     __slots__ = (
+        "_cumulative_logprob",
+        "_num_prompt_logprobs",
         "_pieces",
         "_prompt_ids",
         "_prompt_logprobs_start",
+        "_resumed_at",
         "_tensors",
         "_wants_logprobs",
         "_wants_prompt_logprobs",
         "finish",
+        "handle",
+        "ids",
         "index",
+        "is_open",
         "logprobs",
         "num_chars",
+        "num_noted_chars",
         "prompt_logprobs",
         "token_ids",
     )
 
     def __init__(self, request: GenerateRequest, index: int, *, wants_logprobs: bool) -> None:
         self.index = index
+        # -- noted by the session
+        self.handle = sibling(request.handle, index)
+        """Of the newest attempt."""
+        self.is_open = True
+        """It has no terminal."""
+        self.ids = bytearray()
+        """What has come of its output, packed."""
+        self.num_noted_chars = 0
+        """Of the text that has come."""
+        self._num_prompt_logprobs = 0
+        self._cumulative_logprob = 0.0
+        self._resumed_at = (0, 0)
+        """Bytes of output and prompt logprobs that had come when its newest attempt was made."""
+        # -- received by the caller
         self.token_ids: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.prompt_logprobs: PromptLogprobs = []
@@ -73,6 +91,42 @@ class SequenceState:
         self._prompt_logprobs_start = request.sampling.prompt_logprobs_start
         self._wants_prompt_logprobs = index == 0 and request.sampling.prompt_logprobs is not None
         self._tensors: dict[TensorName, _RowCollector] = {}
+
+    def note_logprobs(self, output: SequenceOutput) -> None:
+        """Take note of the logprobs of an output that has come."""
+        self._num_prompt_logprobs += len(output.prompt_logprobs) // TOKEN_BYTES
+        if output.logprobs:
+            # One after the other, in float64, as the detokenizer adds them: the sum is the same to the bit.
+            values = unpack_floats(output.logprobs).astype(np.float64)
+            for value in values.tolist():
+                self._cumulative_logprob += value
+
+    @property
+    def is_with_scheduler(self) -> bool:
+        """Something of its newest attempt has come. What has come of an earlier one says nothing: the newest
+        may have been lost on the way.
+        """
+        return (len(self.ids), self._num_prompt_logprobs) != self._resumed_at
+
+    def next_attempt(self, request: GenerateRequest, time_limit_ms: int) -> GenerateRequest | None:
+        """The request that goes on where this sequence is, alone; its handle is the new one. None when it was
+        made as often as can be.
+        """
+        attempt = attempt_of(self.handle) + 1
+        if attempt > MAX_ATTEMPT:
+            return None
+        self.handle = with_attempt(self.handle, attempt)
+        self._resumed_at = (len(self.ids), self._num_prompt_logprobs)
+        resume = Resume(
+            bytes(self.ids), self.num_noted_chars, self._cumulative_logprob, self._num_prompt_logprobs
+        )
+        return msgspec.structs.replace(
+            request,
+            handle=self.handle,
+            sampling=request.sampling.of_sequence(self.index),
+            time_limit_ms=time_limit_ms,
+            resume=resume if any(self._resumed_at) else None,
+        )
 
     @property
     def text(self) -> str:
@@ -185,25 +239,67 @@ class SequenceState:
 class RequestState:
     """One request: what was asked, and its sequences."""
 
-    __slots__ = ("_num_unfinished", "asked", "by_handle", "error", "number", "request", "sequences")
+    __slots__ = (
+        "_by_handle",
+        "_num_unfinished",
+        "asked",
+        "deadline_s",
+        "error",
+        "generation",
+        "has_logprobs",
+        "is_aborted",
+        "num_open",
+        "number",
+        "put",
+        "request",
+        "sequences",
+    )
 
-    def __init__(self, request: GenerateRequest, asked: SamplingParams) -> None:
-        """`asked` is what the caller wants; `request` may generate and measure more, to choose from."""
+    def __init__(
+        self, request: GenerateRequest, asked: SamplingParams, put: Put, generation: int = 0, now: float = 0.0
+    ) -> None:
+        """`asked` is what the caller wants; `request` may generate and measure more, to choose from. `put`:
+        of the caller's mailbox.
+        """
         self.request = request
         self.asked = asked
         self.number = split_handle(request.handle)[1]
         """Names the request in its session."""
-        # A further attempt of a sequence adds its handle: see OpenRequest.rename.
-        self.by_handle = {
-            sibling(request.handle, index): SequenceState(
-                request, index, wants_logprobs=asked.logprobs is not None
-            )
-            for index in range(request.sampling.n)
-        }
-        self.sequences = list(self.by_handle.values())
+        sampling = request.sampling
+        self.sequences = [
+            SequenceState(request, index, wants_logprobs=asked.logprobs is not None)
+            for index in range(sampling.n)
+        ]
+        self._by_handle = {sequence.handle: sequence for sequence in self.sequences}
+        """Of every attempt: what has come under an old handle may still be unread."""
+        # -- the session's
+        self.put = put
+        self.generation = generation
+        """How many restarts the connection had seen when it was made, or made again."""
+        limit_ms = request.time_limit_ms
+        self.deadline_s = now + limit_ms / 1000 if limit_ms else 0.0
+        """0: it has none."""
+        self.is_aborted = False
+        """Its caller has asked for an early end."""
+        self.has_logprobs = sampling.logprobs is not None or sampling.prompt_logprobs is not None
+        self.num_open = len(self.sequences)
+        """Sequences without a terminal, as far as it has come."""
+        # -- the caller's
         self._num_unfinished = len(self.sequences)
         self.error: CarouselError | None = None
         """The first that came of any sequence, or instead of them: the request has failed."""
+
+    @property
+    def open_handles(self) -> tuple[bytes, ...]:
+        """The newest handles of the sequences without a terminal."""
+        return tuple(sequence.handle for sequence in self.sequences if sequence.is_open)
+
+    def next_attempt(self, sequence: SequenceState, now: float) -> GenerateRequest | None:
+        """The request that makes a sequence again, with the time that is left; None when there is none."""
+        left_ms = max(1, round((self.deadline_s - now) * 1000)) if self.deadline_s else 0
+        message = sequence.next_attempt(self.request, left_ms)
+        self._by_handle[sequence.handle] = sequence
+        return message
 
     @property
     def ended(self) -> bool:
@@ -241,7 +337,7 @@ class RequestState:
                 outputs.setdefault(item.handle, []).append(item)
             elif isinstance(item, TensorPart):
                 try:
-                    self.by_handle[item.entry.handle].receive_rows(item)
+                    self._by_handle[item.entry.handle].receive_rows(item)
                 except RequestError as error:
                     self._fail(error)
             else:
@@ -256,7 +352,7 @@ class RequestState:
 
     def _receive_output(self, output: SequenceOutput) -> list[Delta]:
         """Its delta; none for a failure that brings nothing else."""
-        delta = self.by_handle[output.handle].receive(output)
+        delta = self._by_handle[output.handle].receive(output)
         finish = output.finish
         if finish is None:
             return [delta]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -22,41 +23,37 @@ from carousel.client.connection.connection import RING_TIMEOUT_S, Connection
 from carousel.client.connection.restarts import Restart
 from carousel.client.connection.target import Target
 from carousel.client.core.labels import LabelBook
-from carousel.client.core.open_request import (
-    Item,
-    Mailbox,
-    OpenRequest,
-    OpenSequence,
-    exhausted_error,
-    failure,
-)
+from carousel.client.core.mailbox import Item, Mailbox, Put, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.request_state import RequestState, TensorPart
+from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.client.core.result import error_from_info
 from carousel.client.core.stats import StatsOp
 from runtime.base.errors import CarouselError, RequestAborted, RequestError
 from runtime.ring.tenants import OWNER
-from runtime.wire.handle import make_handle
+from runtime.wire.handle import MAX_ATTEMPT, make_handle
 from runtime.wire.messages import (
     ControlOp,
     ControlReply,
     ControlRequest,
     ErrorInfo,
+    Finish,
     OutputBatch,
     SequenceOutput,
     TensorBatch,
+    Usage,
 )
 from runtime.wire.transport import Framed
 
 M = TypeVar("M", bound=Mailbox)
 T = TypeVar("T")
+EXHAUSTED = ErrorInfo(f"the request was made {MAX_ATTEMPT + 1} times and the runtime died each time")
 
 
 class OpenControl(NamedTuple):
     """A question to the ring that has no answer yet."""
 
     request: ControlRequest
-    mailbox: Mailbox
+    put: Put
 
 
 class Session(Generic[M]):
@@ -78,8 +75,9 @@ class Session(Generic[M]):
         """
         self._new_mailbox = new_mailbox
         # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
-        self._requests: dict[int, OpenRequest] = {}
-        self._sequences: dict[bytes, OpenSequence] = {}
+        self._requests: dict[int, RequestState] = {}
+        self._sequences: dict[bytes, tuple[RequestState, SequenceState]] = {}
+        """Without a terminal, by the handle of the newest attempt."""
         self._labels = LabelBook() if labels is None else labels
         self._controls: dict[int, OpenControl] = {}
         self._request_numbers = itertools.count()
@@ -116,10 +114,10 @@ class Session(Generic[M]):
         Raises: what `submit` does.
         """
         mailbox = self._new_mailbox()
-        return self.submit(submission, mailbox), mailbox
+        return self.submit(submission, mailbox.put), mailbox
 
-    def submit(self, submission: Submission, mailbox: Mailbox) -> RequestState:
-        """Do what `open_request` does, with a mailbox of the caller's; requests may share one.
+    def submit(self, submission: Submission, put: Put) -> RequestState:
+        """Do what `open_request` does, for a caller who keeps what comes himself.
 
         Raises: InvalidRequest that names the argument, also for a label that the same tenant has in flight;
         what `Connection.submit` does. Nothing has then been sent.
@@ -127,17 +125,18 @@ class Session(Generic[M]):
         number = next(self._request_numbers)
         handle = make_handle(self.connection.client_of(number), number)
         request = build_request(handle, submission)
-        state = RequestState(request, submission.sampling)
         if request.label and not submission.holds_label:
             self._labels.hold(request.tenant, request.label, number)
         with self._sending:
-            opened = OpenRequest(number, mailbox, state, self.connection.generation)
-            self._sequences.update(opened.sequences)
-            self._requests[number] = opened
+            state = RequestState(
+                request, submission.sampling, put, self.connection.generation, time.monotonic()
+            )
+            self._sequences.update((each.handle, (state, each)) for each in state.sequences)
+            self._requests[number] = state
             try:
                 self.connection.submit(request, number)
             except CarouselError:
-                self._end(opened)
+                self._end(state)
                 raise
         return state
 
@@ -155,31 +154,31 @@ class Session(Generic[M]):
         request = self._requests.get(number)
         if request is not None and self._end(request):
             # For another thread or task that still waits for it.
-            request.mailbox.put(RequestAborted("the stream was closed while it was read"))
+            request.put(RequestAborted("the stream was closed while it was read"))
             self._send_last_abort(request)
 
-    def _end(self, request: OpenRequest) -> bool:
+    def _end(self, request: RequestState) -> bool:
         """Take a request out of the books. True for the one caller who has."""
         if self._requests.pop(request.number, None) is None:
             return False
         self._release(request)
         return True
 
-    def _release(self, request: OpenRequest) -> None:
-        for handle in tuple(request.sequences):
-            self._sequences.pop(handle, None)
-        self._labels.release(request.message.tenant, request.message.label, request.number)
+    def _release(self, request: RequestState) -> None:
+        for sequence in request.sequences:
+            self._sequences.pop(sequence.handle, None)
+        self._labels.release(request.request.tenant, request.request.label, request.number)
 
-    def _send_abort(self, request: OpenRequest) -> None:
-        handles = tuple(request.sequences)
+    def _send_abort(self, request: RequestState) -> None:
+        handles = request.open_handles
         if handles:
             # Where the connection has ended, its closing or the server's silence timer aborts all of ours.
             with contextlib.suppress(CarouselError):
                 self.connection.abort(handles, request.number)
 
-    def _send_last_abort(self, request: OpenRequest) -> None:
+    def _send_last_abort(self, request: RequestState) -> None:
         """Of a request that nobody waits for any more."""
-        self._left.update(dict.fromkeys(tuple(request.sequences), request.number))
+        self._left.update(dict.fromkeys(request.open_handles, request.number))
         self._send_abort(request)
 
     # -- control calls ---------------------------------------------------------------------------------------
@@ -199,7 +198,7 @@ class Session(Generic[M]):
         number = next(self._control_numbers)
         mailbox = self._new_mailbox()
         request = ControlRequest(self.connection.client_of(0), number, op, **about)
-        self._controls[number] = OpenControl(request, mailbox)
+        self._controls[number] = OpenControl(request, mailbox.put)
         try:
             self.connection.submit(request, 0)
             yield mailbox
@@ -221,9 +220,9 @@ class Session(Generic[M]):
         """The one case in which a terminal is not the detokenizer's: nobody is there to send it."""
         for request in _take_all(self._requests):
             self._release(request)
-            request.mailbox.put(error)
+            request.put(error)
         for control in _take_all(self._controls):
-            control.mailbox.put(error)
+            control.put(error)
 
     # -- what arrives ----------------------------------------------------------------------------------------
 
@@ -233,42 +232,43 @@ class Session(Generic[M]):
         elif isinstance(message, ControlReply):
             control = self._controls.pop(message.number, None)
             if control is not None:
-                control.mailbox.put(message)
+                control.put(message)
         else:
             assert isinstance(message.message, TensorBatch)
             for entry, frame in zip(message.message.entries, message.frames, strict=True):
-                sequence = self._sequences.get(entry.handle)
-                if sequence is not None:
-                    sequence.request.mailbox.put(TensorPart(entry, frame))
+                known = self._sequences.get(entry.handle)
+                if known is not None:
+                    known[0].put(TensorPart(entry, frame))
 
     def _deliver_outputs(self, outputs: Sequence[SequenceOutput]) -> None:
         sequences = self._sequences
-        failed: list[OpenRequest] = []
+        failed: list[RequestState] = []
         for output in outputs:
-            sequence = sequences.get(output.handle)
-            if sequence is None:
+            known = sequences.get(output.handle)
+            if known is None:
                 if self._left and output.finish is not None:
                     self._left.pop(output.handle, None)
                 continue
+            request, sequence = known
             if output.finish is None:
                 sequence.ids += output.token_ids
-                sequence.num_chars += len(output.text)
-                if sequence.has_logprobs:
-                    sequence.keep_logprobs(output)
+                sequence.num_noted_chars += len(output.text)
+                if request.has_logprobs:
+                    sequence.note_logprobs(output)
             else:
-                request = sequence.request
-                request.sequences.pop(output.handle, None)
+                sequence.is_open = False
+                request.num_open -= 1
                 sequences.pop(output.handle, None)
                 # The books are closed before the caller can see the end: he may use the label again at once.
-                if not request.sequences:
+                if not request.num_open:
                     self._end(request)
                 elif output.finish.reason == "error" and self._end(request):
                     failed.append(request)
-            sequence.put(output)
+            request.put(output)
         for request in failed:
             ended = {output.handle for output in outputs if output.finish is not None}
-            for handle in ended:
-                request.sequences.pop(handle, None)
+            for sequence in request.sequences:
+                sequence.is_open = sequence.is_open and sequence.handle not in ended
             self._send_last_abort(request)
 
     # -- what is made again ----------------------------------------------------------------------------------
@@ -291,24 +291,24 @@ class Session(Generic[M]):
         way = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
         return way(number) == restart.index
 
-    def _make_again(self, request: OpenRequest, restart: Restart) -> None:
+    def _make_again(self, request: RequestState, restart: Restart) -> None:
         failed: list[SequenceOutput] = []
         with self._sending:
             request.generation = restart.generation
-            for old, sequence in tuple(request.sequences.items()):
-                if restart.role == "tokenizer" and sequence.is_with_scheduler:
-                    continue  # it has long been with the scheduler
-                message = sequence.next_attempt()
+            for sequence in request.sequences:
+                if not sequence.is_open or (restart.role == "tokenizer" and sequence.is_with_scheduler):
+                    continue  # it has ended, or is long with the scheduler
+                old = sequence.handle
+                message = request.next_attempt(sequence, time.monotonic())
                 if message is None:
-                    failed.append(failure(old, exhausted_error()))
+                    failed.append(_failure(old, EXHAUSTED))
                     continue
-                request.rename(old, sequence.handle)
                 self._sequences.pop(old, None)
-                self._sequences[sequence.handle] = sequence
+                self._sequences[sequence.handle] = request, sequence
                 try:
                     self.connection.resubmit(message, request.number)
                 except RequestError as error:
-                    failed.append(failure(sequence.handle, ErrorInfo(error.message, error.code)))
+                    failed.append(_failure(sequence.handle, ErrorInfo(error.message, error.code)))
                 except CarouselError:
                     return  # the connection has ended, and with it every request
         if request.number not in self._requests:  # its caller has left meanwhile
@@ -337,6 +337,11 @@ def _take_all(book: dict[int, T]) -> Iterator[T]:
         except KeyError:
             return
         yield entry
+
+
+def _failure(handle: bytes, error: ErrorInfo) -> SequenceOutput:
+    """The terminal of a sequence that is not made again."""
+    return SequenceOutput(handle, finish=Finish("error", Usage(0, 0), error=error))
 
 
 def deadline_after(timeout: float | None, now: float) -> float | None:

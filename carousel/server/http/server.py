@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import uvicorn
 
-from carousel.client.loop_mailbox import call_in_loop
+from carousel.client.core.mailbox import call_in_loop
 from carousel.server.http.connection_count import RESERVED_DESCRIPTORS, ConnectionCount, openable
 from carousel.server.http.connection_turns import ConnectionTurns
 from carousel.server.http.paced_reader import READ_BYTES, PacedReader

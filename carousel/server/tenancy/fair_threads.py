@@ -8,7 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from carousel.client.loop_mailbox import call_in_loop
+from carousel.client.core.mailbox import call_in_loop
 from carousel.server.tenancy.shares import Shares
 from runtime.base.errors import Overloaded, RateLimited
 

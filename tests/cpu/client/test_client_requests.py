@@ -174,7 +174,7 @@ def test_the_end_of_the_ring_ends_a_request_once(tmp_path: Path) -> None:
         with pytest.raises(RingClosed):
             next(stream)
         assert next(stream, None) is None
-        assert stream._mailbox._queue.empty()
+        assert stream._mailbox._items.empty()
 
 
 @pytest.mark.parametrize("reason", ["stop", "length", "abort", "timeout"])

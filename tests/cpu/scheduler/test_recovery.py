@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from carousel.client.connection.restarts import RestartedRole
+from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.session import Session
@@ -23,7 +24,7 @@ from runtime.text.tokenizer import Tokenizer
 from runtime.wire.format import unpack_ids
 from runtime.wire.handle import NO_HANDLE
 from runtime.wire.sampling_params import SamplingParams
-from tests.harness.ring.mortal_ring import PIECE_TOKENS, ROLES, ListMailbox, MortalRing
+from tests.harness.ring.mortal_ring import PIECE_TOKENS, ROLES, MortalRing
 from tests.harness.simulation.fake_sampling import NUM_TOP, VOCAB_SIZE
 from tests.harness.simulation.sim_reference import EOS_IDS
 
@@ -45,9 +46,9 @@ class Wish:
 @dataclass(slots=True)
 class Asked:
     wish: Wish
-    session: Session[ListMailbox]
+    session: Session[Mailbox]
     state: RequestState
-    mailbox: ListMailbox
+    mailbox: Mailbox
     texts: dict[int, str] = field(default_factory=dict)
     """Of each sequence, put together from what came piece by piece."""
 
@@ -60,7 +61,7 @@ class Asked:
         return self.state.ended or self.error is not None
 
     def look(self) -> None:
-        for delta in self.state.receive(self.mailbox.take()):
+        for delta in self.state.receive(self.mailbox.take_now()):
             self.texts[delta.index] = self.texts.get(delta.index, "") + delta.text
 
 

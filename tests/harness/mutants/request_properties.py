@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import Delta
 from runtime.base.errors import Overloaded
@@ -88,7 +89,7 @@ class PropertyRing(MemoryRing):
         caller.live.update(handles)
         asked = Asked(
             request,
-            RequestState(request, sampling),
+            RequestState(request, sampling, Mailbox().put),
             {each: [] for each in handles},
             disturbed=has_deadline,
         )

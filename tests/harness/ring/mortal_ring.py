@@ -14,7 +14,7 @@ from concurrent.futures import Future
 from typing import Any
 
 from carousel.client.connection.restarts import Restart, RestartedRole
-from carousel.client.core.open_request import Item
+from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.session import Session
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
@@ -44,20 +44,6 @@ RECOVERY_S = 0.5
 """So long after a process was missing, or a client came back, requests may be made again."""
 PIECE_TOKENS = 5
 """Of what is not streamed: so few that outputs here have several."""
-
-
-class ListMailbox:
-    """Keeps what comes until the caller looks."""
-
-    def __init__(self) -> None:
-        self.items: list[Item] = []
-
-    def put(self, item: Item) -> None:
-        self.items.append(item)
-
-    def take(self) -> list[Item]:
-        items, self.items = self.items, []
-        return items
 
 
 class MemoryConnection:
@@ -160,13 +146,13 @@ class MortalRing:
 
     # -- callers ---------------------------------------------------------------------------------------------
 
-    def connect(self) -> Session[ListMailbox]:
+    def connect(self) -> Session[Mailbox]:
         def make_connection(_: Any, *, on_message: Any, on_restart: Any, **__: Any) -> Any:
             return MemoryConnection(self, on_message, on_restart)
 
-        session: Session[ListMailbox] = Session(
+        session: Session[Mailbox] = Session(
             None,  # type: ignore[arg-type]
-            ListMailbox,
+            Mailbox,
             lambda function, argument: function(argument),
             connect_timeout_s=1.0,
             connect=make_connection,

@@ -13,7 +13,7 @@ import pytest
 
 from carousel.client.core import batch as batch_module
 from carousel.client.core.batch import Batch
-from carousel.client.core.open_request import Mailbox
+from carousel.client.core.mailbox import Put
 from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState
 from runtime.base.errors import Overloaded
@@ -39,14 +39,14 @@ class FakeSession:
     def max_in_flight(self) -> int:
         return 4
 
-    def submit(self, submission: Submission, mailbox: Mailbox) -> RequestState:
+    def submit(self, submission: Submission, put: Put) -> RequestState:
         if self.refusals:
             self.refusals -= 1
             raise Overloaded("another thread was first")
         self._number += 1
         request = build_request(make_handle(1, self._number), submission)
-        mailbox.put(SequenceOutput(request.handle, "done", finish=Finish("stop", Usage(1, 1))))
-        return RequestState(request, submission.sampling)
+        put(SequenceOutput(request.handle, "done", finish=Finish("stop", Usage(1, 1))))
+        return RequestState(request, submission.sampling, put)
 
     def forget(self, number: int) -> None:
         raise AssertionError("a batch that goes well leaves nothing")

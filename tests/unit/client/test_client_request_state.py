@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from carousel.client.core.mailbox import Mailbox, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.request_state import RequestState, TensorPart
+from carousel.client.core.request_state import RequestState
 from carousel.client.core.result import UNKNOWN_ID, TokenLogprob
 from runtime.base.errors import InvalidRequest, Overloaded, RequestError, RingClosed
 from runtime.wire.format import pack_ids
@@ -22,7 +23,9 @@ NUMBER = 1 << 33
 
 def state_of(prompt: Any = "x", **sampling: Any) -> RequestState:
     asked = SamplingParams(**sampling)
-    return RequestState(build_request(make_handle(7, NUMBER), Submission(prompt, asked)), asked)
+    return RequestState(
+        build_request(make_handle(7, NUMBER), Submission(prompt, asked)), asked, Mailbox().put
+    )
 
 
 def out(state: RequestState, index: int, text: str, **fields: Any) -> SequenceOutput:

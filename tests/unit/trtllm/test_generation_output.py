@@ -9,8 +9,9 @@ import random
 import numpy as np
 import pytest
 
+from carousel.client.core.mailbox import Mailbox, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
-from carousel.client.core.request_state import RequestState, SequenceState, TensorPart
+from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.trtllm.generation_output import GenerationOutput
 from carousel.trtllm.generation_request import GenerationRequest
 from carousel.trtllm.generation_result import GenerationResult
@@ -35,7 +36,7 @@ def result_of(**sampling: object) -> tuple[GenerationResult, ResultMailbox]:
     params = SamplingParams(seed=1, logprobs=0, return_generation_logits=True, **sampling)  # type: ignore[arg-type]
     request = GenerationRequest(PROMPT, params, streaming=True)
     mailbox = ResultMailbox()
-    state = RequestState(build_request(HANDLE, Submission(PROMPT, params, True)), params)
+    state = RequestState(build_request(HANDLE, Submission(PROMPT, params, True)), params, Mailbox().put)
     return GenerationResult(request, state, mailbox, NoExecutor()), mailbox
 
 
@@ -147,7 +148,7 @@ def test_a_result_has_the_times_of_its_request_with_its_end() -> None:
     params = SamplingParams(seed=1, return_perf_metrics=True)
     request = GenerationRequest([1, 2], params, streaming=True)
     mailbox = ResultMailbox()
-    state = RequestState(build_request(HANDLE, Submission([1, 2], params, True)), params)
+    state = RequestState(build_request(HANDLE, Submission([1, 2], params, True)), params, Mailbox().put)
     assert state.request.sampling.return_perf_metrics
     result = GenerationResult(request, state, mailbox, NoExecutor())
     mailbox.put(SequenceOutput(HANDLE, "a", b"\1\0\0\0"))

@@ -1,12 +1,15 @@
-"""Who waits in an event loop for what arrives, and in which turn of the loop it is woken."""
+"""Who waits for what arrives: a thread until a deadline; of an event loop, in which turn it is woken."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Collection
 
-from carousel.client.core.open_request import Item
-from carousel.client.loop_mailbox import WAKES_PER_TURN, LoopMailbox
+import pytest
+
+from carousel.client.core.mailbox import WAKES_PER_TURN, Item, Mailbox
 from runtime.base.errors import RingClosed
 from runtime.base.paced_line import PacedLine
 from tests.harness.http.loop_turns import gone_on_in_turns
@@ -16,11 +19,11 @@ ARRIVED: list[Item] = [RingClosed("first"), RingClosed("second")]
 
 async def woken_in_turns(num_waiters: int, leaving: Collection[int] = ()) -> list[list[int]]:
     """For whom something arrives at once; `leaving` give up before they are woken."""
-    loop, line = asyncio.get_running_loop(), PacedLine(WAKES_PER_TURN)
-    mailboxes = [LoopMailbox(loop, line) for _ in range(num_waiters)]
+    line = PacedLine(WAKES_PER_TURN)
+    mailboxes = [Mailbox(line) for _ in range(num_waiters)]
 
-    async def wait(mailbox: LoopMailbox) -> None:
-        assert await mailbox.take() == ARRIVED
+    async def wait(mailbox: Mailbox) -> None:
+        assert await mailbox.take_async() == ARRIVED
 
     def arrive() -> None:
         for mailbox in mailboxes:
@@ -41,3 +44,17 @@ def test_who_has_left_takes_nobodys_place() -> None:
     turns = asyncio.run(woken_in_turns(4 * WAKES_PER_TURN, leaving))
     assert [len(turn) for turn in turns] == [WAKES_PER_TURN, WAKES_PER_TURN]
     assert not leaving & set(turns[1])
+
+
+def test_a_thread_gets_all_that_is_there_and_waits_no_longer_than_its_deadline() -> None:
+    mailbox = Mailbox()
+    assert mailbox.take_now() == []
+    with pytest.raises(TimeoutError, match="time limit"):
+        mailbox.take(time.monotonic() + 0.01)
+    thread = threading.Thread(target=mailbox.put, args=(ARRIVED[0],))
+    thread.start()
+    assert mailbox.take(None) == ARRIVED[:1]
+    thread.join()
+    for item in ARRIVED:
+        mailbox.put(item)
+    assert mailbox.take(None) == ARRIVED

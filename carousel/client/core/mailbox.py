@@ -1,0 +1,82 @@
+"""Mailbox: what has come for one waiter, who may be a thread or a task of an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import Any, NamedTuple, TypeAlias
+
+from runtime.base.errors import CarouselError
+from runtime.base.paced_line import PacedLine
+from runtime.wire.messages import ControlReply, SequenceOutput, TensorEntry
+from runtime.wire.transport import Frame
+
+WAKES_PER_TURN = 64
+"""Of the waiters that a step's output wakes, how many in one turn of the loop: about 5 ms of work
+where each writes an event to its connection."""
+
+
+class TensorPart(NamedTuple):
+    """Some rows of a tensor, as they came."""
+
+    entry: TensorEntry
+    data: Frame
+
+
+Item: TypeAlias = SequenceOutput | TensorPart | ControlReply | CarouselError
+Put: TypeAlias = Callable[[Item], None]
+"""Keeps an item and wakes the one who waits. Called where a session delivers."""
+
+
+class Mailbox:
+    """Filled where a session delivers: for `take` in any thread, for `take_async` in the waiter's loop."""
+
+    __slots__ = ("_items", "_line", "_waiter")
+
+    def __init__(self, line: PacedLine | None = None) -> None:
+        """line: of all mailboxes of an event loop, with a budget of WAKES_PER_TURN."""
+        # SimpleQueue may be used from a destructor that interrupts another call of it; Queue may not.
+        self._items: SimpleQueue[Item] = SimpleQueue()
+        self._line = line
+        self._waiter: asyncio.Future[None] | None = None
+
+    def put(self, item: Item) -> None:
+        self._items.put(item)
+        if self._waiter is not None and self._line is not None:
+            self._line.wake(self._waiter)
+            self._waiter = None
+
+    def take_now(self) -> list[Item]:
+        """Everything that is there; maybe nothing. For one reader at a time: what he sees there stays."""
+        items: list[Item] = []
+        while not self._items.empty():
+            items.append(self._items.get())
+        return items
+
+    def take(self, deadline: float | None) -> list[Item]:
+        """Everything that is there, at least one item. Raises TimeoutError at the deadline."""
+        remaining = None if deadline is None else max(0.0, deadline - time.monotonic())
+        try:
+            first = self._items.get(timeout=remaining)
+        except Empty:
+            raise TimeoutError("the time limit of the call is over") from None
+        return [first, *self.take_now()]
+
+    async def take_async(self) -> list[Item]:
+        """Everything that is there, at least one item."""
+        if self._items.empty():
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        return self.take_now()
+
+
+def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
+    """Call a function of an event loop from another thread, unless the loop has been closed."""
+    try:
+        loop.call_soon_threadsafe(function, argument)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+        # With the loop everybody has gone who could wait for this.
