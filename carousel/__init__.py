@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from carousel.client.async_ import AsyncClient, AsyncResultStream
+    from carousel.client.async_ import AsyncClient
     from carousel.client.core.result import Completion, CompletionOutput, Delta, TokenLogprob
+    from carousel.client.core.streams import AsyncResultStream, ResultStream
     from carousel.client.offline import LLM
-    from carousel.client.sync import Client, ResultStream
+    from carousel.client.sync import Client
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from carousel.trtllm.batch_manager import BatchManager
     from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
@@ -52,7 +53,7 @@ __all__ = [
 
 _MODULES = {
     "AsyncClient": "carousel.client.async_",
-    "AsyncResultStream": "carousel.client.async_",
+    "AsyncResultStream": "carousel.client.core.streams",
     "BatchManager": "carousel.trtllm.batch_manager",
     "CarouselError": "runtime.base.errors",
     "CapacitySchedulerPolicy": "carousel.trtllm.executor_config",
@@ -77,7 +78,7 @@ _MODULES = {
     "RequestAborted": "runtime.base.errors",
     "RequestError": "runtime.base.errors",
     "Response": "carousel.trtllm.responses",
-    "ResultStream": "carousel.client.sync",
+    "ResultStream": "carousel.client.core.streams",
     "RingClosed": "runtime.base.errors",
     "SamplingParams": "runtime.wire.sampling_params",
     "SchedulerConfig": "carousel.trtllm.executor_config",

@@ -8,143 +8,29 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections import deque
-from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, Self, Unpack
 
 from carousel.client.connection.connection import RING_TIMEOUT_S
 from carousel.client.connection.discovery import find_target
-from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
+from carousel.client.core.control import ControlArguments, check_mode, check_num_steps, documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import WAKES_PER_TURN, Mailbox, call_in_loop
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
-from carousel.client.core.request_state import RequestState, num_logprob_bytes
-from carousel.client.core.result import Completion, Delta
+from carousel.client.core.result import Completion
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AsyncStatsStream, R, StatsOp, StatsPlace
-from carousel.client.sync import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S
-from runtime.base.errors import CarouselError, RequestAborted, RingClosed
+from carousel.client.core.streams import AsyncResultStream
+from carousel.client.sync import CONNECT_TIMEOUT_S, CONTROL_TIMEOUT_S, Client
+from runtime.base.errors import CarouselError, RingClosed
 from runtime.base.paced_line import PacedLine
 from runtime.ring.tenants import OWNER
 from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.stats import IterationStats, RequestStatsPerIteration
-
-THREAD_LOGPROB_BYTES = 32 << 10
-"""Size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
-Connect: TypeAlias = Callable[[], Awaitable["Session[Mailbox]"]]
-
-
-class AsyncResultStream:
-    """Async iterator over the deltas of all sequences of one request: of each what is new, as it comes. The
-    request is made when the iteration begins.
-
-    Cancelling the task that waits for it aborts the request. So does dropping it, which is what `break` does
-    to one that only the `async for` knows; hold one that has a name in `async with`, or call `aclose`.
-    """
-
-    def __init__(self, connect: Connect, submission: Submission, timeout: float | None) -> None:
-        self.state: RequestState | None = None
-        """All that has been received so far; None before the iteration has begun."""
-        self._connect = connect
-        self._submission = submission
-        self._timeout = timeout
-        self._deadline: float | None = None
-        self._session: Session[Mailbox] | None = None
-        self._mailbox: Mailbox | None = None
-        self._deltas: deque[Delta] = deque()
-        self._is_awaited = False
-        self._closed = False
-
-    @property
-    def has_news(self) -> bool:
-        """The next delta is there: taking it does not wait."""
-        return bool(self._deltas)
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Delta:
-        while self._closed or not self._deltas:
-            if self._closed or (self.state is not None and self.state.is_complete):
-                raise StopAsyncIteration
-            if self._is_awaited:
-                raise RuntimeError("another task is already waiting for this stream")
-            await self._receive()
-        return self._deltas.popleft()
-
-    async def _receive(self) -> None:
-        """Wait for news and take them in."""
-        self._is_awaited = True
-        if self._mailbox is None:
-            self._deadline = deadline_after(self._timeout, asyncio.get_running_loop().time())
-        try:
-            if self._deadline is None:
-                await self._take_in()
-            else:
-                async with asyncio.timeout_at(self._deadline):
-                    await self._take_in()
-        except TimeoutError:
-            self._abandon()
-            raise TimeoutError("the time limit of the call is over") from None
-        except BaseException:
-            self._abandon()
-            raise
-        finally:
-            self._is_awaited = False
-
-    async def _take_in(self) -> None:
-        if self._mailbox is None or self.state is None:
-            session = await self._connect()
-            if self._closed:
-                raise RequestAborted("the stream was closed before its request was made")
-            self._session = session
-            self.state, self._mailbox = session.open_request(self._submission)
-        if self.state.error is None:
-            items = await self._mailbox.take_async()
-            # Unpacking many log-probabilities takes long: nobody else of this event loop waits for it.
-            is_much = num_logprob_bytes(items) > THREAD_LOGPROB_BYTES
-            receive = self.state.receive
-            self._deltas.extend(await asyncio.to_thread(receive, items) if is_much else receive(items))
-        if self._closed or not self._deltas:
-            self.state.check()
-
-    async def completion(self) -> Completion:
-        """Wait for the end and return the whole. Raises: as the iteration."""
-        async with self:
-            async for _ in self:
-                pass
-            assert self.state is not None
-            return self.state.completion()
-
-    async def aclose(self) -> None:
-        """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""
-        self._abandon()
-
-    def abort(self) -> None:
-        """Ask for an early end; what there is still comes, with finish_reason "abort"."""
-        if self._session is None or self.state is None:
-            self._closed = True
-        else:
-            self._session.abort(self.state.number)
-
-    def _abandon(self) -> None:
-        self._closed = True
-        if self._session is not None and self.state is not None:
-            self._session.forget(self.state.number)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self._abandon()
-
-    def __del__(self) -> None:
-        self._abandon()
 
 
 @dataclass(slots=True)
@@ -306,32 +192,28 @@ class AsyncClient:
         opened.result()
         return link.session
 
+    @documented_as(Client.abort)
     def abort(self, stream: AsyncResultStream) -> None:
-        """End a request early; its iterator still delivers what there is, with finish_reason "abort"."""
         stream.abort()
 
+    @documented_as(Client.server_info)
     async def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
-        info: dict[str, Any] = await self._control("server_info", timeout)
-        return info
+        return await self._control("server_info", timeout)
 
+    @documented_as(Client.flush_cache)
     async def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
-        """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return await self._control("flush_cache", timeout)
 
+    @documented_as(Client.iteration_stats)
     async def iteration_stats(
         self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> list[IterationStats]:
-        """Statistics of the iterations after number `after` that the scheduler still keeps, the oldest first.
-
-        Raises: RequestError (stats_off when it keeps none), RingClosed, TimeoutError.
-        """
         return await self._read_stats(StatsPlace.of_iterations(after), timeout)
 
+    @documented_as(Client.request_stats)
     async def request_stats(
         self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> list[RequestStatsPerIteration]:
-        """As `iteration_stats`, of each live request. Kept with `request_stats_max_iterations` only."""
         return await self._read_stats(StatsPlace.of_requests(after), timeout)
 
     def watch_stats(self, *, timeout: float | None = None) -> AsyncStatsStream:
@@ -354,45 +236,32 @@ class AsyncClient:
         session = await self._opened()
         return await _answer(session.asking_stats(op, after, wait=wait, tenant=self._tenant), timeout)
 
+    @documented_as(Client.pause_generation)
     async def pause_generation(
         self, mode: PauseMode = "in_place", *, timeout: float = CONTROL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Launch no more steps until `continue_generation`; what comes meanwhile waits, and nothing is lost.
-        Deadlines pass. `mode` says what becomes of those that run: "in_place" they keep what they have;
-        "retract" they give their pages up, so that the whole cache can be flushed; "abort" they end, and so
-        does what waits.
+        return await self._control("pause_generation", timeout, mode=check_mode(mode))
 
-        Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
-        """
-        paused: dict[str, Any] = await self._control("pause_generation", timeout, mode=check_mode(mode))
-        return paused
-
+    @documented_as(Client.continue_generation)
     async def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
-        answer: dict[str, Any] = await self._control("continue_generation", timeout)
-        return answer
+        return await self._control("continue_generation", timeout)
 
+    @documented_as(Client.start_profile)
     async def start_profile(
         self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> dict[str, Any]:
-        """Record what scheduler and worker do in the next `num_steps` steps (default: until `stop_profile`,
-        10,000 at most) as a Chrome trace, which ui.perfetto.dev shows.
+        return await self._control("start_profile", timeout, num_steps=check_num_steps(num_steps))
 
-        Returns: name of the file, written at the end to the launch's `profile_dir`, and num_steps.
-        Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
-        """
-        num_steps = check_num_steps(num_steps)
-        begun: dict[str, Any] = await self._control("start_profile", timeout, num_steps=num_steps)
-        return begun
-
+    @documented_as(Client.stop_profile)
     async def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """End the profile: name of the file and num_steps that are in it. Raises: as `start_profile`."""
-        ended: dict[str, Any] = await self._control("stop_profile", timeout)
-        return ended
+        return await self._control("stop_profile", timeout)
 
-    async def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
+    async def _control(
+        self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]
+    ) -> dict[str, Any]:
         session = await self._opened()
-        return await _answer(session.asking(op, tenant=self._tenant, **about), timeout)
+        answer: dict[str, Any] = await _answer(session.asking(op, tenant=self._tenant, **about), timeout)
+        return answer
 
     async def aclose(self, error: CarouselError | None = None) -> None:
         """Abort what is in flight and disconnect; who waits gets `error`, or RingClosed. Idempotent."""

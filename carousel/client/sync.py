@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -26,10 +25,10 @@ from carousel.client.core.request_builder import (
     is_single_prompt,
     one_per_prompt,
 )
-from carousel.client.core.request_state import RequestState
-from carousel.client.core.result import Completion, Delta
+from carousel.client.core.result import Completion
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AskNow, StatsPlace, StatsStream
+from carousel.client.core.streams import ResultStream
 from runtime.base.errors import RingClosed
 from runtime.wire.messages import ControlOp, PauseMode
 from runtime.wire.sampling_params import SamplingParams
@@ -37,59 +36,6 @@ from runtime.wire.stats import IterationStats, RequestStatsPerIteration
 
 CONNECT_TIMEOUT_S = 10.0
 CONTROL_TIMEOUT_S = 10.0
-
-
-class ResultStream:
-    """Iterator over the deltas of all sequences of one request, for one thread: of each what is new, as it
-    comes. Leaving it early aborts the request; a thread that waits while another one calls `close` gets
-    RequestAborted.
-    """
-
-    def __init__(
-        self,
-        session: Session[Mailbox],
-        state: RequestState,
-        mailbox: Mailbox,
-        deadline: float | None,
-    ) -> None:
-        self.state = state
-        """All that has been received so far."""
-        self._session = session
-        self._mailbox = mailbox
-        self._deadline = deadline
-        self._deltas: deque[Delta] = deque()
-        self._closed = False
-
-    def __iter__(self) -> Self:
-        return self
-
-    def __next__(self) -> Delta:
-        while self._closed or not self._deltas:
-            if self._closed or self.state.is_complete:
-                raise StopIteration
-            try:
-                if self.state.error is None:
-                    self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
-                if self._closed or not self._deltas:
-                    self.state.check()
-            except BaseException:
-                self.close()
-                raise
-        return self._deltas.popleft()
-
-    def close(self) -> None:
-        """Abort unless finished. Idempotent."""
-        self._closed = True
-        self._session.forget(self.state.number)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __del__(self) -> None:
-        self.close()
 
 
 class Client:
@@ -190,7 +136,7 @@ class Client:
         ]
         if len(submissions) == 1:
             # Nothing else could wait for it, so a refusal is the caller's to see.
-            completion = _finish(self._open(submissions[0], deadline))
+            completion = ResultStream(self._session, submissions[0], deadline).completion()
             on_completion(completion)
             return completion if single else [completion]
         return Batch(self._session, submissions, deadline, on_completion).run()
@@ -266,11 +212,7 @@ class Client:
         """
         deadline = deadline_after(timeout, time.monotonic())
         sampling = SamplingParams() if sampling_params is None else sampling_params
-        return self._open(Submission(prompt, sampling, True, options), deadline)
-
-    def _open(self, submission: Submission, deadline: float | None) -> ResultStream:
-        state, mailbox = self._session.open_request(submission)
-        return ResultStream(self._session, state, mailbox, deadline)
+        return ResultStream(self._session, Submission(prompt, sampling, True, options), deadline)
 
     def abort(self, stream: ResultStream) -> None:
         """End a request early; its iterator still delivers what there is, with finish_reason "abort"."""
@@ -278,8 +220,7 @@ class Client:
 
     def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
-        info: dict[str, Any] = self._control("server_info", timeout)
-        return info
+        return self._control("server_info", timeout)
 
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
@@ -323,13 +264,11 @@ class Client:
 
         Returns: is_paused, num_running, num_waiting. Raises RequestError, RingClosed, TimeoutError.
         """
-        paused: dict[str, Any] = self._control("pause_generation", timeout, mode=check_mode(mode))
-        return paused
+        return self._control("pause_generation", timeout, mode=check_mode(mode))
 
     def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
-        answer: dict[str, Any] = self._control("continue_generation", timeout)
-        return answer
+        return self._control("continue_generation", timeout)
 
     def start_profile(
         self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
@@ -340,17 +279,16 @@ class Client:
         Returns: name of the file, written at the end to the launch's `profile_dir`, and num_steps.
         Raises: RequestError (409 while one is taken), RingClosed, TimeoutError.
         """
-        num_steps = check_num_steps(num_steps)
-        begun: dict[str, Any] = self._control("start_profile", timeout, num_steps=num_steps)
-        return begun
+        return self._control("start_profile", timeout, num_steps=check_num_steps(num_steps))
 
     def stop_profile(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         """End the profile: name of the file and num_steps that are in it. Raises: as `start_profile`."""
-        ended: dict[str, Any] = self._control("stop_profile", timeout)
-        return ended
+        return self._control("stop_profile", timeout)
 
-    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> Any:
-        return _answer(self._session.asking(op, **about), deadline_after(timeout, time.monotonic()))
+    def _control(self, op: ControlOp, timeout: float, **about: Unpack[ControlArguments]) -> dict[str, Any]:
+        deadline = deadline_after(timeout, time.monotonic())
+        answer: dict[str, Any] = _answer(self._session.asking(op, **about), deadline)
+        return answer
 
     def close(self) -> None:
         """Abort what is in flight and disconnect; who waits in another thread gets RingClosed. Idempotent."""
@@ -380,10 +318,3 @@ def _call(function: Callable[[Any], None], argument: Any) -> None:
 
 def _ignore(_: Completion) -> None:
     """Nobody watches."""
-
-
-def _finish(stream: ResultStream) -> Completion:
-    """Wait for the end of a request."""
-    for _ in stream:
-        pass
-    return stream.state.completion()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TypedDict, get_args
+from collections.abc import Callable
+from typing import Any, TypedDict, TypeVar, get_args
 
 from runtime.base.errors import InvalidRequest
 from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 
 class ControlArguments(TypedDict, total=False):
@@ -29,3 +32,13 @@ def check_num_steps(num_steps: int | None) -> int:
     if type(num_steps) is not int or not 1 <= num_steps <= MAX_PROFILE_STEPS:
         raise InvalidRequest(f"num_steps: 1 to {MAX_PROFILE_STEPS}, got {num_steps!r}", param="num_steps")
     return num_steps
+
+
+def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:
+    """Give a call the words of another one, which does the same for who waits otherwise."""
+
+    def document(call: F) -> F:
+        call.__doc__ = other.__doc__
+        return call
+
+    return document

@@ -16,9 +16,9 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from carousel.client.async_ import AsyncResultStream
 from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.client.core.streams import AsyncResultStream
 from carousel.server.admin.metrics import RequestTimer
 from carousel.server.http.errors import as_request_error, error_body, respelled
 from carousel.server.request.labels import held

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
 from typing import TypeAlias
 
-from carousel.client.async_ import AsyncResultStream
 from carousel.client.core.result import Delta
+from carousel.client.core.streams import AsyncResultStream
 
 Batch: TypeAlias = list[tuple[int, Delta]]
 """Pairs of a stream's number and a delta: all there is at a time."""

@@ -1,0 +1,199 @@
+"""The deltas of one request as they come: ResultStream for a thread, AsyncResultStream for an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Self, TypeAlias
+
+from carousel.client.core.mailbox import Item, Mailbox
+from carousel.client.core.request_builder import Submission
+from carousel.client.core.request_state import RequestState, num_logprob_bytes
+from carousel.client.core.result import Completion, Delta
+from carousel.client.core.session import Session, deadline_after
+from runtime.base.errors import RequestAborted
+
+THREAD_LOGPROB_BYTES = 32 << 10
+"""Size of 8,192 log-probabilities, which take 5 ms to unpack; more than that is done in a thread."""
+Connect: TypeAlias = Callable[[], Awaitable[Session[Mailbox]]]
+
+
+class _Stream:
+    """A request that is read as it comes, whoever waits for it."""
+
+    state: RequestState | None
+
+    def __init__(self) -> None:
+        self._session: Session[Mailbox] | None = None
+        self._deltas: deque[Delta] = deque()
+        self._closed = False
+
+    @property
+    def _must_wait(self) -> bool:
+        """The next delta, or the end, is not there yet."""
+        return not self._closed and not self._deltas and (self.state is None or not self.state.is_complete)
+
+    def _next(self) -> Delta | None:
+        """The next delta; None at the end."""
+        return None if self._closed or not self._deltas else self._deltas.popleft()
+
+    def _check(self) -> None:
+        """Raise the error that the request has failed with, once everything before it has been taken."""
+        if self.state is not None and (self._closed or not self._deltas):
+            self.state.check()
+
+    def _abandon(self) -> None:
+        self._closed = True
+        if self._session is not None and self.state is not None:
+            self._session.forget(self.state.number)
+
+    def __del__(self) -> None:
+        self._abandon()
+
+
+class ResultStream(_Stream):
+    """Iterator over the deltas of all sequences of one request, for one thread: of each what is new, as it
+    comes. Leaving it early aborts the request; a thread that waits while another one calls `close` gets
+    RequestAborted.
+    """
+
+    def __init__(self, session: Session[Mailbox], submission: Submission, deadline: float | None) -> None:
+        """Submit a request. Raises what Session.submit does."""
+        super().__init__()
+        self.state: RequestState
+        """All that has been received so far."""
+        self.state, self._mailbox = session.open_request(submission)
+        self._session = session
+        self._deadline = deadline
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Delta:
+        while self._must_wait:
+            try:
+                if self.state.error is None:
+                    self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
+                self._check()
+            except BaseException:
+                self.close()
+                raise
+        delta = self._next()
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def completion(self) -> Completion:
+        """Wait for the end and return the whole. Raises: as the iteration."""
+        for _ in self:
+            pass
+        return self.state.completion()
+
+    def close(self) -> None:
+        """Abort unless finished. Idempotent."""
+        self._abandon()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncResultStream(_Stream):
+    """Async iterator over the deltas of all sequences of one request: of each what is new, as it comes. The
+    request is made when the iteration begins.
+
+    Cancelling the task that waits for it aborts the request. So does dropping it, which is what `break` does
+    to one that only the `async for` knows; hold one that has a name in `async with`, or call `aclose`.
+    """
+
+    def __init__(self, connect: Connect, submission: Submission, timeout: float | None) -> None:
+        super().__init__()
+        self.state: RequestState | None = None
+        """All that has been received so far; None before the iteration has begun."""
+        self._connect = connect
+        self._submission = submission
+        self._timeout = timeout
+        self._deadline: float | None = None
+        self._mailbox: Mailbox | None = None
+        self._is_awaited = False
+
+    @property
+    def has_news(self) -> bool:
+        """The next delta is there: taking it does not wait."""
+        return bool(self._deltas)
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Delta:
+        while self._must_wait:
+            if self._is_awaited:
+                raise RuntimeError("another task is already waiting for this stream")
+            await self._receive()
+        delta = self._next()
+        if delta is None:
+            raise StopAsyncIteration
+        return delta
+
+    async def _receive(self) -> None:
+        """Wait for news and take them in."""
+        self._is_awaited = True
+        if self._mailbox is None:
+            self._deadline = deadline_after(self._timeout, asyncio.get_running_loop().time())
+        try:
+            if self._deadline is None:
+                await self._take_in()
+            else:
+                async with asyncio.timeout_at(self._deadline):
+                    await self._take_in()
+        except TimeoutError:
+            self._abandon()
+            raise TimeoutError("the time limit of the call is over") from None
+        except BaseException:
+            self._abandon()
+            raise
+        finally:
+            self._is_awaited = False
+
+    async def _take_in(self) -> None:
+        if self._mailbox is None or self.state is None:
+            session = await self._connect()
+            if self._closed:
+                raise RequestAborted("the stream was closed before its request was made")
+            self._session = session
+            self.state, self._mailbox = session.open_request(self._submission)
+        if self.state.error is None:
+            items = await self._mailbox.take_async()
+            # Unpacking many log-probabilities takes long: nobody else of this event loop waits for it.
+            is_much = num_logprob_bytes(items) > THREAD_LOGPROB_BYTES
+            receive: Callable[[Sequence[Item]], list[Delta]] = self.state.receive
+            self._deltas.extend(await asyncio.to_thread(receive, items) if is_much else receive(items))
+        self._check()
+
+    async def completion(self) -> Completion:
+        """Wait for the end and return the whole. Raises: as the iteration."""
+        async with self:
+            async for _ in self:
+                pass
+            assert self.state is not None
+            return self.state.completion()
+
+    async def aclose(self) -> None:
+        """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""
+        self._abandon()
+
+    def abort(self) -> None:
+        """Ask for an early end; what there is still comes, with finish_reason "abort"."""
+        if self._session is None or self.state is None:
+            self._closed = True
+        else:
+            self._session.abort(self.state.number)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._abandon()

@@ -1,0 +1,26 @@
+"""Client and AsyncClient: two ways to wait for the same calls."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from carousel import AsyncClient, Client
+
+BOTH = sorted(set(vars(Client)) & set(vars(AsyncClient)))
+CALLS = [name for name in BOTH if not name.startswith("_")]
+
+
+def test_all_that_asks_the_ring_can_be_asked_either_way() -> None:
+    own = {"close", "is_connected", "error", "num_in_flight", "max_in_flight", "labels", "connect"}
+    own |= {"aclose", "of_tenant", "open", "submit"}
+    assert {name for name in vars(Client) | vars(AsyncClient) if name[0] != "_"} == own | set(CALLS)
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_each_call_has_words_and_one_set_of_arguments(name: str) -> None:
+    here, there = getattr(Client, name), getattr(AsyncClient, name)
+    assert inspect.getdoc(here)
+    assert inspect.getdoc(there)
+    assert list(inspect.signature(here).parameters) == list(inspect.signature(there).parameters)
