@@ -80,7 +80,7 @@ class DetokenizerLoop:
         engine that runs now; 0: nobody shows it, so what the engine says is believed.
         """
         self._inbox = inbox
-        self._mail = SchedulerMail(scheduler)
+        self._mail = SchedulerMail(scheduler.send)
         self._clients = clients
         self._decoders = decoders
         self._eos_token_ids = frozenset(eos_token_ids)

@@ -19,7 +19,7 @@ from runtime.base.errors import Forbidden, Overloaded, RequestError
 from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.error_info import error_info
-from runtime.wire.format import IntArray
+from runtime.wire.format import IntArray, Message
 from runtime.wire.handle import attempt_of, client_of, describe
 from runtime.wire.messages import (
     AbortRequest,
@@ -29,6 +29,7 @@ from runtime.wire.messages import (
     GenerateRequest,
     RequestFailed,
 )
+from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.status_page import Status
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.arrivals import (
@@ -39,7 +40,6 @@ from tokenizer_proc.arrivals import (
     share_of_chars,
 )
 from tokenizer_proc.bad_words import with_bad_words_as_ids
-from tokenizer_proc.exits import Exit
 from tokenizer_proc.long_texts import LongPrompt, LongTexts
 from tokenizer_proc.receipt import Receipt
 from tokenizer_proc.sent_count import OnWay, SentCount
@@ -99,8 +99,8 @@ class TokenizerLoop:
         time nobody is believed who says so. `has_tenants`: whether several share the launch.
         """
         self._inbox = inbox
-        self._scheduler = Exit(scheduler)
-        self._detokenizers = [Exit(outbox) for outbox in detokenizers]
+        self._scheduler = KeepingOutbox[Message](scheduler.send)
+        self._detokenizers = [KeepingOutbox[Message](outbox.send) for outbox in detokenizers]
         self._tokenizer = tokenizer
         self._max_token_chars = tokenizer.max_token_chars()
         self._validator = validator
@@ -135,7 +135,7 @@ class TokenizerLoop:
     @property
     def is_busy(self) -> bool:
         """Whether something waits that no socket will announce."""
-        has_kept = self._scheduler.kept or any(way.kept for way in self._detokenizers)
+        has_kept = self._scheduler or any(self._detokenizers)
         return bool(has_kept or self._long or self._arrivals)
 
     def turn(self) -> bool:
@@ -189,7 +189,7 @@ class TokenizerLoop:
 
     def _has_room(self) -> bool:
         """Whether everything before could be passed on."""
-        blocked = [way for way in (self._scheduler, *self._detokenizers) if not way.try_flush()]
+        blocked = [way for way in (self._scheduler, *self._detokenizers) if not way.flush()]
         return not blocked
 
     def close(self) -> None:
@@ -215,7 +215,7 @@ class TokenizerLoop:
         for handle in sequence_handles(request):
             way.send(RequestFailed(handle, error))
 
-    def _way_to(self, client: int) -> Exit:
+    def _way_to(self, client: int) -> KeepingOutbox[Message]:
         return self._detokenizers[client % len(self._detokenizers)]
 
     def _take(self, request: GenerateRequest) -> None:

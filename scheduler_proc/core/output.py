@@ -25,6 +25,7 @@ from runtime.wire.messages import (
     TokenBatch,
     TokenLogprobs,
 )
+from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Frame, Outbox
 
 MAX_BACKLOG = 8192
@@ -89,7 +90,7 @@ class OutputLane:
     def __init__(self, outbox: Outbox, epoch: int = 0) -> None:
         self._outbox = outbox
         self._epoch = epoch
-        self._refused: list[tuple[Message, Sequence[Frame]]] = []
+        self._refused = KeepingOutbox[tuple[Message, Sequence[Frame]]](lambda each: self._outbox.send(*each))
         self._replies: list[ControlReply] = []
         self._num_sent = 0
         self._clear()
@@ -144,7 +145,7 @@ class OutputLane:
         return num_left >= MAX_BACKLOG or self._opened_bytes >= MAX_BACKLOG_BYTES
 
     def flush(self) -> bool:
-        if self._refused and not self._try_send_refused():
+        if not self._refused.flush():
             return False
         if self._entries:
             self._gather_tensors()
@@ -161,11 +162,11 @@ class OutputLane:
                 self._epoch,
             )
             self._clear()
-            self._refused.append((batch, ()))
-        if self._replies:
-            self._refused += [(reply, ()) for reply in self._replies]
-            self._replies = []
-        return not self._refused or self._try_send_refused()
+            self._refused.add((batch, ()))
+        for reply in self._replies:
+            self._refused.add((reply, ()))
+        self._replies = []
+        return self._refused.flush()
 
     def _gather_tensors(self) -> None:
         """Before the batch that may close their sequence. An earlier one has opened it: nothing is launched
@@ -173,17 +174,9 @@ class OutputLane:
         """
         for at in range(0, len(self._entries), MAX_TENSORS):
             entries = tuple(self._entries[at : at + MAX_TENSORS])
-            self._refused.append((TensorBatch(entries), self._frames[at : at + MAX_TENSORS]))
+            self._refused.add((TensorBatch(entries), self._frames[at : at + MAX_TENSORS]))
         self._entries = []
         self._frames = []
-
-    def _try_send_refused(self) -> bool:
-        while self._refused:
-            message, frames = self._refused[0]
-            if not self._outbox.send(message, frames):
-                return False
-            del self._refused[0]
-        return True
 
 
 class OutputRouter:

@@ -167,7 +167,7 @@ class Connection:
     def _enqueue(self, message: ToTokenizer, number: int) -> None:
         frame = self._encode(message)
         self._check_usable()
-        self._ways[self.tokenizer_of(number)].unsent.append(frame)
+        self._ways[self.tokenizer_of(number)].unsent.add(frame)
         self._wake()
 
     def _check_usable(self) -> None:

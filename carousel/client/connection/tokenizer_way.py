@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, TypeAlias
 
 import zmq
 from msgspec.structs import replace
@@ -12,17 +12,19 @@ from carousel.client.connection.lane import Socket
 from runtime.wire.format import MAX_TEXT_CHARS
 from runtime.wire.handle import MAX_ABORT_HANDLES
 from runtime.wire.messages import AbortRequest, GenerateRequest, ToTokenizer
+from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Codec
 
 LONG_FRAME_BYTES = 256 << 10
 LONG_CHARS = 1 << 16
+EncodedMessage: TypeAlias = bytes | bytearray
+"""A message as it goes on the wire."""
 
 
 class TokenizerWay:
     def __init__(self, socket: Socket, codec: Codec) -> None:
         self.socket = socket
-        self.unsent: deque[bytes | bytearray] = deque()
-        """Messages as they go on the wire."""
+        self.unsent = KeepingOutbox[EncodedMessage](self._send)
         self.aborts: deque[bytes] = deque()
         """Handles of sequences to abort. Many callers may leave at once: one message for all of them."""
         self._codec = codec
@@ -34,14 +36,15 @@ class TokenizerWay:
         while self.aborts:
             count = min(len(self.aborts), MAX_ABORT_HANDLES)
             handles = tuple(self.aborts.popleft() for _ in range(count))
-            self.unsent.append(self._codec.encode(AbortRequest(handles)))
-        while self.unsent:
-            try:
-                # Whoever else runs in this process waits for a copy of a long one.
-                self.socket.send(self.unsent[0], zmq.NOBLOCK, copy=len(self.unsent[0]) < LONG_FRAME_BYTES)
-            except zmq.Again:
-                return False
-            self.unsent.popleft()
+            self.unsent.add(self._codec.encode(AbortRequest(handles)))
+        return self.unsent.flush()
+
+    def _send(self, message: EncodedMessage) -> bool:
+        try:
+            # Whoever else runs in this process waits for a copy of a long one.
+            self.socket.send(message, zmq.NOBLOCK, copy=len(message) < LONG_FRAME_BYTES)
+        except zmq.Again:
+            return False
         return True
 
 

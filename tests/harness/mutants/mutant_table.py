@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.plan import RowSetup
 from scheduler_proc.batching.prefill_adder import PrefillAdder
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
@@ -252,7 +253,7 @@ STEP_MUTANTS = [
     ),
     Mutant("an abort ends the next attempt too", Intake, "_live", " and req.handle == handle", "", 2),
     Mutant("early aborts forgotten", Tombstones, "try_take", "return ", "return False and ", 3),
-    Mutant("refused output lost", OutputLane, "_try_send_refused", "return False", "pass", 0),
+    Mutant("refused output lost", KeepingOutbox, "flush", "return False", "pass", 0),
     Mutant(
         "a deadline ends only who waits",
         Lifecycle,
