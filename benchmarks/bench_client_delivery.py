@@ -32,7 +32,7 @@ class NoMailbox(Mailbox):
 class NoConnection:
     """Sends nothing."""
 
-    def __init__(self, _: Any, **__: Any) -> None:
+    def __init__(self, **_: Any) -> None:
         self.opened: Future[None] = Future()
         self.client_ids = (1,)
         self.generation = 0
@@ -47,11 +47,9 @@ class NoConnection:
 
 def seconds_per_output() -> float:
     session: Session[NoMailbox] = Session(
-        None,  # type: ignore[arg-type]
+        NoConnection,  # type: ignore[arg-type]
         NoMailbox,
         lambda function, argument: function(argument),
-        connect_timeout_s=1.0,
-        connect=NoConnection,  # type: ignore[arg-type]
     )
     sampling = SamplingParams(max_tokens=NUM_STEPS)
     states = [session.open_request(Submission([1, 2, 3], sampling, True))[0] for _ in range(NUM_STREAMS)]

@@ -10,10 +10,11 @@ import asyncio
 import copy
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, Unpack
 
-from carousel.client.connection.connection import RING_TIMEOUT_S
+from carousel.client.connection.connection import Connection
 from carousel.client.connection.discovery import find_target
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps, documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
@@ -21,6 +22,7 @@ from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import WAKES_PER_TURN, Mailbox, call_in_loop
 from carousel.client.core.request_builder import EmbedOptions, Prompt, RequestOptions, Submission, TokenIds
 from carousel.client.core.result import Completion
+from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AsyncStatsStream, R, StatsOp, StatsPlace
 from carousel.client.core.streams import AsyncResultStream
@@ -57,9 +59,12 @@ class AsyncClient:
         Nothing is connected before `connect`, `async with`, or the first call.
         Raises: RingClosed when no runtime is alive, ConfigError when there are several or a key is wrong.
         """
-        self._target = find_target(run_dir, curve_dir)
-        self._connect_timeout_s = connect_timeout
-        self._ring_timeout_s = ring_timeout
+        self._make_connection = partial(
+            Connection,
+            find_target(run_dir, curve_dir),
+            connect_timeout_s=connect_timeout,
+            ring_timeout_s=ring_timeout,
+        )
         self._link = _Link()
         self._tenant = OWNER
 
@@ -177,11 +182,9 @@ class AsyncClient:
         if link.session is None:
             link.loop, line = loop, PacedLine(WAKES_PER_TURN)
             link.session = Session(
-                self._target,
+                self._make_connection,
                 lambda: Mailbox(line),
                 lambda function, argument: call_in_loop(loop, function, argument),
-                connect_timeout_s=self._connect_timeout_s,
-                ring_timeout_s=self._ring_timeout_s,
                 labels=link.labels,
             )
         if loop is not link.loop:

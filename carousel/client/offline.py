@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
-from carousel.client.connection.connection import RING_TIMEOUT_S
 from carousel.client.core.request_builder import Prompt, Prompts, RequestOptions, is_single_prompt
 from carousel.client.core.result import Completion
+from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.progress import progress_bar
 from carousel.client.sync import Client

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
-from carousel.client.connection.connection import RING_TIMEOUT_S
+from carousel.client.connection.connection import Connection
 from carousel.client.connection.discovery import find_target
 from carousel.client.core.batch import Batch
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
@@ -26,6 +27,7 @@ from carousel.client.core.request_builder import (
     one_per_prompt,
 )
 from carousel.client.core.result import Completion
+from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.core.session import Session, control_result, deadline_after
 from carousel.client.core.stats import AskNow, StatsPlace, StatsStream
 from carousel.client.core.streams import ResultStream
@@ -57,11 +59,14 @@ class Client:
         ConfigError when there are several or a key is wrong, ProtocolMismatch when it is another build.
         """
         self._session: Session[Mailbox] = Session(
-            find_target(run_dir, curve_dir),
+            partial(
+                Connection,
+                find_target(run_dir, curve_dir),
+                connect_timeout_s=connect_timeout,
+                ring_timeout_s=ring_timeout,
+            ),
             Mailbox,
             _call,
-            connect_timeout_s=connect_timeout,
-            ring_timeout_s=ring_timeout,
         )
         try:
             self._session.connection.opened.result()

@@ -13,13 +13,15 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, overload
 
-from carousel.client.connection.connection import RING_TIMEOUT_S
+from carousel.client.connection.connection import Connection
 from carousel.client.connection.target import RunDirTarget
 from carousel.client.core.batch import MAX_IN_FLIGHT
 from carousel.client.core.request_builder import TokenIds, is_single_prompt, one_per_prompt
+from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.core.session import Session, deadline_after
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.sync import CONNECT_TIMEOUT_S
@@ -72,11 +74,14 @@ class GenerationExecutor(StatsReader):
             if runtime is not None:
                 runtime.wait_ready()
             self._session: Session[ResultMailbox] = Session(
-                RunDirTarget(run_dir),
+                partial(
+                    Connection,
+                    RunDirTarget(run_dir),
+                    connect_timeout_s=connect_timeout_s,
+                    ring_timeout_s=ring_timeout_s,
+                ),
                 ResultMailbox,
                 _call,
-                connect_timeout_s=connect_timeout_s,
-                ring_timeout_s=ring_timeout_s,
             )
         except BaseException:
             stop_runtime()

@@ -19,7 +19,7 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any, TypeAlias
 
@@ -27,19 +27,16 @@ import zmq
 
 from carousel.client.connection.lane import Lane, connect
 from carousel.client.connection.link import Link
-from carousel.client.connection.restarts import Restart, RestartedRole, Restarts
 from carousel.client.connection.target import Target
 from carousel.client.connection.tokenizer_way import LONG_CHARS, TokenizerWay, without_long_texts
+from carousel.client.core import ring_state
+from carousel.client.core.ring_state import RING_TIMEOUT_S, Command, ReplaceLane, Restart, RingState
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
-from runtime.wire.format import PING_S, SILENCE_S
 from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
 from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Codec, Framed
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.1
-RING_TIMEOUT_S = 120.0
-"""How long the ring may lack a process: a large model takes long to load."""
 # What callers may have waiting for one tokenizer; as much again fits into each end of the socket.
 MAX_UNSENT = HIGH_WATER_MARK
 FAREWELL_LINGER_MS = 200
@@ -70,8 +67,6 @@ class Connection:
         """Why the connection has ended; None while it has not."""
         self.max_waiting = 0
         """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
-        self.generation = 0
-        """How many restarts have been seen."""
         self._client_ids: tuple[int, ...] = ()
         self._ways: tuple[TokenizerWay, ...] = ()
         self._lanes: list[Lane] = []
@@ -80,14 +75,11 @@ class Connection:
         """Of the tokenizers, where only the connections show that they are there."""
         self._target = target
         self._watch = target.open_watch()
-        self._restarts = Restarts()
+        self._ring = RingState(target.name, is_remote=target.wants_status, ring_timeout_s=ring_timeout_s)
         self._on_message = on_message
         self._on_restart = on_restart
         self._on_closed = on_closed
         self._connect_timeout_s = connect_timeout_s
-        self._ring_timeout_s = ring_timeout_s
-        self._whole_at = 0.0
-        """When every process could serve, last."""
         self._requests = Codec(ToTokenizer, 0)
         self._bad_frames = BadFrames("client_out")
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -95,28 +87,26 @@ class Connection:
         self._wake_lock = threading.RLock()
         self._pid = os.getpid()
         self._stop = False
-        self._next_tick_at = 0.0
-        self._next_ping_at = 0.0
         self._thread = threading.Thread(target=self._run, name="carousel-client", daemon=True)
         self._thread.start()
 
     # -- callers' threads ------------------------------------------------------------------------------------
 
     def client_of(self, number: int) -> int:
-        """The client id that the handles of this request start with."""
         return self._client_ids[self.lane_of(number)]
 
     def lane_of(self, number: int) -> int:
-        """Which detokenizer answers this request."""
         return number % len(self._client_ids)
 
     def tokenizer_of(self, number: int) -> int:
-        """Which tokenizer takes this request."""
         return number % len(self._ways)
 
     @property
+    def generation(self) -> int:
+        return self._ring.generation
+
+    @property
     def client_ids(self) -> tuple[int, ...]:
-        """One for each lane."""
         return self._client_ids
 
     @property
@@ -124,38 +114,24 @@ class Connection:
         return all(len(way.unsent) < MAX_UNSENT for way in self._ways)
 
     def submit(self, message: ToTokenizer, number: int) -> None:
-        """Hand a message about request `number` to the I/O thread, in order. Never blocks; sends nothing when
-        it raises.
-
-        Raises: Overloaded when the server takes messages more slowly than they come, InvalidRequest when the
-        message is beyond what the wire carries, the connection's error when it has ended.
-        """
         if len(self._ways[self.tokenizer_of(number)].unsent) >= MAX_UNSENT:
             raise Overloaded("the runtime takes requests more slowly than they are made; try again later")
         self._enqueue(message, number)
 
     def resubmit(self, message: ToTokenizer, number: int) -> None:
-        """As `submit`, but never refused for want of room: what is made again is bounded by what was
-        accepted.
-        """
         self._enqueue(message, number)
 
     def abort(self, handles: tuple[bytes, ...], number: int) -> None:
-        """Abort these sequences of request `number`. As `submit`, but never
-        refused: aborts are bounded by the accepted requests.
-        """
         self._check_usable()
         self._ways[self.tokenizer_of(number)].aborts.extend(handles)
         self._wake()
 
     def abort_all(self) -> None:
-        """Abort everything of this connection."""
         for client_id in self._client_ids:
             for tokenizer in range(len(self._ways)):
                 self._enqueue(AbortRequest(client=client_id), tokenizer)
 
     def close(self) -> None:
-        """Send what is waiting, within a moment, and end the thread. Idempotent."""
         self._stop = True
         self._wake()
         self._thread.join(JOIN_TIMEOUT_S)
@@ -228,7 +204,7 @@ class Connection:
         ProtocolMismatch.
         """
         deadline = time.monotonic() + self._connect_timeout_s
-        self._look_at_ring()  # so that who is replaced from now on is known to have been
+        self._ring.see(self._watch.status())  # so that who is replaced from now on is known to have been
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
@@ -242,147 +218,94 @@ class Connection:
         self._client_ids = tuple(lane.client_id for lane in self._lanes)
         self._ways = tuple(ways)
         self.max_waiting = first.max_waiting
-        self._whole_at = self._next_tick_at = time.monotonic()
-        self._look_at_ring()
+        self._ring.begin(len(self._lanes), time.monotonic())
+        self._carry_out(self._ring.see(self._watch.status()))
 
     def _open_lane(self, context: zmq.Context[Any], index: int, deadline: float) -> HelloAck:
         lane = Lane(context, self._target, index, self._bad_frames)
         self._lanes.append(lane)
         self._poller.register(lane.socket, zmq.POLLIN)
-        greet_at = time.monotonic() + PING_S
+        greet_at = time.monotonic() + ring_state.PING_S
         while (now := time.monotonic()) < deadline:
             if self._stop:
                 raise RingClosed("the client was closed while it was connecting")
-            if lane.socket.poll(int(TICK_S * 1000)):
+            if lane.socket.poll(int(ring_state.TICK_S * 1000)):
                 ack = lane.read_ack()
                 if ack is not None:
                     return ack
             if now >= greet_at:  # the first one may have died with the process that had received it
-                greet_at = now + PING_S
+                greet_at = now + ring_state.PING_S
                 lane.greet()
-            self._check_ring()
+            self._ring.check_gone(self._watch.why_gone())
         raise RingClosed(
             f"the runtime at {self._target.name} has not answered within {self._connect_timeout_s:g} s; "
             f"{self._target.no_answer_hint}"
         )
 
     def _serve(self) -> None:
-        poller = self._poller
+        poller, ring = self._poller, self._ring
         poller.register(self._wake_fd, zmq.POLLIN)
         while not self._stop:
-            ready = dict(poller.poll(int(TICK_S * 1000)))
+            ready = dict(poller.poll(int(ring_state.TICK_S * 1000)))
             if self._wake_fd in ready:
                 os.eventfd_read(self._wake_fd)
-            for lane in self._lanes:
+            for lane in list(self._lanes):
                 if lane.socket in ready:
                     self._receive(lane)
+            now = time.monotonic()
             for way in self._ways:
-                blocked = self._is_whole and not way.try_send()
+                blocked = ring.is_whole(now) and not way.try_send()
                 poller.register(way.socket, zmq.POLLOUT if blocked else 0)
-            if time.monotonic() >= self._next_tick_at:
-                self._tick()
+            if ring.is_due(now):
+                self._tick(now)
         for way in self._ways:
             way.try_send()
-
-    @property
-    def _is_whole(self) -> bool:
-        """Every process can serve, as far as can be seen. One that hangs may be replaced like a dead one."""
-        return self._restarts.is_whole and all(
-            lane.is_open and not self._is_silent(lane) for lane in self._lanes
-        )
-
-    def _has_gone(self, lane: Lane) -> bool:
-        """As far as the connection shows it. A detokenizer that hangs will be replaced; one that could not
-        hear us for so long has forgotten us. Both are to be greeted.
-        """
-        return lane.is_lost or self._is_silent(lane)
-
-    def _is_silent(self, lane: Lane) -> bool:
-        return time.monotonic() - lane.heard_at > SILENCE_S
 
     def _receive(self, lane: Lane) -> None:
         if not lane.is_open:
             if lane.read_ack() is not None:
-                self._note_restart("detokenizer", lane.index)
+                self._carry_out(self._ring.hear(lane.index, time.monotonic()))
             return
-        for message in lane.receive():
-            if isinstance(message, OutputBatch | ControlReply | Framed):
-                self._on_message(message)
-            elif isinstance(message, RingStatus):
-                self._watch.hear(message)
+        messages = lane.receive()
+        if messages:
+            self._ring.hear(lane.index, time.monotonic())
+        for message in messages:
+            self._take(message)
 
-    def _tick(self) -> None:
-        now = time.monotonic()
-        late_s, self._next_tick_at = now - self._next_tick_at, now + TICK_S
-        if late_s > SILENCE_S:
-            self._rejoin(now)
-            return
-        if now >= self._next_ping_at:
-            self._next_ping_at = now + PING_S
-            for lane in self._lanes:
-                lane.ping() if lane.is_open else lane.greet()
-        self._check_ring()
-        self._look_at_ring()
-        for lane in list(self._lanes):
-            if lane.is_open and self._has_gone(lane):
-                self._replace_lane(lane.index)
-                self._check_ring()
-        if self._links and not any(lane.is_open for lane in self._lanes) and self._all_links_lost:
-            raise RingClosed(f"the connection to the runtime at {self._target.name} was lost")
-        if self._is_whole:
-            self._whole_at = now
-        elif now - self._whole_at > self._ring_timeout_s:
-            raise RingClosed(
-                f"the runtime at {self._target.name} has lacked a process, or one that answers, for "
-                f"{self._ring_timeout_s:g} s"
-            )
+    def _take(self, message: Any) -> None:
+        if isinstance(message, OutputBatch | ControlReply | Framed):
+            self._on_message(message)
+        elif isinstance(message, RingStatus):
+            self._watch.hear(message)
 
-    def _rejoin(self, now: float) -> None:
-        """This process, perhaps all of the machine, was stopped for so long that it has been forgotten. How
-        late others are is seen from now on, and whether they are there after a moment.
-        """
-        self._whole_at = now
-        self._next_tick_at = now + PING_S
-        for lane in list(self._lanes):
-            if lane.is_open:
-                self._replace_lane(lane.index)
+    def _tick(self, now: float) -> None:
+        watch, ring = self._watch, self._ring
+        lost = [lane.index for lane in self._lanes if lane.is_lost]
+        self._carry_out(ring.tick(now, watch.why_gone(), watch.status(), lost))
+        are_links_lost = bool(self._links) and all(link.is_lost for link in self._links)
+        ring.check(now, watch.why_gone(), are_links_lost=are_links_lost)
 
-    @property
-    def _all_links_lost(self) -> bool:
-        """A process that is replaced takes its own connections with it; all go with the ring alone."""
-        return all(link.is_lost for link in self._links)
-
-    # -- processes that are replaced -------------------------------------------------------------------------
-
-    def _look_at_ring(self) -> None:
-        """Who has been replaced, as far as the ring shows it."""
-        status = self._watch.status()
-        if status is None:
-            return
-        for role, index in self._restarts.take(status):
-            if role != "detokenizer":
-                self._note_restart(role, index)
-            elif not self._target.wants_status:
-                # Over TCP its connection is lost, which says it sooner and is no hearsay.
-                self._replace_lane(index)
-
-    def _note_restart(self, role: RestartedRole, index: int) -> None:
-        self.generation += 1
-        logger.info("%s %d was replaced or lost touch: what it may have lost is made again", role, index)
-        self._on_restart(Restart(role, index, self.generation))
+    def _carry_out(self, commands: Sequence[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Restart):
+                logger.info(
+                    "%s %d was replaced or lost touch: what it may have lost is made again",
+                    command.role,
+                    command.index,
+                )
+                self._on_restart(command)
+            elif isinstance(command, ReplaceLane):
+                self._replace_lane(command.index)
+            else:
+                self._lanes[command.index].ping()
 
     def _replace_lane(self, index: int) -> None:
-        """Connect anew, under the same id; what the old connection brought is still taken in."""
         old = self._lanes[index]
         if old.is_open:
-            self._receive(old)  # its last words may say that the ring ends
+            for message in old.receive():  # its last words may say that the ring ends
+                self._take(message)
         self._poller.unregister(old.socket)
         old.close()
         lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)
         self._lanes[index] = lane
         self._poller.register(lane.socket, zmq.POLLIN)
-
-    def _check_ring(self) -> None:
-        reason = self._watch.why_gone()
-        if reason:
-            raise RingClosed(f"the runtime at {self._target.name} is gone: {reason}")

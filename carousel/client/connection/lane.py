@@ -8,7 +8,6 @@ ends no stream.
 from __future__ import annotations
 
 import contextlib
-import time
 from typing import Any, TypeAlias
 
 import zmq
@@ -45,7 +44,6 @@ class Lane:
         """Every handle of this lane starts with it; 0: the detokenizer draws one."""
         self.is_open = False
         """The detokenizer has answered."""
-        self.heard_at = time.monotonic()
         self.socket = connect(context, zmq.DEALER, target, target.client_out(index))
         self._link = Link(self.socket) if target.wants_status else None
         self._codec = Codec(ToClient, 0)
@@ -77,15 +75,11 @@ class Lane:
         self.client_id = ack.client
         self.is_open = True
         self._codec = Codec(ToClient, ack.epoch)
-        self.heard_at = time.monotonic()
         return ack
 
     def receive(self) -> list[Any]:
-        """All that has arrived, as an Inbox gives it; and note that it is a sign of life."""
-        messages = receive_all(self.socket, self._codec, self._bad_frames)
-        if messages:
-            self.heard_at = time.monotonic()
-        return messages
+        """All that has arrived, as an Inbox gives it."""
+        return receive_all(self.socket, self._codec, self._bad_frames)
 
     @property
     def is_lost(self) -> bool:
@@ -93,6 +87,10 @@ class Lane:
         return self._link is not None and self._link.was_lost
 
     def ping(self) -> None:
+        """Show that we are there, or greet."""
+        if not self.is_open:
+            self.greet()
+            return
         # A server that does not read will be known by its silence.
         with contextlib.suppress(zmq.Again):
             self.socket.send(self._codec.encode(Ping(self.client_id)), zmq.NOBLOCK)

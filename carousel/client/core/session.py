@@ -15,18 +15,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from concurrent.futures import Future
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import msgspec
 
-from carousel.client.connection.connection import RING_TIMEOUT_S, Connection
-from carousel.client.connection.restarts import Restart
-from carousel.client.connection.target import Target
 from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import Item, Mailbox, Put, TensorPart
 from carousel.client.core.request_builder import Submission, build_request
 from carousel.client.core.request_state import RequestState, SequenceState
 from carousel.client.core.result import error_from_info
+from carousel.client.core.ring_state import Restart
 from carousel.client.core.stats import StatsOp
 from runtime.base.errors import CarouselError, RequestAborted, RequestError
 from runtime.ring.tenants import OWNER
@@ -40,6 +39,7 @@ from runtime.wire.messages import (
     OutputBatch,
     SequenceOutput,
     TensorBatch,
+    ToTokenizer,
     Usage,
 )
 from runtime.wire.transport import Framed
@@ -47,6 +47,63 @@ from runtime.wire.transport import Framed
 M = TypeVar("M", bound=Mailbox)
 T = TypeVar("T")
 EXHAUSTED = ErrorInfo(f"the request was made {MAX_ATTEMPT + 1} times and the runtime died each time")
+
+
+class Ring(Protocol):
+    """The way to the ring: what a session commands. A request's number decides which tokenizer takes it and
+    which detokenizer answers.
+    """
+
+    opened: Future[None]
+    """Resolved once all detokenizers have answered."""
+    error: CarouselError | None
+    """Why the connection has ended; None while it has not."""
+    max_waiting: int
+    """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+
+    @property
+    def generation(self) -> int:
+        """How many restarts have been seen."""
+
+    @property
+    def client_ids(self) -> tuple[int, ...]:
+        """One for each detokenizer."""
+
+    @property
+    def has_room(self) -> bool:
+        """Requests are taken, as far as is known."""
+
+    def client_of(self, number: int) -> int:
+        """The client id that the handles of this request start with."""
+
+    def lane_of(self, number: int) -> int:
+        """Which detokenizer answers this request."""
+
+    def tokenizer_of(self, number: int) -> int:
+        """Which tokenizer takes this request."""
+
+    def submit(self, message: ToTokenizer, number: int) -> None:
+        """Send a message about request `number`, in order. Never blocks; sends nothing when it raises.
+
+        Raises: Overloaded when the server takes messages more slowly than they come, InvalidRequest when the
+        message is beyond what the wire carries, the connection's error when it has ended.
+        """
+
+    def resubmit(self, message: ToTokenizer, number: int) -> None:
+        """As `submit`, but never refused for want of room: what is made again is bounded by what was
+        accepted.
+        """
+
+    def abort(self, handles: tuple[bytes, ...], number: int) -> None:
+        """Abort these sequences of request `number`. As `submit`, but never refused: aborts are bounded by
+        the accepted requests.
+        """
+
+    def abort_all(self) -> None:
+        """Abort everything of this connection."""
+
+    def close(self) -> None:
+        """Send what is waiting, within a moment, and end. Idempotent."""
 
 
 class OpenControl(NamedTuple):
@@ -59,19 +116,18 @@ class OpenControl(NamedTuple):
 class Session(Generic[M]):
     def __init__(
         self,
-        target: Target,
+        connect: Callable[..., Ring],
         new_mailbox: Callable[[], M],
         deliver_in_thread: Callable[[Callable[[Any], None], Any], None],
         *,
-        connect_timeout_s: float,
-        ring_timeout_s: float = RING_TIMEOUT_S,
         labels: LabelBook | None = None,
-        connect: Callable[..., Connection] = Connection,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`deliver_in_thread` is called by the I/O thread: it runs a function where the mailboxes live.
-        `labels`: the book of those in flight, if others look at it. `connect` makes the connection.
+        """`connect` makes the way to the ring, of what it is to call. `deliver_in_thread` is called with what
+        comes from there: it runs a function where the mailboxes live. `labels`: the book of those in flight,
+        if others look at it.
 
-        Raises: RingClosed when there is no runtime at `target`.
+        Raises: what `connect` does.
         """
         self._new_mailbox = new_mailbox
         # Whoever takes a request out of `_requests` ends it: it happens once, whichever threads try.
@@ -86,13 +142,11 @@ class Session(Generic[M]):
         self._left: dict[bytes, int] = {}
         # So that of one sequence the attempts are sent in their order. Not taken by what a destructor calls.
         self._sending = threading.Lock()
+        self._clock = clock
         self.connection = connect(
-            target,
             on_message=lambda message: deliver_in_thread(self._deliver, message),
             on_restart=lambda restart: deliver_in_thread(self._recover, restart),
             on_closed=lambda error: deliver_in_thread(self.fail_all, error),
-            connect_timeout_s=connect_timeout_s,
-            ring_timeout_s=ring_timeout_s,
         )
 
     def max_in_flight(self) -> int:
@@ -120,7 +174,7 @@ class Session(Generic[M]):
         """Do what `open_request` does, for a caller who keeps what comes himself.
 
         Raises: InvalidRequest that names the argument, also for a label that the same tenant has in flight;
-        what `Connection.submit` does. Nothing has then been sent.
+        what `Ring.submit` does. Nothing has then been sent.
         """
         number = next(self._request_numbers)
         handle = make_handle(self.connection.client_of(number), number)
@@ -128,9 +182,7 @@ class Session(Generic[M]):
         if request.label and not submission.holds_label:
             self._labels.hold(request.tenant, request.label, number)
         with self._sending:
-            state = RequestState(
-                request, submission.sampling, put, self.connection.generation, time.monotonic()
-            )
+            state = RequestState(request, submission.sampling, put, self.connection.generation, self._clock())
             self._sequences.update((each.handle, (state, each)) for each in state.sequences)
             self._requests[number] = state
             try:
@@ -299,7 +351,7 @@ class Session(Generic[M]):
                 if not sequence.is_open or (restart.role == "tokenizer" and sequence.is_with_scheduler):
                     continue  # it has ended, or is long with the scheduler
                 old = sequence.handle
-                message = request.next_attempt(sequence, time.monotonic())
+                message = request.next_attempt(sequence, self._clock())
                 if message is None:
                     failed.append(_failure(old, EXHAUSTED))
                     continue

@@ -28,7 +28,7 @@ from tests.harness.ring.fake_ring import (
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carousel.client.connection.connection.TICK_S", 0.01)
+    monkeypatch.setattr("carousel.client.core.ring_state.TICK_S", 0.01)
 
 
 def run(
@@ -270,8 +270,9 @@ def test_a_loop_that_ends_without_closing_leaves_the_thread_unharmed(tmp_path: P
         asyncio.run(main(client))
         ring.set_state("launcher", "failed")
         assert client._session is not None
-        client._session.connection._thread.join(WAIT_S)
-        assert not client._session.connection._thread.is_alive()
+        connection: Any = client._session.connection
+        connection._thread.join(WAIT_S)
+        assert not connection._thread.is_alive()
         client._session.connection.close()
 
 

@@ -24,6 +24,7 @@ from carousel import (
     RingClosed,
 )
 from carousel.client.connection import connection as connection_module
+from carousel.client.core import ring_state
 from runtime.ring.keys import CLIENT, make_keys
 from runtime.wire.handle import client_of, sequence_key
 from runtime.wire.messages import OutputBatch, SequenceOutput
@@ -46,7 +47,7 @@ Place: TypeAlias = dict[str, Any]
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection_module, "TICK_S", 0.01)
+    monkeypatch.setattr(ring_state, "TICK_S", 0.01)
 
 
 @pytest.fixture
@@ -167,7 +168,7 @@ def test_a_ring_that_stays_silent_is_gone(
     ring, place = reached
     with Client(**place, connect_timeout=WAIT_S, ring_timeout=0.1) as client:
         ring.shakes_hands = False
-        monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
+        monkeypatch.setattr(ring_state, "SILENCE_S", 0.05)
         with pytest.raises(RingClosed, match=r"one that answers, for 0.1 s"):
             client.generate("x", timeout=WAIT_S)
 
@@ -177,14 +178,14 @@ def test_a_request_outlives_a_detokenizer_that_hangs_for_longer_than_silence(
 ) -> None:
     """The launcher replaces it after `--stall-timeout`, which is longer."""
     ring, place = reached
-    monkeypatch.setattr(connection_module, "PING_S", 0.05)
+    monkeypatch.setattr(ring_state, "PING_S", 0.05)
     with Client(**place, connect_timeout=WAIT_S) as client:
         stream = client.stream("x", timeout=WAIT_S)
         first = ring.wait_request()
         ring.shakes_hands = False
-        monkeypatch.setattr(connection_module, "SILENCE_S", 0.05)
+        monkeypatch.setattr(ring_state, "SILENCE_S", 0.05)
         ring.wait_for(lambda: len(ring.hellos) > 1)
-        monkeypatch.setattr(connection_module, "SILENCE_S", WAIT_S)
+        monkeypatch.setattr(ring_state, "SILENCE_S", WAIT_S)
         ring.answer = spell("abc")
         ring.shakes_hands = True
         assert "".join(delta.text for delta in stream) == "abc"
@@ -200,13 +201,12 @@ def test_a_client_that_was_stopped_for_longer_than_anybody_waits_goes_on(
     ring, place = reached
     stopped_s = [0.0]
     clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stopped_s[0])
-    for module in ("connection", "lane"):
-        monkeypatch.setattr(f"carousel.client.connection.{module}.time", clock)
+    monkeypatch.setattr("carousel.client.connection.connection.time", clock)
     with Client(**place, connect_timeout=WAIT_S) as client:
         stream = client.stream("x", timeout=WAIT_S)
         ring.wait_request()
         ring.answer = spell("abc")
-        stopped_s[0] = 10 * connection_module.RING_TIMEOUT_S
+        stopped_s[0] = 10 * ring_state.RING_TIMEOUT_S
         assert "".join(delta.text for delta in stream) == "abc"
 
 
@@ -289,7 +289,7 @@ def test_a_call_made_while_the_client_closes_does_not_wait_for_ever(
 
 
 def test_a_forked_copy_of_a_client_is_refused_and_not_left_waiting(client: Client, ring: FakeRing) -> None:
-    client._session.connection._pid = 0
+    client._session.connection._pid = 0  # type: ignore[attr-defined]
     with pytest.raises(RingClosed, match="forked"):
         client.generate("x")
 

@@ -31,8 +31,8 @@ NUM_DETOKENIZERS = 2
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carousel.client.connection.connection.TICK_S", 0.01)
-    monkeypatch.setattr("carousel.client.connection.connection.PING_S", 0.02)
+    monkeypatch.setattr("carousel.client.core.ring_state.TICK_S", 0.01)
+    monkeypatch.setattr("carousel.client.core.ring_state.PING_S", 0.02)
 
 
 def echo(request: GenerateRequest) -> list[SequenceOutput]:
@@ -119,7 +119,7 @@ def test_one_silent_lane_ends_the_connection(
     other = ring.client_id(1 - lane)
     with Client(ring.run_dir, connect_timeout=WAIT_S, ring_timeout=0.2) as client:
         ring.shakes_hands = False
-        monkeypatch.setattr("carousel.client.connection.connection.SILENCE_S", 0.2)
+        monkeypatch.setattr("carousel.client.core.ring_state.SILENCE_S", 0.2)
         streams = [client.stream("x", timeout=WAIT_S) for _ in range(NUM_DETOKENIZERS)]
         request = next(
             request for request in map(ring.wait_request, range(2)) if client_of(request.handle) == other

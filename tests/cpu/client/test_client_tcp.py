@@ -23,7 +23,7 @@ NUM_DETOKENIZERS = 2
 
 @pytest.fixture(autouse=True)
 def _short_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("carousel.client.connection.connection.TICK_S", 0.01)
+    monkeypatch.setattr("carousel.client.core.ring_state.TICK_S", 0.01)
 
 
 def echo(request: GenerateRequest) -> list[SequenceOutput]:

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from carousel.client.connection.restarts import RestartedRole
 from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import Submission
 from carousel.client.core.request_state import RequestState
+from carousel.client.core.ring_state import RestartedRole
 from carousel.client.core.session import Session
 from runtime.base.errors import CarouselError, Overloaded, RequestError
 from runtime.text.tokenizer import Tokenizer

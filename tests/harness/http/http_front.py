@@ -173,9 +173,9 @@ def http_front(run_dir: Path, answer: Answer = say_nothing, **settings: Any) -> 
     patched = pytest.MonkeyPatch.context()
     with fake_ring(run_dir, answer, config) as ring, unchanged_loggers(), patched as patch:
         patch.setattr("carousel.server.main.TICK_S", 0.005)
-        patch.setattr("carousel.client.connection.connection.TICK_S", 0.005)
+        patch.setattr("carousel.client.core.ring_state.TICK_S", 0.005)
         # A fake ring says once that it lives.
-        patch.setattr("carousel.client.connection.connection.SILENCE_S", 3600.0)
+        patch.setattr("carousel.client.core.ring_state.SILENCE_S", 3600.0)
         patch.setattr("uvicorn.server.asyncio", HurriedAsyncio())
         front = Front(ring, config)
         try:

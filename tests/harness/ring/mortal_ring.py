@@ -13,8 +13,8 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from carousel.client.connection.restarts import Restart, RestartedRole
 from carousel.client.core.mailbox import Mailbox
+from carousel.client.core.ring_state import Restart, RestartedRole
 from carousel.client.core.session import Session
 from detokenizer_proc.clients import Clients
 from detokenizer_proc.loop import DetokenizerLoop
@@ -147,15 +147,13 @@ class MortalRing:
     # -- callers ---------------------------------------------------------------------------------------------
 
     def connect(self) -> Session[Mailbox]:
-        def make_connection(_: Any, *, on_message: Any, on_restart: Any, **__: Any) -> Any:
+        def make_connection(on_message: Any, on_restart: Any, **_: Any) -> Any:
             return MemoryConnection(self, on_message, on_restart)
 
         session: Session[Mailbox] = Session(
-            None,  # type: ignore[arg-type]
+            make_connection,
             Mailbox,
             lambda function, argument: function(argument),
-            connect_timeout_s=1.0,
-            connect=make_connection,
         )
         while not session.connection.client_id:  # type: ignore[attr-defined]
             self.turn()

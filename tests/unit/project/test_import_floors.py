@@ -40,13 +40,16 @@ FLOORS: dict[str, set[str]] = {
     "model_worker": RUNTIME,
     "carousel": {"runtime.base", "runtime.wire"},
     "carousel.client": {
-        "carousel.retention",
+        "carousel.client.connection",
+        "carousel.client.core",
         "runtime.base",
         "runtime.sampling",
         "runtime.wire",
         "runtime.settings",
         "runtime.ring",
     },
+    "carousel.client.core": {"carousel.retention", "runtime.base", "runtime.wire", "runtime.ring"},
+    "carousel.client.connection": {"carousel.client.core", "runtime.base", "runtime.wire", "runtime.ring"},
     "carousel.trtllm": {
         "carousel.retention",
         "carousel.client",

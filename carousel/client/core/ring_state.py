@@ -1,0 +1,189 @@
+"""RingState: whether the ring is there and whole, and what its connection is to do about it.
+
+Does nothing itself and knows no clock: it is told what has happened, and when, and answers with commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from runtime.base.errors import RingClosed
+from runtime.wire.format import PING_S as PING_S
+from runtime.wire.format import SILENCE_S
+from runtime.wire.messages import ProcessState, RingStatus
+
+TICK_S = 0.1
+RING_TIMEOUT_S = 120.0
+"""How long the ring may lack a process: a large model takes long to load."""
+RestartedRole: TypeAlias = Literal["engine", "tokenizer", "detokenizer"]
+
+
+@dataclass(frozen=True, slots=True)
+class Restart:
+    """Say that a process, or the engine as a whole, has been replaced by one that is ready."""
+
+    role: RestartedRole
+    index: int
+    generation: int
+    """Its number among those that the connection has seen, from 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplaceLane:
+    """Connect to a detokenizer anew, under the same id; what the old connection brought is still taken in."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Ping:
+    """Show a detokenizer that we are there; greet it where it has not answered."""
+
+    index: int
+
+
+Command: TypeAlias = Restart | ReplaceLane | Ping
+
+
+class RingState:
+    def __init__(self, name: str, *, is_remote: bool, ring_timeout_s: float) -> None:
+        """`name`: of the runtime, for messages. `is_remote`: only its connections show that it is there."""
+        self.generation = 0
+        """How many restarts have been seen."""
+        self._name = name
+        self._is_remote = is_remote
+        self._ring_timeout_s = ring_timeout_s
+        self._epochs: dict[tuple[RestartedRole, int], int] = {}
+        self._are_processes_whole = True
+        """Every process that is known of can serve, as the ring says."""
+        self._heard_at: dict[int, float] = {}
+        """When each detokenizer was heard that has answered: its lane is open."""
+        self._num_lanes = 0
+        self._whole_at = 0.0
+        """When every process could serve, last."""
+        self._next_tick_at = 0.0
+        self._next_ping_at = 0.0
+        self._looks_away_until = 0.0
+
+    def begin(self, num_lanes: int, now: float) -> None:
+        """All lanes have been opened."""
+        self._num_lanes = num_lanes
+        self._heard_at = dict.fromkeys(range(num_lanes), now)
+        self._whole_at = self._next_tick_at = now
+
+    # -- what happens ----------------------------------------------------------------------------------------
+
+    def is_open(self, lane: int) -> bool:
+        return lane in self._heard_at
+
+    def hear(self, lane: int, now: float) -> list[Command]:
+        """A detokenizer has said something; that of a lane that was not open has answered."""
+        was_open = lane in self._heard_at
+        self._heard_at[lane] = now
+        return [] if was_open else [self._restart("detokenizer", lane)]
+
+    def see(self, status: RingStatus | None) -> list[Command]:
+        """Take in what the ring shows of its processes; None: nothing. Of whom nothing was known, nothing is
+        new.
+        """
+        commands: list[Command] = []
+        if status is None:
+            return commands
+        self._are_processes_whole = True
+        for role, index, process in _processes(status):
+            if not process.epoch:
+                continue
+            self._are_processes_whole &= process.is_ready
+            known = self._epochs.setdefault((role, index), process.epoch)
+            if process.epoch == known or not process.is_ready:
+                continue
+            self._epochs[role, index] = process.epoch
+            if role != "detokenizer":
+                commands.append(self._restart(role, index))
+            elif not self._is_remote:
+                # Over TCP its connection is lost, which says it sooner and is no hearsay.
+                commands.append(self._replace(index))
+        return commands
+
+    def is_due(self, now: float) -> bool:
+        return now >= self._next_tick_at
+
+    def tick(
+        self, now: float, why_gone: str, status: RingStatus | None, lost: Collection[int]
+    ) -> list[Command]:
+        """Look at the ring, and at the lanes whose connections are `lost`. `check` follows, when what is
+        commanded has been done. Raises RingClosed when it is gone.
+        """
+        late_s, self._next_tick_at = now - self._next_tick_at, now + TICK_S
+        if late_s > SILENCE_S:
+            return self._rejoin(now)
+        self.check_gone(why_gone)
+        commands: list[Command] = []
+        if now >= self._next_ping_at:
+            self._next_ping_at = now + PING_S
+            commands += map(Ping, range(self._num_lanes))
+        commands += self.see(status)
+        # One that hangs will be replaced; one that could not hear us for so long has forgotten us.
+        commands += [
+            self._replace(lane)
+            for lane, heard_at in list(self._heard_at.items())
+            if lane in lost or now - heard_at > SILENCE_S
+        ]
+        return commands
+
+    def check(self, now: float, why_gone: str, *, are_links_lost: bool) -> None:
+        """`are_links_lost`: a process that is replaced takes its own connections with it; all go with the
+        ring alone. Raises RingClosed when it is gone, or lacks a process for too long.
+        """
+        if now < self._looks_away_until:
+            return
+        self.check_gone(why_gone)
+        if are_links_lost and not self._heard_at:
+            raise RingClosed(f"the connection to the runtime at {self._name} was lost")
+        if self.is_whole(now):
+            self._whole_at = now
+        elif now - self._whole_at > self._ring_timeout_s:
+            raise RingClosed(
+                f"the runtime at {self._name} has lacked a process, or one that answers, for "
+                f"{self._ring_timeout_s:g} s"
+            )
+
+    def check_gone(self, why_gone: str) -> None:
+        if why_gone:
+            raise RingClosed(f"the runtime at {self._name} is gone: {why_gone}")
+
+    def is_whole(self, now: float) -> bool:
+        """Every process can serve, as far as can be seen. One that hangs may be replaced like a dead one."""
+        return (
+            self._are_processes_whole
+            and len(self._heard_at) == self._num_lanes
+            and all(now - heard_at <= SILENCE_S for heard_at in self._heard_at.values())
+        )
+
+    # -- what follows ----------------------------------------------------------------------------------------
+
+    def _rejoin(self, now: float) -> list[Command]:
+        """This process, perhaps all of the machine, was stopped for so long that it has been forgotten. How
+        late others are is seen from now on, and whether they are there after a moment.
+        """
+        self._whole_at = now
+        self._next_tick_at = self._looks_away_until = now + PING_S
+        return [self._replace(lane) for lane in list(self._heard_at)]
+
+    def _replace(self, lane: int) -> ReplaceLane:
+        self._heard_at.pop(lane, None)
+        return ReplaceLane(lane)
+
+    def _restart(self, role: RestartedRole, index: int) -> Restart:
+        self.generation += 1
+        return Restart(role, index, self.generation)
+
+
+def _processes(status: RingStatus) -> list[tuple[RestartedRole, int, ProcessState]]:
+    return [
+        ("engine", 0, status.engine),
+        *(("tokenizer", index, process) for index, process in enumerate(status.tokenizers)),
+        *(("detokenizer", index, process) for index, process in enumerate(status.detokenizers)),
+    ]
