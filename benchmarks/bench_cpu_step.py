@@ -26,10 +26,10 @@ import torch
 
 from benchmarks.decode_rows import PAGE_SIZE, decode_plan, filled_pool, opening_plan, pages_for
 from model_worker.attention.cpu_native import CpuNativeAttention
-from model_worker.attention.selection import make_attention_backend
 from model_worker.device import make_device
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import load_model
+from model_worker.ops.selection import make_ops
 from model_worker.quant.selection import select_quant_method
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.worker import ModelWorker
@@ -126,14 +126,13 @@ def make_runner(model: str, backend: str, dtype: torch.dtype, max_rows: int, max
             (Path(folder) / "config.json").write_text(json.dumps(SHAPES[model]))
             config = ModelConfig.from_path(Path(folder))
             weights = load_model(Path(folder), config, dtype, "cpu", "dummy", quant=quant)
-    attention = make_attention_backend(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
-    if isinstance(attention, CpuNativeAttention):
-        weights.use_native(attention.kernels)
+    ops = make_ops(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
+    weights.bind(ops)
     pool = filled_pool(weights.kv_layout, max_rows, max_len, dtype, "cpu")
     runner = ModelRunner(
         weights,
         pool,
-        attention,
+        ops,
         make_device("cpu", threaded=False),
         max_rows=max_rows,
         max_len=pages_for(max_len) * PAGE_SIZE,

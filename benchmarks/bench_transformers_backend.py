@@ -46,7 +46,7 @@ def make_runner(model: str, model_impl: ModelImpl, max_rows: int, max_len: int) 
     return ModelRunner(
         served.model,
         pool,
-        served.backend,
+        served.ops,
         device,
         max_rows=max_rows,
         max_len=max_len,

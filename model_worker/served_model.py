@@ -1,4 +1,4 @@
-"""Makes a worker's model, by a spec or by the transformers library, and picks what its attention runs on."""
+"""Makes a worker's model, by a spec or by the transformers library, and picks the Ops that it computes by."""
 
 from __future__ import annotations
 
@@ -9,16 +9,13 @@ from typing import NamedTuple, Protocol
 import msgspec
 import torch
 
-from model_worker.attention.base import AttentionBackend
-from model_worker.attention.cpu_native import CpuNativeAttention
-from model_worker.attention.selection import make_attention_backend
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import Progress, load_model
 from model_worker.memory.kv_pool import KVLayout
 from model_worker.models.base import Model
-from model_worker.models.transformer import CausalLM
+from model_worker.ops.base import Ops
+from model_worker.ops.selection import make_ops
 from model_worker.quant.selection import select_quant_method
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
@@ -32,13 +29,13 @@ class LoadedModel(Model, Protocol):
     @property
     def kv_layout(self) -> KVLayout: ...
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernels from now on, where they exist."""
+    def bind(self, ops: Ops) -> None:
+        """Compute by ops from now on."""
 
 
 class ServedModel(NamedTuple):
     model: LoadedModel
-    backend: AttentionBackend
+    ops: Ops
     config: CheckpointConfig
 
 
@@ -55,6 +52,7 @@ def load_served_model(
         assert group.size == 1, "settings with ranks are refused for it"
         return _by_transformers(config, checkpoint, dtype, device, progress)
     checkpoint = msgspec.structs.replace(checkpoint, max_attention_window=config.max_attention_window)
+    ops = _make_ops(config, checkpoint.head_dim, dtype, device)
     model = load_model(
         model_path,
         checkpoint,
@@ -65,23 +63,12 @@ def load_served_model(
         group=group,
         quant=select_quant_method(config.quantization, checkpoint.quantization, device.name),
         use_kv_scales=config.kv_cache_dtype != "auto",
+        ops=ops,
     )
-    backend = _backend_of(model, config, dtype, device)
-    if config.deterministic:
-        _check_deterministic(model, backend)
-    return ServedModel(model, backend, checkpoint)
-
-
-def _check_deterministic(model: CausalLM, backend: AttentionBackend) -> None:
-    """Raises ConfigError, which names what would round differently in another batch."""
-    if not isinstance(backend, CpuNativeAttention):
-        raise ConfigError(
-            "deterministic: needs the C++ attention (a compiler, and --attention-backend auto or cpu_native)"
-        )
-    if not backend.kernels.packs_linear:
-        raise ConfigError("deterministic: needs a CPU with AVX512-BF16, whose linear kernel it is about")
-    if name := model.batch_dependent():
+    if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
+    ops.table.log()
+    return ServedModel(model, ops, checkpoint)
 
 
 def _by_transformers(
@@ -113,32 +100,23 @@ def _by_transformers(
     )
     reference = reference_logits(hf, checkpoint.vocab_size, config.context_length)
     model = TransformersModel(hf, find_layers(hf))
-    backend = _backend_of(model, config, dtype, device)
-    error = verify(model, backend, reference, dtype)
+    ops = _make_ops(config, model.kv_layout.head_dim, dtype, device)
+    model.bind(ops)
+    ops.table.log()
+    error = verify(model, ops.attention, reference, dtype)
     logger.info(
         "checked: with our attention its logits equal the library's own, within %.2g of their norm", error
     )
     if config.max_attention_window:
         model.limit_attention(config.max_attention_window)
-    return ServedModel(model, backend, checkpoint)
+    return ServedModel(model, ops, checkpoint)
 
 
-def _backend_of(
-    model: LoadedModel, config: RuntimeConfig, dtype: torch.dtype, device: Device
-) -> AttentionBackend:
-    """The attention backend; where it is the native one, the model computes with its kernels, too."""
-    backend = make_attention_backend(
+def _make_ops(config: RuntimeConfig, head_dim: int, dtype: torch.dtype, device: Device) -> Ops:
+    return make_ops(
         config.attention_backend,
         device=device.name,
         dtype=dtype,
-        head_dim=model.kv_layout.head_dim,
+        head_dim=head_dim,
         deterministic=config.deterministic,
     )
-    if isinstance(backend, CpuNativeAttention):
-        model.use_native(backend.kernels)
-        if dtype is torch.bfloat16 and not backend.kernels.packs_linear:
-            logger.info(
-                "this CPU has no AVX512-BF16, so linear layers in bfloat16 are slow; --dtype float32 is "
-                "often faster, with twice the memory"
-            )
-    return backend

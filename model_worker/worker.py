@@ -206,7 +206,7 @@ def _load_runner(
         "loading the weights",
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
     ):
-        model, backend, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
+        model, ops, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.name == "cuda" and config.task == "generate" else ()
@@ -226,8 +226,8 @@ def _load_runner(
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
-            return EmbeddingRunner(model, kv_pool, backend, device, **options, pooling=pooling)
-        return ModelRunner(model, kv_pool, backend, device, **options, graph_sizes=sizes)
+            return EmbeddingRunner(model, kv_pool, ops, device, **options, pooling=pooling)
+        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes)
 
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)

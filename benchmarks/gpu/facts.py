@@ -88,7 +88,7 @@ def kernel() -> dict[str, Any]:
     """The first needs a C compiler, for Triton's launcher."""
     import torch
 
-    from model_worker.kernels.embedding import embed
+    from model_worker.kernels.triton.embedding import embed
 
     began = time.monotonic()
     weight = torch.arange(64.0).view(4, 16).to("cuda")

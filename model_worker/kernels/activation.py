@@ -19,10 +19,5 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 def activate_and_mul(activation: Activation, gate_up: Tensor) -> Tensor:
     """[T, 2 * I] holding gate, then up -> activation(gate) * up, [T, I] of the same dtype."""
-    if gate_up.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import activation as triton_kernels
-
-        return triton_kernels.activate_and_mul(activation, gate_up)
     gate, up = gate_up.chunk(2, dim=-1)
     return ACTIVATIONS[activation](gate) * up

@@ -33,11 +33,6 @@ def combine(
     """x * scale, then with cap: cap * tanh(. / cap), then with add: the sum. All [T, N] of one dtype, in
     which each step is rounded. The result is in `out`, which may be x or add, where it is given.
     """
-    if x.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import combine as triton_kernels
-
-        return triton_kernels.combine(x, scale=scale, cap=cap, add=add, out=out)
     if scale != 1.0 or (cap is None and add is None):
         x = torch.mul(x, scale, out=out)
     if cap is not None:

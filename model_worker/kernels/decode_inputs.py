@@ -25,13 +25,6 @@ def lay_out_decodes(
     j of [m]. All int64, but page_table, int32 contiguous. An entry that comes twice has the same page both
     times.
     """
-    if input_ids.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import decode_inputs as triton_kernels
-
-        return triton_kernels.lay_out_decodes(
-            input_ids, rows, positions, entries, pages, last_token, page_table, page_size, lens=lens
-        )
     page_table.view(-1)[entries] = pages.int()
     input_ids.copy_(torch.where(input_ids < 0, last_token[rows], input_ids))
     torch.add(positions, 1, out=lens)

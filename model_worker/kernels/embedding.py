@@ -11,11 +11,6 @@ def embed(ids: Tensor, weight: Tensor, *, first: int | None = None, scale: float
 
     first: the id of row 0; one that weight has no row of becomes zeros. None: it has every id's, from 0 on.
     """
-    if ids.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import embedding as triton_kernels
-
-        return triton_kernels.embed(ids, weight, first=first or 0, scale=scale)
     if first is None:
         rows = F.embedding(ids, weight)
     else:

@@ -13,11 +13,6 @@ def choose_experts(scores: Tensor, per_token: int, *, renormalizes: bool) -> tup
     rounded to scores' dtype; renormalizes: the chosen ones' shares are divided by their sum before. ids are
     int64, on a GPU int32.
     """
-    if scores.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import expert_choice as triton_kernels
-
-        return triton_kernels.choose_experts(scores, per_token, renormalizes=renormalizes)
     weights, ids = scores.softmax(-1, dtype=torch.float32).topk(per_token, dim=-1)
     if renormalizes:
         weights /= weights.sum(-1, keepdim=True)

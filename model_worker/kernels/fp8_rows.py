@@ -13,11 +13,6 @@ LARGEST = torch.finfo(FP8).max
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
     """x [T, K] -> (float8_e4m3fn [T, K], scales [T, 1] float32); a row's largest magnitude is 448."""
-    if x.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import fp8_rows as triton_kernels
-
-        return triton_kernels.quantize_rows_fp8(x)
     wide = x.float()
     scale = (wide.abs().amax(-1, keepdim=True) / LARGEST).clamp_(min=torch.finfo(torch.float32).tiny)
     return (wide / scale).clamp_(-LARGEST, LARGEST).to(FP8), scale
@@ -29,10 +24,5 @@ def scale_product(
     """sums [T, N], row_scale [T, 1] and column_scale [N, 1] float32, bias [N] -> sums times both scales, plus
     bias, [T, N] of dtype; rounded once.
     """
-    if sums.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import fp8_rows as triton_kernels
-
-        return triton_kernels.scale_product(sums, row_scale, column_scale, bias, dtype)
     scaled = sums * row_scale * column_scale.t()
     return (scaled if bias is None else scaled + bias).to(dtype)

@@ -6,6 +6,8 @@ that zero stays zero and nothing is clipped. Sums of products are int32 and exac
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -22,17 +24,27 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return (wide * inverse.unsqueeze(-1)).round_().to(torch.int8), most / LARGEST
 
 
-def _sums(x: Tensor, weight: Tensor) -> Tensor:
+def sums_on_cpu(x: Tensor, weight: Tensor) -> Tensor:
     """Exact sums of products: x [T, K], weight [N, K], both int8 -> [T, N]."""
-    if not x.is_cuda and cpu_isa() != machine_isa():
+    if cpu_isa() != machine_isa():
         # Torch takes oneDNN's product by what the machine has; held back, that one saturates sums of pairs.
         return x.double() @ weight.t().double()
+    return sums(x, weight)
+
+
+def sums(x: Tensor, weight: Tensor) -> Tensor:
+    """Those of torch's own product, as `sums_on_cpu` has them."""
     return torch._int_mm(x, weight.t())
 
 
-def int8_linear(x: Tensor, weight: Tensor, scale: Tensor, bias: Tensor | None) -> Tensor:
+def int8_linear(
+    x: Tensor,
+    weight: Tensor,
+    scale: Tensor,
+    bias: Tensor | None,
+    multiply: Callable[[Tensor, Tensor], Tensor] = sums_on_cpu,
+) -> Tensor:
     """x [T, K] of any float dtype, weight [N, K] int8, scale [N] float32, bias [N] -> [T, N] of x's dtype."""
     quantized, x_scale = quantize_rows(x)
-    sums = _sums(quantized, weight)
-    y = sums.float() * (x_scale.unsqueeze(1) * scale)
+    y = multiply(quantized, weight).float() * (x_scale.unsqueeze(1) * scale)
     return (y if bias is None else y + bias.float()).to(x.dtype)

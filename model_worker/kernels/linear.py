@@ -22,7 +22,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     Torch multiplies a 16-bit dtype number by number where it has no matrix product of it for this CPU. Many
     rows are then multiplied in float32, and each result is rounded once.
     """
-    if x.is_cuda or len(x) < MIN_WIDE_ROWS or _has_product(x.dtype):
+    if len(x) < MIN_WIDE_ROWS or _has_product(x.dtype):
         return F.linear(x, weight, bias)
     wide = x.float()
     out = x.new_empty(len(x), len(weight))

@@ -7,8 +7,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# Triton is imported where a GPU is used, and only there: a CPU needs none.
-
 
 class HeadNorms(NamedTuple):
     """Norms of each head of the queries and of the keys, by `rms_norm`; weights [head_dim]."""
@@ -24,10 +22,6 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x [..., N] of any float dtype. The norm is float32. A weight [N] of x's dtype multiplies the rounded norm,
     a float32 weight multiplies before the rounding.
     """
-    if x.is_cuda:
-        from model_worker.kernels.triton import rms_norm as triton_kernels
-
-        return triton_kernels.rms_norm(x, weight, eps)
     wide = x.float()
     scale = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
     if weight.dtype is torch.float32:
@@ -41,9 +35,5 @@ def fused_add_rms_norm(
     """Add update, or its rms_norm by update_weight, to residual in place, then return rms_norm of the sum.
     All [..., N], weights [N].
     """
-    if residual.is_cuda:
-        from model_worker.kernels.triton import rms_norm as triton_kernels
-
-        return triton_kernels.fused_add_rms_norm(residual, update, weight, eps, update_weight)
     residual.add_(update if update_weight is None else rms_norm(update, update_weight, eps))
     return rms_norm(residual, weight, eps)

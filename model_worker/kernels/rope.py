@@ -10,11 +10,6 @@ def rope_cos_sin(positions: Tensor, inv_freq: Tensor, amplitude: Tensor | None =
     """positions [T] int64, inv_freq [D / 2] or of each token [T, D / 2] -> [T, D]: D / 2 cosines, then D / 2
     sines, both times amplitude [D] if there is one. All float32, the angles too.
     """
-    if positions.is_cuda:
-        # Imported where a GPU is used, and only there: a CPU needs no triton.
-        from model_worker.kernels.triton import rope as triton_kernels
-
-        return triton_kernels.rope_cos_sin(positions, inv_freq, amplitude)
     angles = positions.to(inv_freq.dtype).unsqueeze(1) * inv_freq
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=-1)
     return cos_sin if amplitude is None else cos_sin * amplitude

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from model_worker.distributed.cut import Cut
 from model_worker.distributed.group import RankGroup
-from model_worker.kernels.combine import CombineLike, combine
-from model_worker.kernels.embedding import embed
-from model_worker.kernels.linear import linear
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import Combine, PackedLinear, TakeRows, can_pack, can_take, pack
+from model_worker.layers.bound import BoundLayer
 from model_worker.layers.weight import Weight
+from model_worker.ops.base import Head, Map, Ops
 
 
-class TokenEmbedding(nn.Module):
+class TokenEmbedding(BoundLayer):
     """Token ids to the vectors the first layer reads: the weight's rows, times `multiplier`."""
+
+    _embed: Map
 
     def __init__(
         self,
@@ -30,21 +29,17 @@ class TokenEmbedding(nn.Module):
         super().__init__()
         self._multiplier = torch.tensor(multiplier, dtype=dtype).item()  # rounded, as the reference has it
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
-        self._take: TakeRows | None = None
-        self._combine: CombineLike = combine
+        self._first: int | None = None
+        """The id of row 0; None: every id has a row."""
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Read the weight, which a head that shares it may have packed, with the C++ kernel from now on."""
-        if can_take(self.weight):
-            self._take = TakeRows(kernels)
-        self._combine = Combine(kernels)
+    def bind(self, ops: Ops) -> None:
+        """See BoundLayer. A head that shares the weight is bound before."""
+        weight = self.weight
+        self._embed = ops.embedding(weight, packed=weight.packed, first=self._first, scale=self._multiplier)
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, hidden_size]."""
-        if self._take is None:
-            return embed(input_ids, self.weight, scale=self._multiplier)
-        rows = self._take(self.weight, input_ids, packed=self.weight.packed)
-        return rows if self._multiplier == 1.0 else self._combine(rows, scale=self._multiplier, out=rows)
+        return self._embed(input_ids)
 
 
 class VocabParallelEmbedding(TokenEmbedding):
@@ -63,51 +58,29 @@ class VocabParallelEmbedding(TokenEmbedding):
         super().__init__(vocabulary, hidden_size, multiplier=multiplier, dtype=dtype, device=device)
         self._group = group
         self._first = vocabulary.start
-        self._last = vocabulary.room - 1
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """See TokenEmbedding.forward."""
-        return self._group.all_reduce(self._own_rows(input_ids))
-
-    def _own_rows(self, ids: Tensor) -> Tensor:
-        if self._take is None:
-            return embed(ids, self.weight, first=self._first, scale=self._multiplier)
-        local = ids - self._first
-        nearest = local.clamp(0, self._last)
-        return super().forward(nearest).mul_((nearest == local).unsqueeze(1))
+        return self._group.all_reduce(super().forward(input_ids))
 
 
-class LMHead(nn.Module):
+class LMHead(BoundLayer):
     """Hidden states to logits. With tied embeddings, `weight` is the embedding's own."""
+
+    head: Head
 
     def __init__(self, weight: Weight) -> None:
         super().__init__()
         self.weight = weight
-        self._packed: PackedLinear | None = None
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernel from now on, where it has one for this weight; weights are loaded."""
-        if can_pack(kernels, self.weight):
-            pack(kernels, self.weight)
-            self.weight.packed = True
-            self._packed = PackedLinear(kernels, self.weight, None, out_dtype=torch.float32)
-
-    @property
-    def is_packed(self) -> bool:
-        """The C++ kernel computes it."""
-        return self._packed is not None
+    def bind(self, ops: Ops) -> None:
+        """See BoundLayer."""
+        self.head = ops.head(self.weight)
+        self.weight.packed = self.head.packs_weight
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
         """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if it is given."""
-        if self._packed is not None:
-            logits = self._packed(hidden)
-            return logits if out is None else out.copy_(logits)
-        if hidden.is_cuda and hidden.dtype is not torch.float32:
-            # The product's own sums, as the C++ kernel gives them; torch has no such operation on a CPU.
-            return torch.mm(hidden, self.weight.t(), out_dtype=torch.float32, out=out)
-        logits = linear(hidden, self.weight)
-        # The copy is the conversion: a buffer to write to costs nothing more.
-        return logits.float() if out is None else out.copy_(logits)
+        return self.head(hidden, out)
 
 
 class ParallelLMHead(LMHead):

@@ -10,22 +10,23 @@ from torch import Tensor
 
 from model_worker.distributed.cut import Cut, whole
 from model_worker.distributed.group import RankGroup
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import PackedLinear
+from model_worker.layers.bound import BoundLayer
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Change, ExpertWeight, Weight, stacked_size
-from model_worker.quant.base import Multiply, QuantMethod
+from model_worker.ops.base import Ops, Product
+from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
-from runtime.checkpoint.model_config import Activation
 
 
-class Linear(StoredWeight):
+class Linear(StoredWeight, BoundLayer):
     """y = x @ weight.T + bias.
 
     out_features is the width of the output, or the checkpoint's module names and their widths when the layer
     packs several: Linear(hidden, {"gate_proj": 704, "up_proj": 704}) gives both outputs side by side. A width
     that is a Cut is a rank's part of the checkpoint's; so is in_features.
     """
+
+    product: Product
 
     def __init__(
         self,
@@ -52,31 +53,15 @@ class Linear(StoredWeight):
         make = partial(Weight, width, device=device, parts=parts, one_tensor=one_tensor, changes=changes)
         super().__init__(make, in_features, dtype, quant)
         self.bias: Weight | None = make(dtype=dtype) if bias else None
-        self._native: Multiply | None = None
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernel from now on, where it has one for this weight; weights are loaded."""
-        self._native = self.quant.native(
-            kernels, self.weight.data, self.weight_scale, self._fused_bias(), self._dtype
-        )
-        self.weight.packed = self._native is not None
-
-    @property
-    def is_packed(self) -> bool:
-        """The C++ kernel computes it."""
-        return self._native is not None
-
-    def gated(self, activation: Activation) -> Multiply | None:
-        """After use_native, of a layer whose halves are a gate and what it multiplies: both and the gate as
-        one kernel, x [T, in_features] -> [T, width / 2]. None where there is no such kernel.
-        """
-        return self._native.gated(activation) if isinstance(self._native, PackedLinear) else None
+    def bind(self, ops: Ops) -> None:
+        """See BoundLayer."""
+        self.product = ops.linear(self.weight, self.weight_scale, self._fused_bias(), self._dtype)
+        self.weight.packed = self.product.packs_weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, width]."""
-        if self._native is not None:
-            return self._native(x)
-        return self.quant.apply(x, self.weight, self.weight_scale, self._fused_bias())
+        return self.product(x)
 
     def _fused_bias(self) -> Weight | None:
         """What is added in the same pass."""
@@ -110,7 +95,7 @@ class RowParallelLinear(Linear):
 
 
 class ExpertLinear(StoredWeight):
-    """A Linear for each expert, of what they have in the checkpoint under the names in `parts`."""
+    """Weights of a linear layer for each expert; the checkpoint has them under the names in `parts`."""
 
     def __init__(
         self,
@@ -124,24 +109,3 @@ class ExpertLinear(StoredWeight):
     ) -> None:
         make = partial(ExpertWeight, num_experts, stacked_size(parts), device=device, parts=parts)
         super().__init__(make, in_features, dtype, quant)
-        self._native: list[Multiply] = []
-
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernel from now on, where it has one for this weight; weights are loaded."""
-        for expert in range(len(self.weight)):
-            native = self.quant.native(
-                kernels, self.weight.data[expert], self._scale(expert), None, self._dtype
-            )
-            if native is None:
-                return
-            self._native.append(native)
-        self.weight.packed = True
-
-    def forward(self, expert: int, x: Tensor) -> Tensor:
-        """x [n, in_features] -> [n, width] of that expert."""
-        if self._native:
-            return self._native[expert](x)
-        return self.quant.apply(x, self.weight[expert], self._scale(expert), None)
-
-    def _scale(self, expert: int) -> Tensor | None:
-        return None if self.weight_scale is None else self.weight_scale.data[expert]

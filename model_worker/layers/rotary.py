@@ -10,10 +10,8 @@ import math
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import RotaryAngles
-from model_worker.kernels.rope import rope_cos_sin
 from model_worker.layers.weight import Change
+from model_worker.ops.base import Frequencies, Map, Ops
 from runtime.checkpoint.rope_config import RopeConfig
 
 
@@ -22,6 +20,8 @@ class RotaryEmbedding:
 
     Dimensions that the model leaves as they are turn by angle 0: see `rotary_order`.
     """
+
+    _angles: Map
 
     def __init__(self, rope: RopeConfig, head_dim: int, device: torch.device | str) -> None:
         self._rope = rope
@@ -32,21 +32,20 @@ class RotaryEmbedding:
             turned = torch.full((rope.rotary_dim // 2,), rope.attention_factor)
             self._amplitude = self._padded(turned, 1.0).repeat(2).to(device)
         self._exponents = _exponents(rope).to(device)
-        self._native: RotaryAngles | None = None
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernel from now on, where frequencies depend on no position."""
-        if self._rope.type != "dynamic":
-            self._native = RotaryAngles(kernels, self._inv_freq, self._amplitude)
+    def bind(self, ops: Ops) -> None:
+        """Compute by ops from now on."""
+        frequencies: Tensor | Frequencies = self._inv_freq
+        if self._rope.type == "dynamic":
+            frequencies = self._frequencies_at
+        self._angles = ops.rotary_angles(frequencies, self._amplitude)
 
     def cos_sin(self, positions: Tensor) -> Tensor:
         """positions [T] int64 -> [T, head_dim] float32, as apply_rope takes it."""
-        if self._native is not None:
-            return self._native(positions)
-        inv_freq = self._inv_freq
-        if self._rope.type == "dynamic":
-            inv_freq = self._padded(_dynamic_frequencies(positions, self._rope, self._exponents))
-        return rope_cos_sin(positions, inv_freq, self._amplitude)
+        return self._angles(positions)
+
+    def _frequencies_at(self, positions: Tensor) -> Tensor:
+        return self._padded(_dynamic_frequencies(positions, self._rope, self._exponents))
 
     def _padded(self, values: Tensor, still: float = 0.0) -> Tensor:
         """[..., rotary_dim / 2] -> [..., head_dim / 2]."""

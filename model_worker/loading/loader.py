@@ -26,6 +26,8 @@ from model_worker.loading.text_part_files import has_own_head, log_what_is_left_
 from model_worker.models.attention import SelfAttention
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.base import Ops
+from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.base.errors import ModelError
@@ -56,6 +58,7 @@ def load_model(
     group: RankGroup = SOLO,
     quant: QuantMethod = UNQUANTIZED,
     use_kv_scales: bool = False,
+    ops: Ops | None = None,
 ) -> CausalLM:
     """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
     those of linear layers as `quant` stores them.
@@ -64,6 +67,7 @@ def load_model(
     straight into its place, so that the peak is the rank's weights and MAPPED_BYTES or one tensor. "dummy"
     reads nothing and fills the weights with small random numbers that depend on the tensor's name alone.
     use_kv_scales: the KV cache will be of float8, so layers take the scales that the checkpoint may have.
+    ops: what it computes by; torch's when not given.
     Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
     """
     spec = resolve("model architecture", config.spec, {})
@@ -87,6 +91,7 @@ def load_model(
                 attention.scale_kv(kv_scale)
         else:
             kv_scales.log_unused()
+    model.bind(TorchOps() if ops is None else ops)
     return model
 
 

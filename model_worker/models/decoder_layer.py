@@ -6,20 +6,20 @@ norm of the update, the addition and the norm that follows are one pass over mem
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from typing import NamedTuple
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from model_worker.kernels.combine import CombineLike, combine
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import Combine
-from model_worker.layers.norm import LayerNorm, RMSNorm
+from model_worker.kernels.combine import CombineLike
+from model_worker.layers.bound import BoundLayer
+from model_worker.layers.norm import NormLayer
 from model_worker.models.attention import SelfAttention
 from model_worker.models.feed_forward import make_feed_forward
 from model_worker.models.parts import Parts
 from model_worker.models.spec import LayerLayout
+from model_worker.ops.base import Ops
 
 Attend = Callable[[SelfAttention, Tensor], Tensor]
 """Runs a layer's attention on hidden [T, hidden_size], with what the step has for it."""
@@ -29,23 +29,24 @@ class Update(NamedTuple):
     """What a layer adds to the residual stream."""
 
     value: Tensor  # [T, hidden_size]
-    norm: RMSNorm | LayerNorm | None = None
+    norm: NormLayer | None = None
     """Of the value, for whoever adds it."""
 
 
-class DecoderLayer(nn.Module, ABC):
+class DecoderLayer(BoundLayer):
     """Attention and feed-forward. Each layout says in which order they meet the norms."""
+
+    _combine: CombineLike
 
     def __init__(self, parts: Parts, layer_id: int) -> None:
         super().__init__()
         self.self_attn = SelfAttention(parts, layer_id)
         self.mlp = make_feed_forward(parts, layer_id)
         self._multiplier = parts.config.residual_multiplier
-        self._combine: CombineLike = combine
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Add and multiply with the C++ kernel from now on."""
-        self._combine = Combine(kernels)
+    def bind(self, ops: Ops) -> None:
+        """See BoundLayer; its parts are bound by themselves."""
+        self._combine = ops.combine
 
     @abstractmethod
     def forward(self, residual: Tensor, update: Update | None, attend: Attend) -> Update:
@@ -100,7 +101,7 @@ class SandwichLayer(DecoderLayer):
         hidden = self.pre_feedforward_layernorm.add_and_norm(residual, *attended)
         return self._normed(self.post_feedforward_layernorm, self.mlp(hidden))
 
-    def _normed(self, norm: RMSNorm | LayerNorm, update: Tensor) -> Update:
+    def _normed(self, norm: NormLayer, update: Tensor) -> Update:
         return Update(update, norm) if self._multiplier == 1.0 else Update(self.scaled(norm(update)))
 
 
@@ -122,6 +123,6 @@ LAYOUTS: dict[LayerLayout, type[DecoderLayer]] = {
 }
 
 
-def _add_and_norm(norm: RMSNorm | LayerNorm, residual: Tensor, update: Update | None) -> Tensor:
+def _add_and_norm(norm: NormLayer, residual: Tensor, update: Update | None) -> Tensor:
     normed: Tensor = norm(residual) if update is None else norm.add_and_norm(residual, *update)
     return normed

@@ -6,7 +6,6 @@ Module names follow the checkpoints: a parameter's name is its tensor's name. Kn
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -14,27 +13,27 @@ from torch import Tensor, nn
 from model_worker.attention.base import AttentionBackend, widest_window
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.kernels.combine import CombineLike, combine
-from model_worker.kernels.native.experts import CHUNK, ExpertScratch
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import Combine, TakeRows, can_take
-from model_worker.layers.embedding import LMHead, TokenEmbedding
-from model_worker.layers.linear import ExpertLinear, Linear
-from model_worker.layers.norm import LayerNorm, RMSNorm
+from model_worker.kernels.combine import CombineLike
+from model_worker.layers.bound import BoundLayer
+from model_worker.layers.embedding import LMHead
+from model_worker.layers.linear import Linear
 from model_worker.layers.rotary import RotaryEmbedding
 from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
 from model_worker.models.attention import SelfAttention
-from model_worker.models.decoder_layer import LAYOUTS, DecoderLayer, Update
-from model_worker.models.feed_forward import Experts, GatedMLP, PlainMLP, SparseMLP
+from model_worker.models.decoder_layer import LAYOUTS, Update
+from model_worker.models.feed_forward import SparseMLP
 from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
+from model_worker.ops.base import Ops, TakeRows
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.checkpoint.model_config import ModelConfig
 
 
-class Decoder(nn.Module):
+class Decoder(BoundLayer):
     """Embedding, layers and the final norm."""
+
+    _take: TakeRows
 
     def __init__(self, parts: Parts) -> None:
         super().__init__()
@@ -51,15 +50,13 @@ class Decoder(nn.Module):
         if config.window_rope is not None:
             self.window_rotary = RotaryEmbedding(config.window_rope, config.head_dim, device)
         self._has_window = [window is not None for window in config.sliding_windows]
-        self._take: Callable[[Tensor, Tensor], Tensor] = _take_rows
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernels from now on what belongs to no layer."""
-        if can_take(self.embed_tokens.weight):
-            self._take = TakeRows(kernels)
+    def bind(self, ops: Ops) -> None:
+        """See BoundLayer; its layers are bound by themselves."""
+        self._take = ops.take_rows(self.embed_tokens.weight)
         for rotary in (self.rotary, self.window_rotary):
             if rotary is not None:
-                rotary.use_native(kernels)
+                rotary.bind(ops)
 
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
         """The final hidden states [W, hidden_size] of the tokens at batch.output_indices."""
@@ -84,29 +81,10 @@ class Decoder(nn.Module):
         return self.norm.add_and_norm(residual, *update)
 
 
-def _take_rows(table: Tensor, index: Tensor) -> Tensor:
-    return table.index_select(0, index)
-
-
-NATIVE = (
-    Decoder,
-    DecoderLayer,
-    Linear,
-    ExpertLinear,
-    LMHead,
-    TokenEmbedding,
-    RMSNorm,
-    LayerNorm,
-    Experts,
-    GatedMLP,
-    PlainMLP,
-)
-"""Modules that the C++ kernels can compute."""
-
-
 class CausalLM(nn.Module):
     """A decoder with a language-model head. Weights are uninitialised until the loader fills them."""
 
+    _combine: CombineLike
     stays_on_device = True
     """On a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
 
@@ -131,20 +109,13 @@ class CausalLM(nn.Module):
         )
         self.model = Decoder(parts)
         self.lm_head = parts.lm_head(self.model.embed_tokens)
-        self._combine: CombineLike = combine
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute with the C++ kernels from now on, where they exist. Weights must be loaded: some are
-        rearranged in place and cannot be loaded again.
-        """
-        weight = self.model.embed_tokens.weight
-        scratch = ExpertScratch(torch.empty(CHUNK, self.config.hidden_size, dtype=weight.dtype))
-        for module in reversed(list(self.modules())):  # experts are recorded as their layers compute
-            if isinstance(module, SparseMLP):
-                module.use_native(kernels, scratch)
-            elif isinstance(module, NATIVE):
-                module.use_native(kernels)
-        self._combine = Combine(kernels)
+    def bind(self, ops: Ops) -> None:
+        """Compute by ops from now on; once, when the weights are loaded: some Ops rearrange them in place."""
+        for module in reversed(list(self.modules())):  # what is made of other layers comes behind them
+            if isinstance(module, BoundLayer):
+                module.bind(ops)
+        self._combine = ops.combine
 
     def batch_dependent(self) -> str:
         """A module whose sums may be rounded differently in another batch, by its name; empty: there is none.
@@ -153,9 +124,10 @@ class CausalLM(nn.Module):
         """
         name: str
         for name, module in self.named_modules():
-            is_torch = isinstance(module, Linear | LMHead) and not module.is_packed
-            if is_torch or (isinstance(module, SparseMLP) and not module.is_native):
-                return name
+            match module:
+                case Linear(product=computes) | LMHead(head=computes) | SparseMLP(mixture=computes):
+                    if not computes.batch_invariant:
+                        return name
         return ""
 
     def forward(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:

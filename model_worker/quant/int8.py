@@ -5,10 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_worker.kernels.int8_linear import int8_linear, quantize_rows
-from model_worker.kernels.native.int8_linear import Int8Linear, can_pack_int8
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.quant.base import Multiply, QuantMethod
+from model_worker.kernels.int8_linear import quantize_rows
+from model_worker.quant.base import QuantMethod
 
 
 class Int8(QuantMethod):
@@ -27,20 +25,3 @@ class Int8(QuantMethod):
             return None
         quantized, scale = quantize_rows(weight)
         return quantized, scale.unsqueeze(-1)
-
-    def apply(self, x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-        assert scale is not None
-        return int8_linear(x, weight, scale.squeeze(-1), bias)
-
-    def native(
-        self,
-        kernels: NativeKernels,
-        weight: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-    ) -> Multiply | None:
-        assert scale is not None
-        if not can_pack_int8(weight, dtype):
-            return None
-        return Int8Linear(kernels, weight, scale.squeeze(-1), bias, dtype)

@@ -30,9 +30,9 @@ from model_worker.attention.base import AttentionBackend
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device, Graph
 from model_worker.device.out_of_memory import when_out_of_memory
-from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.memory.kv_pool import DUMMY_PAGE, MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.ops.base import Ops
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.columns import SampleRows
@@ -90,7 +90,7 @@ class GraphRunner:
     def __init__(
         self,
         model: RecordableModel,
-        backend: AttentionBackend,
+        ops: Ops,
         device: Device,
         state: DeviceState,
         *,
@@ -100,7 +100,8 @@ class GraphRunner:
     ) -> None:
         """sizes: ascending. max_len: tokens of the longest sequence."""
         self._model = model
-        self._backend = backend
+        self._ops = ops
+        self._backend = ops.attention
         self._device = device
         self._state = state
         self._sizes = list(sizes)
@@ -214,7 +215,7 @@ class GraphRunner:
         ids, starts, rows, entries, pages = (self._column(i, size) for i in range(NUM_COLUMNS))
         table, kv_pool = self._state.table, self._state.kv_pool
         lens, last_token = self._positions[:size], self._state.future.last_token
-        slots = lay_out_decodes(
+        slots = self._ops.lay_out_decodes(
             ids, rows, starts, entries, pages, last_token, table.page_table, table.page_size, lens=lens
         )
         batch = ForwardBatch(

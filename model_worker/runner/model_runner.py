@@ -15,14 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionBackend
-from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
+from model_worker.ops.base import Ops
 from model_worker.runner import warm_up
 from model_worker.runner.forward_program import ForwardProgram, record_forward
 from model_worker.runner.future_map import FutureMap
@@ -51,7 +50,7 @@ class ModelRunner:
         self,
         model: Model,
         kv_pool: MHATokenToKVPool,
-        backend: AttentionBackend,
+        ops: Ops,
         device: Device,
         *,
         max_rows: int,
@@ -74,12 +73,13 @@ class ModelRunner:
         self.attention_window = attention_window
         self.kv_pool = kv_pool
         self._model = model
-        self._backend = backend
+        self._ops = ops
+        self._backend = ops.attention
         self._device = device
         self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
         self._future = FutureMap(max_rows, device.torch_device)
         self._inputs = InputBuffers(self._table, device)
-        kernels = backend.kernels if isinstance(backend, CpuNativeAttention) else None
+        kernels = ops.sampling_kernels
         self._sampler = make_sampler(
             group,
             device,
@@ -247,7 +247,7 @@ class ModelRunner:
         sampler = self._sampler if isinstance(self._sampler, Sampler) else None
         graphs = GraphRunner(
             self._model,
-            self._backend,
+            self._ops,
             self._device,
             DeviceState(self.kv_pool, self._table, self._future, sampler),
             sizes=self._graph_sizes,

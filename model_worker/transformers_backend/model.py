@@ -12,10 +12,10 @@ from transformers.utils.generic import ModelOutput
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.kernels.native.library import NativeKernels
 from model_worker.memory.kv_pool import KVLayout, MHATokenToKVPool
+from model_worker.ops.base import Ops
 from model_worker.transformers_backend.attention import PagedAttention, answering
-from model_worker.transformers_backend.native import use_native
+from model_worker.transformers_backend.bind import bind
 from model_worker.transformers_backend.probe import Found
 
 
@@ -60,9 +60,9 @@ class TransformersModel:
         """Let no layer see more than the last `window` tokens from now on."""
         self._found = self._found.limited(window)
 
-    def use_native(self, kernels: NativeKernels) -> None:
-        """Compute linear layers with the C++ kernels from now on, where they have one; packs the weights."""
-        use_native(self._decoder, self._head, kernels)
+    def bind(self, ops: Ops) -> None:
+        """Compute by ops from now on the linear layers whose weights it packs."""
+        bind(self._decoder, self._head, ops)
 
     def __call__(self, batch: ForwardBatch, kv_pool: MHATokenToKVPool, backend: AttentionBackend) -> Tensor:
         """See CausalLM.forward."""

@@ -22,12 +22,13 @@ from model_worker.device import make_device
 from model_worker.device.base import Device
 from model_worker.device.cuda import has_fp8
 from model_worker.kernels.activation import activate_and_mul
+from model_worker.kernels.fp8_linear import REFUSALS, Fp8Linear
 from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
 from model_worker.kernels.kv_scale import UNSCALED, KVScale
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
 from model_worker.memory.kv_pool import MHATokenToKVPool
-from model_worker.quant.fp8 import REFUSALS, Fp8
+from model_worker.ops.triton_ops import BY_TRITON
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.sampler import Sampler
 from model_worker.sampling.step import Sampled
@@ -163,12 +164,13 @@ def test_norms_and_gate(dtype: torch.dtype, device: Device) -> None:
     at, tolerance = device.torch_device, TOLERANCE[dtype]
     x, update, weight = (normal(5, 4096, seed=seed).to(dtype) for seed in range(3))
     weight = weight[0]
-    assert_close(rms_norm(x.to(at), weight.to(at), 1e-5), rms_norm(x, weight, 1e-5), tolerance)
+    assert_close(BY_TRITON.rms_norm(x.to(at), weight.to(at), 1e-5), rms_norm(x, weight, 1e-5), tolerance)
     residual, residual_there = x.clone(), x.to(at, copy=True)
     expected = fused_add_rms_norm(residual, update, weight, 1e-5)
-    assert_close(fused_add_rms_norm(residual_there, update.to(at), weight.to(at), 1e-5), expected, tolerance)
+    got = BY_TRITON.fused_add_rms_norm(residual_there, update.to(at), weight.to(at), 1e-5)
+    assert_close(got, expected, tolerance)
     assert_close(residual_there, residual, tolerance)
-    assert_close(silu_and_mul(x.to(at)), silu_and_mul(x), tolerance)
+    assert_close(BY_TRITON.activate_and_mul("silu", x.to(at)), silu_and_mul(x), tolerance)
 
 
 @pytest.mark.parametrize("stored", [torch.bfloat16, torch.float8_e4m3fn])
@@ -207,10 +209,10 @@ def test_a_linear_layer_of_eight_bits(rows: int, is_refused: bool, device: Devic
         pytest.skip("float8 needs compute capability 8.9")
     at, x, bias = device.torch_device, normal(rows, 256, seed=1).bfloat16(), normal(384, seed=2).bfloat16()
     weight, scale = normal(384, 256, seed=3).to(FP8), 0.05 * normal(384, 1, seed=4).abs()
-    method = Fp8()
+    multiply = Fp8Linear(BY_TRITON.quantize_rows_fp8, BY_TRITON.scale_product)
     if is_refused:
-        method.note_refusal(RuntimeError(REFUSALS[0]), rows, weight.shape)
-    got = method.apply(x.to(at), weight.to(at), scale.to(at), bias.to(at))
+        multiply.note_refusal(RuntimeError(REFUSALS[0]), rows, weight.shape)
+    got = multiply(x.to(at), weight.to(at), scale.to(at), bias.to(at))
     quantized, x_scale = quantize_rows_fp8(x)
     expected = (quantized.float() * x_scale) @ (weight.float() * scale).T + bias.float()
     assert_close(got, expected, TOLERANCE[torch.bfloat16])

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from model_worker.device.cuda import has_fp8
 from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.combine import combine
-from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.kernels.embedding import embed
 from model_worker.kernels.expert_choice import choose_experts
 from model_worker.kernels.fp8_rows import FP8
 from model_worker.kernels.rms_norm import HeadNorms, rms_norm
 from model_worker.kernels.rope import apply_rope, rope_cos_sin
+from model_worker.kernels.triton.expert_choice import choose_experts as triton_choose_experts
 from model_worker.layers.embedding import LMHead
 from model_worker.layers.weight import Weight
+from model_worker.ops.torch_ops import BY_TORCH
+from model_worker.ops.triton_ops import BY_TRITON, TritonOps
 from runtime.checkpoint.model_config import Activation
 from tests.cpu.triton.test_triton_attention import dense, paged
 from tests.gpu.test_cuda_kernels import NEAREST, TOLERANCE, assert_close, normal
@@ -42,11 +43,11 @@ def test_decodes_are_laid_out_over_the_new_pages(rows: int, num_entries: int) ->
     pages = 100 + torch.arange(num_entries)
     ids = torch.where(torch.randint(0, 2, (rows,), generator=generator) > 0, 7, -1)
     results = []
-    for at in (torch.device("cpu"), CUDA):
+    for at, by in ((torch.device("cpu"), BY_TORCH), (CUDA, BY_TRITON)):
         own_ids, own_table = ids.to(at, copy=True), table.to(at, copy=True)
         lens = torch.zeros(rows, dtype=torch.int64, device=at)
         last_token = 1000 + torch.arange(rows + 1)
-        slots = lay_out_decodes(
+        slots = by.lay_out_decodes(
             own_ids, which.to(at), positions.to(at), entries.to(at), pages.to(at), last_token.to(at),
             own_table, page_size, lens=lens,
         )  # fmt: skip
@@ -60,7 +61,7 @@ def test_angles_of_a_million_radians() -> None:
     inv_freq = 10000.0 ** (-torch.arange(64) / 64)
     angles = (positions.float().unsqueeze(1) * inv_freq).double()
     expected = torch.cat((angles.cos(), angles.sin()), dim=1)
-    got = rope_cos_sin(positions.to(CUDA), inv_freq.to(CUDA)).cpu()
+    got = BY_TRITON.rope_cos_sin(positions.to(CUDA), inv_freq.to(CUDA), None).cpu()
     assert ((got - expected).abs() <= 1.0001 * 2.0**-24 * expected.abs()).all()
 
 
@@ -84,7 +85,8 @@ def test_heads_are_normed_rotated_and_stored(heads: int, kv_heads: int, head_dim
     assert_close(q_there, expected_q, TOLERANCE[dtype])
     assert_close(pools[0].cpu()[slots], expected_k, TOLERANCE[dtype])
     assert torch.equal(pools[1].cpu()[slots], v)
-    assert_close(rms_norm(qkv.to(CUDA)[:, :heads], norms.q_weight, 1e-6), rms_norm(q, q_weight, 1e-6), 3e-2)
+    got = BY_TRITON.rms_norm(qkv.to(CUDA)[:, :heads], norms.q_weight, 1e-6)
+    assert_close(got, rms_norm(q, q_weight, 1e-6), 3e-2)
 
 
 @pytest.mark.parametrize("kept", [torch.bfloat16, torch.float8_e4m3fn])
@@ -138,11 +140,11 @@ def test_the_choice_of_experts(num_experts: int, per_token: int, renormalizes: b
     order = torch.stack([torch.randperm(num_experts + 3, generator=generator) for _ in range(70)])
     scores = ((order[:, :num_experts] - 3) / 32).bfloat16()  # all that bfloat16 can tell apart
     expected_weights, expected_ids = choose_experts(scores, per_token, renormalizes=renormalizes)
-    weights, ids = choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
+    weights, ids = triton_choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
     assert torch.equal(ids.cpu().long(), expected_ids)
     assert_close(weights, expected_weights, 1e-2)
     scores = (order[:, :num_experts] % 3).bfloat16()
-    _, ids = choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
+    _, ids = triton_choose_experts(scores.to(CUDA), per_token, renormalizes=renormalizes)
     first = scores.float().sort(dim=1, descending=True, stable=True).indices[:, :per_token]
     assert torch.equal(ids.cpu().long(), first)
 
@@ -162,7 +164,7 @@ def test_pairs_are_sorted_by_expert(tokens: int, num_experts: int, per_token: in
 @pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh"])
 def test_gates(name: Activation) -> None:
     gate_up = (4.0 * normal(5, 2 * 1030, seed=1)).bfloat16()
-    assert_close(activate_and_mul(name, gate_up.to(CUDA)), activate_and_mul(name, gate_up), 3e-2)
+    assert_close(BY_TRITON.activate_and_mul(name, gate_up.to(CUDA)), activate_and_mul(name, gate_up), 3e-2)
 
 
 @pytest.mark.parametrize("cap", [None, 30.0])
@@ -170,10 +172,8 @@ def test_gates(name: Activation) -> None:
 def test_what_is_scaled_capped_and_added(dtype: torch.dtype, cap: float | None) -> None:
     x, add = (20.0 * normal(3, 4097, seed=1)).to(dtype), normal(3, 4097, seed=2).to(dtype)
 
-    def combined(at: str | torch.device) -> Tensor:
-        return combine(x.to(at), scale=0.37, cap=cap, add=add.to(at))
-
-    assert_close(combined(CUDA), combined("cpu"), TOLERANCE[dtype])
+    got = BY_TRITON.combine(x.to(CUDA), scale=0.37, cap=cap, add=add.to(CUDA))
+    assert_close(got, combine(x, scale=0.37, cap=cap, add=add), TOLERANCE[dtype])
 
 
 @pytest.mark.parametrize("first", [None, 40])
@@ -182,7 +182,8 @@ def test_embeddings(first: int | None) -> None:
     if first is not None:
         ids = torch.tensor([3, 40, 99, 100, 39, 1 << 40])
     expected = embed(ids, weight, first=first, scale=0.37)
-    assert_close(embed(ids.to(CUDA), weight.to(CUDA), first=first, scale=0.37), expected, 1e-2)
+    got = BY_TRITON.embed(ids.to(CUDA), weight.to(CUDA), first=first, scale=0.37)
+    assert_close(got, expected, 1e-2)
 
 
 def test_logits_are_sums_that_nobody_rounded() -> None:
@@ -190,6 +191,7 @@ def test_logits_are_sums_that_nobody_rounded() -> None:
     weight.data.copy_(normal(1003, 256, seed=1))
     hidden = normal(5, 256, seed=2).bfloat16()
     head, out = LMHead(weight), torch.empty(5, 1003, device=CUDA)
+    head.bind(TritonOps())
     with torch.inference_mode():
         logits = head(hidden.to(CUDA), out)
         assert logits is out

@@ -22,10 +22,10 @@ import torch
 from benchmarks.decode_rows import PAGE_SIZE, decode_plan, filled_pool, opening_plan, pages_for
 from benchmarks.gpu.shapes import write_config
 from benchmarks.gpu.timing import Backlog, mark, ms_between, wait
-from model_worker.attention.triton import TritonAttention
 from model_worker.device.base import Device
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.triton_ops import TritonOps
 from model_worker.quant.selection import select_quant_method
 from model_worker.runner.model_runner import ModelRunner
 from runtime.checkpoint.model_config import ModelConfig
@@ -39,7 +39,7 @@ def load_shape(name: str, device: Device, dtype: torch.dtype) -> CausalLM:
         write_config(name, path)
         config = ModelConfig.from_path(path)
         quant = select_quant_method("auto", config.quantization, device.name)
-        return load_model(path, config, dtype, device.torch_device, "dummy", quant=quant)
+        return load_model(path, config, dtype, device.torch_device, "dummy", quant=quant, ops=TritonOps())
 
 
 def floor_bytes(model: CausalLM, batch: int, context: int, dtype: torch.dtype) -> float:
@@ -84,7 +84,7 @@ class DecodeSteps:
         self._runner = ModelRunner(
             model,
             pool,
-            TritonAttention(),
+            TritonOps(),
             device,
             max_rows=batch,
             max_len=pages_for(context + 1) * PAGE_SIZE,

@@ -38,6 +38,8 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.base import Ops
+from model_worker.ops.triton_ops import TritonOps
 from model_worker.quant.selection import select_quant_method
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.graph_runner import DeviceState, GraphRunner
@@ -130,9 +132,10 @@ class Step:
     def __init__(self, name: str, batch: int) -> None:
         with as_if_on_a_gpu(), torch.inference_mode():
             device = CountingDevice()
-            model = model_of(name, device)
+            ops = TritonOps(TritonAttention(num_multiprocessors=H200_MULTIPROCESSORS))
+            model = model_of(name, device, ops)
             marks = _watch(model.model.layers[len(model.model.layers) // 2])
-            _record(model, device, batch)
+            _record(model, device, ops, batch)
         self.graphs = dict(zip(GRAPHS, device.graphs, strict=True))
         (first, end) = marks
         self.layer = self.graphs["forward"][first:end]
@@ -158,7 +161,7 @@ def _watch(layer: torch.nn.Module) -> list[int]:
     return marks
 
 
-def model_of(name: str, device: CountingDevice, dtype: torch.dtype = torch.bfloat16) -> CausalLM:
+def model_of(name: str, device: CountingDevice, ops: Ops, dtype: torch.dtype = torch.bfloat16) -> CausalLM:
     """The model of that shape, whose weights have no memory."""
     with tempfile.TemporaryDirectory() as folder:
         write_config(name, Path(folder))
@@ -166,10 +169,12 @@ def model_of(name: str, device: CountingDevice, dtype: torch.dtype = torch.bfloa
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
     quant = select_quant_method("auto", config.quantization, device.name)
-    return CausalLM(config, spec, dtype=dtype, device=device.torch_device, quant=quant)
+    model = CausalLM(config, spec, dtype=dtype, device=device.torch_device, quant=quant)
+    model.bind(ops)
+    return model
 
 
-def _record(model: CausalLM, device: CountingDevice, batch: int) -> None:
+def _record(model: CausalLM, device: CountingDevice, ops: Ops, batch: int) -> None:
     layout, at, vocab_size = model.kv_layout, device.torch_device, model.config.vocab_size
     pool = MHATokenToKVPool(
         batch * pages_for(CONTEXT),
@@ -184,7 +189,7 @@ def _record(model: CausalLM, device: CountingDevice, batch: int) -> None:
     table = ReqToTokenPool(batch, CONTEXT, PAGE_SIZE, device)
     GraphRunner(
         model,
-        TritonAttention(num_multiprocessors=H200_MULTIPROCESSORS),
+        ops,
         device,
         DeviceState(pool, table, FutureMap(batch, at), sampler),
         sizes=[batch],

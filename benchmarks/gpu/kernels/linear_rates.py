@@ -15,8 +15,9 @@ from torch import Tensor
 
 from benchmarks.gpu.kernels.kernel_rates import BEYOND_CACHES, MAX_LAYERS, Setting
 from benchmarks.gpu.timing import recorded_ms
-from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8
-from model_worker.quant.fp8 import REFUSALS, Fp8
+from model_worker.kernels.fp8_linear import REFUSALS, Fp8Linear
+from model_worker.kernels.fp8_rows import FP8
+from model_worker.kernels.triton.fp8_rows import quantize_rows_fp8, scale_product
 
 LLAMA_8B = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))
 """(outputs, inputs) of q, k and v; o; gate and up; down."""
@@ -60,7 +61,7 @@ def linear_rate(rows: int, shape: tuple[int, int], setting: Setting) -> dict[str
     x, scale = setting.normal(rows, shape[1]), torch.full((shape[0], 1), 0.01, device=setting.at)
     wide = [setting.normal(*shape) for _ in range(_num_layers(shape))]
     narrow = [weight.to(FP8) for weight in wide]
-    as_taken, afterwards = Fp8(), Fp8()
+    as_taken, afterwards = (Fp8Linear(quantize_rows_fp8, scale_product) for _ in range(2))
     afterwards.note_refusal(RuntimeError(REFUSALS[0]), rows, narrow[0].shape)
     quantized, x_scale = quantize_rows_fp8(x)
 
@@ -88,8 +89,8 @@ def linear_rate(rows: int, shape: tuple[int, int], setting: Setting) -> dict[str
         "shape": shape,
         "ms": {
             "wide": ms(wide, lambda weight: F.linear(x, weight)),
-            "float8": ms(narrow, lambda weight: as_taken.apply(x, weight, scale, None)),
-            "float8, scaled afterwards": ms(narrow, lambda weight: afterwards.apply(x, weight, scale, None)),
+            "float8": ms(narrow, lambda weight: as_taken(x, weight, scale, None)),
+            "float8, scaled afterwards": ms(narrow, lambda weight: afterwards(x, weight, scale, None)),
             "product": ms(narrow, lambda weight: product(weight, fast=False)),
             "product, fast sums": ms(narrow, lambda weight: product(weight, fast=True)),
         },

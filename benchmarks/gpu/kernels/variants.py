@@ -27,6 +27,7 @@ from model_worker.device.cpu import Rerun
 from model_worker.kernels.triton import decode_attention, extend_attention
 from model_worker.kernels.triton.tiles import Gpu
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.ops.triton_ops import TritonOps
 from model_worker.runner.model_runner import ModelRunner
 
 TYPES = {
@@ -150,7 +151,8 @@ def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]
         stack.enter_context(as_if_on_a_gpu())
         stack.enter_context(torch.inference_mode())
         device = _NoDevice()
-        model = model_of(runner.name, device, runner.dtype)
+        ops = TritonOps(TritonAttention(num_multiprocessors))
+        model = model_of(runner.name, device, ops, runner.dtype)
         layout = model.kv_layout
         pool = MHATokenToKVPool(
             pages_for(runner.max_len),
@@ -164,7 +166,7 @@ def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]
         ModelRunner(
             model,
             pool,
-            TritonAttention(num_multiprocessors),
+            ops,
             device,
             max_rows=runner.max_rows,
             max_len=runner.max_len,

@@ -26,7 +26,9 @@ class ExpertScratch:
 
 
 class NativeExperts:
-    """What SparseMLP computes. A token's result is the same bits beside any others."""
+    """kernels.experts.mix_experts as one kernel. A token's result is the same bits beside any others."""
+
+    batch_invariant = True
 
     def __init__(
         self,
@@ -37,10 +39,13 @@ class NativeExperts:
         num_experts: int,
         num_per_token: int,
         renormalizes: bool,
+        packs_weight: bool,
     ) -> None:
         """run_expert(e, x): what expert e makes of rows x [n, hidden_size]. Raises NotRecordable where that
         is not done by kernels alone.
         """
+        self.packs_weight = packs_weight
+        self._kept = run_expert  # the programs point into what it multiplies with
         self._programs = [
             Program(
                 kernels,

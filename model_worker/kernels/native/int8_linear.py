@@ -21,6 +21,9 @@ def can_pack_int8(weight: Tensor, dtype: torch.dtype) -> bool:
 class Int8Linear:
     """x @ weight.T * scale + bias, x quantised by rows. A row gives the same bits beside any others."""
 
+    batch_invariant = True
+    packs_weight = True
+
     def __init__(
         self,
         kernels: NativeKernels,

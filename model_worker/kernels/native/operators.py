@@ -6,6 +6,8 @@ a step of a small model makes some fifty calls of a few microseconds each.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -104,6 +106,9 @@ class RotaryAngles:
 
 class PackedLinear:
     """x @ weight.T + bias over a packed weight. A row's result is the same bits beside any other rows."""
+
+    batch_invariant = True
+    packs_weight = True
 
     def __init__(
         self, kernels: NativeKernels, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype
@@ -206,6 +211,12 @@ class Norm:
             call.residual = residual.data_ptr()
         self._run(call)
         return out
+
+    def add_and_norm(
+        self, residual: Tensor, update: Tensor, update_norm: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Add update, normed by update_norm if there is one, to residual in place -> the norm of the sum."""
+        return self(update if update_norm is None else update_norm(update), residual)
 
 
 class Activate:

@@ -17,7 +17,14 @@ from model_worker.kernels.triton.call_site import CallSite
 BLOCK = 1024
 
 
-def combine(x: Tensor, *, scale: float, cap: float | None, add: Tensor | None, out: Tensor | None) -> Tensor:
+def combine(
+    x: Tensor,
+    *,
+    scale: float = 1.0,
+    cap: float | None = None,
+    add: Tensor | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
     """As model_worker.kernels.combine.combine; all contiguous."""
     out = torch.empty_like(x) if out is None else out
     assert all(each is None or each.is_contiguous() for each in (x, add, out))

@@ -16,14 +16,14 @@ from model_worker.kernels.triton.call_site import CallSite
 BLOCK = 1024
 
 
-def embed(ids: Tensor, weight: Tensor, *, first: int, scale: float) -> Tensor:
+def embed(ids: Tensor, weight: Tensor, *, first: int | None = None, scale: float = 1.0) -> Tensor:
     """As model_worker.kernels.embedding.embed; whatever an id is, nothing beside the table is read."""
     num_rows, width = weight.shape
     num_tokens = ids.shape[0]
     out = weight.new_empty((num_tokens, width))
     if num_tokens:
         grid = (num_tokens, -(-width // BLOCK), 1)
-        _embeds(width).launch(grid, ids, weight, out, first, num_rows, scale)
+        _embeds(width).launch(grid, ids, weight, out, first or 0, num_rows, scale)
     return out
 
 

@@ -13,6 +13,7 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.native_ops import NativeOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
@@ -48,7 +49,7 @@ def load(
 ) -> CausalLM:
     model = load_model(path, ModelConfig.from_path(path), dtype, "cpu", quant=quant, group=group)
     if kernels is not None:
-        model.use_native(kernels)
+        model.bind(NativeOps(kernels))
     return model
 
 

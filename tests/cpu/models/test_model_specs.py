@@ -73,7 +73,7 @@ def test_a_worker_takes_the_spec_of_its_settings(tmp_path: Path) -> None:
         context_length=256,
     )
     served = load_served_model(settings, make_device("cpu", threaded=False), lambda done, total: None)
-    check_greedy_tokens(Pair(CASES["ERNIE"], hf, served.model, served.backend))
+    check_greedy_tokens(Pair(CASES["ERNIE"], hf, served.model, served.ops.attention))
 
 
 def test_absent_keys_mean_what_the_row_of_the_page_says(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.native_ops import NativeOps
 from model_worker.transformers_backend.load import load_transformers_model
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig
@@ -64,7 +65,7 @@ def paged(model: CausalLM, page_size: int, kernels: NativeKernels | None) -> Pag
 def _load(path: Path, dtype: torch.dtype, kernels: NativeKernels | None) -> CausalLM:
     model = load_model(path, ModelConfig.from_path(path), dtype, "cpu")
     if kernels is not None:
-        model.use_native(kernels)
+        model.bind(NativeOps(kernels))
     return model
 
 

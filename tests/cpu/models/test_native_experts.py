@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from model_worker.kernels.native.experts import CHUNK
+from model_worker.kernels.native.experts import CHUNK, NativeExperts
 from model_worker.loading.loader import load_model
 from model_worker.models.feed_forward import SparseMLP
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.native_ops import NativeOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
@@ -42,13 +43,13 @@ def test_native_experts_are_those_of_torch(name: str, quant: QuantMethod, tmp_pa
     plain, native = (_model(name, tmp_path, quant) for _ in range(2))
     for weight, value in zip(native.parameters(), plain.parameters(), strict=True):
         weight.data.copy_(value.data)
-    native.use_native(kernels)
+    native.bind(NativeOps(kernels))
     hidden = torch.randn(3 * CHUNK, 64, generator=torch.Generator().manual_seed(1)).bfloat16()
     with torch.inference_mode():
         for ours, theirs in zip(native.model.layers, plain.model.layers, strict=True):
             assert isinstance(ours.mlp, SparseMLP)
             assert isinstance(theirs.mlp, SparseMLP)
-            assert ours.mlp.is_native
+            assert isinstance(ours.mlp.mixture, NativeExperts)
             got, expected = ours.mlp(hidden), theirs.mlp(hidden)
             # A router's rounding may decide for another expert: of a few tokens all of it may differ.
             error = (got.float() - expected.float()).norm(dim=1) / expected.float().norm(dim=1)
@@ -68,6 +69,6 @@ def test_tokens_with_the_same_scores_go_to_the_first_experts(tmp_path: Path) -> 
     for expert, weight in enumerate(mlp.experts.down_proj.weight.data):
         if expert > 1:
             weight.fill_(torch.nan)
-    model.use_native(packing_kernels())
+    model.bind(NativeOps(packing_kernels()))
     with torch.inference_mode():
         assert mlp(torch.ones(4, 64, dtype=torch.bfloat16)).isfinite().all()

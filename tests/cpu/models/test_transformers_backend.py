@@ -57,8 +57,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     case = SERVED[request.param].recipe.case()
     path = tmp_path_factory.mktemp(request.param)
     hf = make_checkpoint(case, path)
-    model, backend, _ = load(path)
-    return Pair(case, hf, model, backend)
+    model, ops, _ = load(path)
+    return Pair(case, hf, model, ops.attention)
 
 
 def test_chunks_and_decodes_in_one_forward_give_the_reference_logits(pair: Pair) -> None:
@@ -180,8 +180,8 @@ def test_a_model_that_computes_otherwise_in_pieces_is_refused(
 def test_sixteen_bits_stay_close_to_the_reference(name: str, dtype: str, tmp_path: Path) -> None:
     """In bfloat16 linear layers, tied heads too, run in the C++ kernel where the CPU has one."""
     hf = make_checkpoint(SERVED[name].recipe.case(), tmp_path)
-    model, backend, _ = load(tmp_path, dtype=dtype)
-    paged = PagedForward(model, PAGE_SIZE, backend=backend, dtype=getattr(torch, dtype))
+    model, ops, _ = load(tmp_path, dtype=dtype)
+    paged = PagedForward(model, PAGE_SIZE, backend=ops.attention, dtype=getattr(torch, dtype))
     ids = prompts()[0]
     expected = reference_logits(hf, ids)
     got = torch.cat([paged.step([(1, ids[:20])]), paged.step([(1, ids[20:])])])
@@ -209,7 +209,9 @@ def test_dummy_weights_need_no_files(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").unlink()
     first, second = (load(tmp_path, load_format="dummy") for _ in range(2))
     ids = prompts()[1]
-    logits = [PagedForward(m.model, PAGE_SIZE, backend=m.backend).step([(0, ids)]) for m in (first, second)]
+    logits = [
+        PagedForward(m.model, PAGE_SIZE, backend=m.ops.attention).step([(0, ids)]) for m in (first, second)
+    ]
     assert torch.equal(*logits)
 
 

@@ -15,6 +15,7 @@ from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.loading.loader import load_model
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.native_ops import NativeOps
 from runtime.base.errors import ConfigError, ModelError
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.settings.config import DEMO_MODEL
@@ -60,7 +61,7 @@ def load(
 ) -> CausalLM:
     model = load_model(path, ModelConfig.from_path(path), dtype, "cpu", group=group)
     if kernels is not None:
-        model.use_native(kernels)
+        model.bind(NativeOps(kernels))
     return model
 
 

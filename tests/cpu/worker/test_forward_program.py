@@ -8,7 +8,6 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,17 +15,17 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
-from model_worker.kernels.activation import activate_and_mul
 from model_worker.kernels.native.operators import TakeRows
 from model_worker.kernels.native.program import GAP, NotRecordable, Program
 from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.models.feed_forward import GatedMLP
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.native_ops import NativeOps
+from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
@@ -70,7 +69,8 @@ def _runner_of(
     records_steps: bool = True,
 ) -> ModelRunner:
     kernels = packing_kernels()
-    model.use_native(kernels)
+    ops = NativeOps(kernels)
+    model.bind(ops)
     change(model)
     pool = MHATokenToKVPool(
         NUM_ROWS * PAGES_PER_ROW,
@@ -87,7 +87,7 @@ def _runner_of(
     return ModelRunner(
         model,
         pool,
-        CpuNativeAttention(kernels),
+        ops,
         make_device("cpu", threaded=False),
         max_rows=NUM_ROWS,
         max_len=PAGES_PER_ROW * PAGE_SIZE,
@@ -164,8 +164,9 @@ def test_nothing_is_recorded_where_that_is_asked_for() -> None:
 
 def _torch_gate(model: CausalLM) -> None:
     for layer in model.model.layers:
-        assert isinstance(layer.mlp, GatedMLP)
-        layer.mlp._activate, layer.mlp._gated = partial(activate_and_mul, "silu"), None
+        mlp = layer.mlp
+        assert isinstance(mlp, GatedMLP)
+        mlp._gated = TorchOps().gated(mlp.gate_up_proj.product, "silu", mlp._width)
 
 
 def test_a_model_with_torch_operations_is_not_recorded_and_says_which(

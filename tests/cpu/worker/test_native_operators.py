@@ -35,6 +35,8 @@ from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.weight import Weight
 from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.ops.native_ops import NativeOps
+from model_worker.ops.torch_ops import TorchOps
 from runtime.checkpoint.model_config import Activation, ModelConfig
 from runtime.settings.config import DEMO_MODEL
 from tests.harness.models.native import (
@@ -206,13 +208,14 @@ def test_other_norms_equal_the_layers_without_kernels(
         norm = LayerNorm(shape, 1e-5, bias=name != "layer", dtype=dtype, device="cpu")
     for seed, weight in enumerate(norm.parameters()):
         weight.data.copy_(_normal(*weight.shape, seed=seed))
+    norm.bind(TorchOps())
     x = _normal(9, 5, size, dtype=dtype, seed=7)[:, 1:4] * 3 + 1
     residual, update = x[:, 0].contiguous(), x[:, 1].contiguous()
     expected = [norm(x)]
     if name != "each_head":
         expected += [norm(x[:, 0]), norm.add_and_norm(residual.clone(), update)]
-    norm.use_native(kernels)
-    assert norm._native is not None
+    norm.bind(NativeOps(kernels))
+    assert isinstance(norm.op, Norm)
     # A layer norm's result is a difference, so the error is to be measured against what is subtracted.
     assert_close = partial(torch.testing.assert_close, rtol=RTOL[dtype], atol=RTOL[dtype])
     assert_close(norm(x), expected[0])
@@ -340,7 +343,7 @@ def test_kernels_called_from_several_threads_at_once_do_not_meet(kernels: Native
 def test_a_packed_weight_cannot_be_loaded_again() -> None:
     kernels = packing_kernels()
     model = load_model(DEMO_MODEL, ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
-    model.use_native(kernels)
+    model.bind(NativeOps(kernels))
     assert model.lm_head.weight is model.model.embed_tokens.weight
     for name, weight in model.named_parameters():
         if weight.dim() == 2:
@@ -352,7 +355,7 @@ def test_a_packed_weight_cannot_be_loaded_again() -> None:
 def test_bfloat16_logits_are_the_same_bits_in_any_batch_chunk_and_page_size() -> None:
     kernels = packing_kernels()
     model = load_model(Path(DEMO_MODEL), ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
-    model.use_native(kernels)
+    model.bind(NativeOps(kernels))
     backend = CpuNativeAttention(kernels, deterministic=True)
     ids = torch.randint(1, 4096, (3, 100), generator=torch.Generator().manual_seed(0)).tolist()
     alone = [PagedForward(model, 16, backend=backend, dtype=torch.bfloat16).step([(0, row)]) for row in ids]

@@ -15,6 +15,7 @@ from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 from model_worker.distributed.cut import whole
 from model_worker.layers.norm import LayerNorm, RMSNorm
 from model_worker.layers.weight import Weight
+from model_worker.ops.torch_ops import TorchOps
 
 SIZE = 48
 EPS = 1e-5
@@ -45,6 +46,7 @@ def test_a_norm_is_bit_equal_to_its_reference_in_bfloat16(name: str) -> None:
             assert isinstance(ours, Weight)
             ours.copy_(theirs)
             ours.finish()
+        norm.bind(TorchOps())
         x = (3.0 * torch.randn(20, 3, SIZE, generator=generator)).bfloat16()
         assert torch.equal(norm(x), reference(x))
         if name != "each head":

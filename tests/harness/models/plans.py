@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
 from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.ops.torch_ops import TorchOps
 from model_worker.runner.model_runner import ModelRunner
 from model_worker.worker import ModelWorker
 from runtime.checkpoint.model_config import ModelConfig
@@ -78,10 +78,10 @@ def make_worker(path: Path, page_size: int, *, threaded: bool = False) -> ModelW
         torch.float32,
         device.torch_device,
     )
-    model = load_model(path, config, torch.float32, device.torch_device)
-    backend = TorchNativeAttention()
+    ops = TorchOps()
+    model = load_model(path, config, torch.float32, device.torch_device, ops=ops)
     runner = ModelRunner(
-        model, pool, backend, device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=config.vocab_size
+        model, pool, ops, device, max_rows=MAX_ROWS, max_len=MAX_LEN, vocab_size=config.vocab_size
     )
     return ModelWorker(runner, device)
 

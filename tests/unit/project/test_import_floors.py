@@ -76,23 +76,30 @@ FLOORS: dict[str, set[str]] = {
     },
     "model_worker.memory": {"model_worker.device", "runtime.wire"},
     "model_worker.layers": {
-        *("model_worker.distributed", "model_worker.kernels", "model_worker.quant", "runtime.checkpoint"),
+        *("model_worker.distributed", "model_worker.ops", "model_worker.quant", "runtime.checkpoint"),
     },
     "model_worker.attention": {"model_worker.kernels", "model_worker.memory", "runtime.base"},
+    "model_worker.ops": {
+        *("model_worker.attention", "model_worker.kernels", "runtime.base", "runtime.checkpoint"),
+    },
     "model_worker.sampling": {
         *("model_worker.device", "model_worker.kernels", "model_worker.distributed"),
         *("runtime.base", "runtime.sampling", "runtime.wire"),
     },
-    "model_worker.models": {*LAYERS, "model_worker.layers", "model_worker.attention", "runtime.checkpoint"},
+    "model_worker.models": {
+        *(*LAYERS, "model_worker.layers", "model_worker.attention", "model_worker.ops", "runtime.checkpoint"),
+    },
     "model_worker.loading": {
-        *("model_worker.layers", "model_worker.models", *LAYERS),
+        *("model_worker.layers", "model_worker.models", "model_worker.ops", *LAYERS),
         *("runtime.base", "runtime.checkpoint", "runtime.settings"),
     },
     "model_worker.transformers_backend": {
-        *("model_worker.attention", "model_worker.loading", *LAYERS, "runtime.base", "runtime.checkpoint"),
+        *("model_worker.attention", "model_worker.loading", "model_worker.ops", *LAYERS),
+        *("runtime.base", "runtime.checkpoint"),
     },
     "model_worker.runner": {
-        *("model_worker.attention", "model_worker.sampling", "model_worker.models", *LAYERS),
+        *("model_worker.attention", "model_worker.sampling", "model_worker.models", "model_worker.ops"),
+        *LAYERS,
         *("runtime.base", "runtime.checkpoint", "runtime.sampling", "runtime.wire"),
     },
 }

@@ -8,16 +8,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.harness.sources import ROOT
+from tests.harness.sources import ROOT, source_of
 
 # Folder -> the modules in it that choose.
 FOLDERS: dict[str, set[str]] = {
+    "model_worker/layers": set(),
+    "model_worker/models": set(),
+    "model_worker/runner": {"recording/forward_program.py"},  # asserts that what is recorded is C++
     "model_worker/sampling": {"ops/selection.py"},
 }
+# Folder -> the modules in it that know the kernels of one kind of device, each made for that kind.
+KNOW_KERNELS: dict[str, set[str]] = {
+    "model_worker/layers": set(),
+    "model_worker/models": set(),
+    "model_worker/runner": {"recording/forward_program.py", "recording/native_inputs.py"},
+}
+ONE_DEVICE = re.compile(r"model_worker\.(kernels\.(native|triton)|ops\.(native|triton)_ops)(\.|$)")
 HOLDS_KERNELS = re.compile(r"_?(use_)?native(_|$)|_?kernels$|_?(flashinfer|triton)$")
 IS_OF_A_DEVICE = re.compile(r"(.*\.)?_?(torch_)?device\.(type|name)$")
 KERNEL_PACKAGES = (
-    *("model_worker.attention", "model_worker.device", "model_worker.kernels", "model_worker.sampling.ops"),
+    *("model_worker.attention", "model_worker.device", "model_worker.kernels", "model_worker.ops"),
+    "model_worker.sampling.ops",
 )
 
 
@@ -73,6 +84,17 @@ def test_no_module_asks_for_a_device_or_for_kernels(folder: str) -> None:
         if name not in FOLDERS[folder] and (asked := device_choices(path.read_text()))
     }
     assert not wrong
+
+
+@pytest.mark.parametrize("folder", KNOW_KERNELS)
+def test_no_module_knows_the_kernels_of_one_device(folder: str) -> None:
+    top = ROOT / folder
+    found = {
+        path.relative_to(top).as_posix(): names
+        for path in sorted(top.rglob("*.py"))
+        if (names := [name for name in source_of(path).names if ONE_DEVICE.match(name)])
+    }
+    assert found.keys() == KNOW_KERNELS[folder], found
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Puts the C++ linear kernel where transformers has nn.Linear, and its table of rows where that is tied."""
+"""Puts the products of an Ops where transformers has nn.Linear, and its rows where the weight is tied."""
 
 from __future__ import annotations
 
@@ -6,18 +6,17 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from model_worker.kernels.native.library import NativeKernels
-from model_worker.kernels.native.operators import PackedLinear, TakeRows, can_pack, pack
+from model_worker.ops.base import Ops
 
 
 class _Linear(nn.Module):
     """x @ weight.T + bias over a packed weight."""
 
-    def __init__(self, kernels: NativeKernels, linear: nn.Linear) -> None:
+    def __init__(self, ops: Ops, linear: nn.Linear, is_packed: bool) -> None:
         super().__init__()
-        self.weight = linear.weight
+        self.weight = weight = linear.weight
         self.bias = linear.bias
-        self._run = PackedLinear(kernels, linear.weight, linear.bias, out_dtype=linear.weight.dtype)
+        self._run = ops.linear(weight, None, linear.bias, weight.dtype, packed=is_packed)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
@@ -28,14 +27,14 @@ class _Linear(nn.Module):
 class _Embedding(nn.Module):
     """Rows of a packed weight."""
 
-    def __init__(self, kernels: NativeKernels, embedding: nn.Embedding) -> None:
+    def __init__(self, ops: Ops, embedding: nn.Embedding) -> None:
         super().__init__()
         self.weight = embedding.weight
-        self._take = TakeRows(kernels)
+        self._take = ops.embedding(embedding.weight, packed=True)
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] int64 -> [..., hidden_size]."""
-        return self._take(self.weight, ids.flatten(), packed=True).view(*ids.shape, -1)
+        return self._take(ids.flatten()).view(*ids.shape, -1)
 
 
 class _Use(NamedTuple):
@@ -47,8 +46,8 @@ class _Use(NamedTuple):
     weight: Tensor
 
 
-def use_native(decoder: nn.Module, head: nn.Module, kernels: NativeKernels) -> None:
-    """Replace the linear layers of both, and pack their weights in place.
+def bind(decoder: nn.Module, head: nn.Module, ops: Ops) -> None:
+    """Replace the linear layers of both whose weights ops packs, in place.
 
     Only modules of exactly torch's classes: what a subclass does with its weight is not known. A weight that
     such a module, or any other, shares with a linear layer stays as it is, and so does that layer.
@@ -63,17 +62,18 @@ def use_native(decoder: nn.Module, head: nn.Module, kernels: NativeKernels) -> N
     for uses in users.values():
         weight = uses[0].weight
         has_linear = any(type(use.module) is nn.Linear for use in uses)
-        if has_linear and all(_is_plain(use.module) for use in uses) and _can_pack(kernels, weight):
-            pack(kernels, weight)
-            for use in uses:
-                setattr(use.parent, use.name, _replacement(kernels, use.module))
+        if has_linear and all(_is_plain(use.module) for use in uses) and _can_pack(ops, weight):
+            is_packed = False
+            for use in sorted(uses, key=lambda use: isinstance(use.module, nn.Embedding)):
+                setattr(use.parent, use.name, _replacement(ops, use.module, is_packed))
+                is_packed = True
 
 
-def _replacement(kernels: NativeKernels, module: nn.Module) -> nn.Module:
+def _replacement(ops: Ops, module: nn.Module, is_packed: bool) -> nn.Module:
     if isinstance(module, nn.Linear):
-        return _Linear(kernels, module)
+        return _Linear(ops, module, is_packed)
     assert isinstance(module, nn.Embedding)
-    return _Embedding(kernels, module)
+    return _Embedding(ops, module)
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -82,5 +82,5 @@ def _is_plain(module: nn.Module) -> bool:
     return type(module) is nn.Linear
 
 
-def _can_pack(kernels: NativeKernels, weight: Tensor) -> bool:
-    return weight.is_contiguous() and can_pack(kernels, weight)
+def _can_pack(ops: Ops, weight: Tensor) -> bool:
+    return weight.is_contiguous() and ops.packs(weight)

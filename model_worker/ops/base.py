@@ -1,0 +1,224 @@
+"""Ops: makes the operations of a model's layers. Knows weights and shapes; knows no layer and no family."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.kernels.combine import CombineLike
+from model_worker.kernels.native.library import NativeKernels
+from runtime.checkpoint.model_config import Activation
+
+logger = logging.getLogger(__name__)
+
+Map = Callable[[Tensor], Tensor]
+"""Rows to rows, [T, N] -> [T, M]."""
+Frequencies = Callable[[Tensor], Tensor]
+"""Positions [T] to the frequencies [T, D / 2] of each."""
+
+
+class Product(Protocol):
+    """A linear layer over one weight: x [T, K] -> [T, N]."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """A row's result is the same bits beside any other rows."""
+
+    @property
+    def packs_weight(self) -> bool:
+        """The weight is rearranged in place, as nothing but this Ops reads it."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
+class Head(Protocol):
+    """The language-model head over one weight."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See Product."""
+
+    @property
+    def packs_weight(self) -> bool:
+        """See Product."""
+
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """hidden [S, hidden_size] -> logits [S, vocab_size] float32, in `out` if it is given."""
+
+
+class Norm(Protocol):
+    """A norm over the last dimension, with a learned scale."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """The norm of x [T, size] or [T, heads, size]."""
+
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
+        """Add update, normed by update_norm if there is one, to residual in place and return the norm of the
+        sum; all [T, size].
+        """
+
+
+class MixtureOfExperts(Protocol):
+    """Experts of one layer, and the choice among them."""
+
+    @property
+    def batch_invariant(self) -> bool:
+        """See Product."""
+
+    @property
+    def packs_weight(self) -> bool:
+        """See Product; of any of the weights."""
+
+    def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
+        """hidden [T, hidden_size], scores [T, num_experts or more] of the router -> [T, hidden_size]."""
+
+
+class TakeRows(Protocol):
+    def __call__(self, table: Tensor, index: Tensor) -> Tensor:
+        """table [N, K], index [T] int64 -> [T, K]."""
+
+
+class LayOutDecodes(Protocol):
+    """`kernels.decode_inputs.lay_out_decodes`, or what computes the same."""
+
+    def __call__(
+        self,
+        input_ids: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        entries: Tensor,
+        pages: Tensor,
+        last_token: Tensor,
+        page_table: Tensor,
+        page_size: int,
+        *,
+        lens: Tensor,
+    ) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertWeights:
+    """Weights of a layer's experts, and how many a token goes through."""
+
+    gate_up: Tensor  # [E, 2 * width, hidden_size]
+    down: Tensor  # [E, hidden_size, width]
+    gate_up_scale: Tensor | None  # [E, 2 * width, 1] float32, of weights of 8 bits
+    down_scale: Tensor | None  # [E, hidden_size, 1]
+    activation: Activation
+    dtype: torch.dtype  # of hidden states
+    num_per_token: int
+    renormalizes: bool
+
+    @property
+    def num_experts(self) -> int:
+        return len(self.down)
+
+    @property
+    def width(self) -> int:
+        """Inner dimension of an expert."""
+        return self.down.shape[2]
+
+
+@dataclass(slots=True)
+class KernelTable:
+    """Which implementation each operation has got, how often, and why not a faster one."""
+
+    counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
+    """(operation, implementation, reason) -> layers that have it; the reason is empty for the fastest."""
+
+    def note(self, operation: str, implementation: str, reason: str = "") -> None:
+        self.counts[operation, implementation, reason] += 1
+
+    def lines(self) -> Iterator[str]:
+        """One line an operation and implementation, in the order of the operations' names."""
+        for (operation, implementation, reason), count in sorted(self.counts.items()):
+            yield f"{operation:<16} {implementation:<12} {count:>5}" + (f"  {reason}" if reason else "")
+
+    def log(self) -> None:
+        """Say what is missing, and, for who debugs, all of it."""
+        missing = {
+            f"{operation} by {implementation} ({reason})"
+            for operation, implementation, reason in self.counts
+            if reason
+        }
+        if missing:
+            logger.info("computed more slowly than it could be: %s", "; ".join(sorted(missing)))
+        logger.debug("kernels:\n%s", "\n".join(self.lines()))
+
+
+class Ops(Protocol):
+    """Makes operations over weights that are loaded. One object serves a whole model, and its runner.
+
+    What it returns is bound to one weight, is called by the thread that runs the forward, and takes no
+    decision but by the shapes of its arguments.
+    """
+
+    name: str
+    """In ops.selection; what records a step goes by it."""
+    attention: AttentionBackend
+    combine: CombineLike
+    lay_out_decodes: LayOutDecodes
+    table: KernelTable
+    sampling_kernels: NativeKernels | None
+    """Kernels in C++ for the sampler; None: it has others."""
+
+    def embedding(
+        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+    ) -> Map:
+        """Ids [T] int64 to rows of weight [N, H] times scale, rounded. packed: a product or head of this Ops
+        packs the weight. first: the id of row 0; one that weight has no row of becomes zeros.
+        """
+        ...
+
+    def take_rows(self, like: Tensor) -> TakeRows:
+        """Rows of any table of the width and dtype of `like`."""
+        ...
+
+    def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
+        """See `kernels.rms_norm`; dtype: of what is normed."""
+        ...
+
+    def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
+        """See `kernels.layer_norm`; weight and bias [size] or [heads, size]."""
+        ...
+
+    def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
+        """Positions [T] int64 to cosines and sines [T, D] float32, as `kernels.rope` has them."""
+        ...
+
+    def packs(self, weight: Tensor) -> bool:
+        """Tell whether a product over this weight, not quantised, would pack it."""
+        ...
+
+    def linear(
+        self,
+        weight: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        packed: bool = False,
+    ) -> Product:
+        """x @ weight.T + bias for x of dtype, rounded to dtype. weight [N, K] of dtype, or int8 or
+        float8_e4m3fn with scale [N, 1] float32. packed: another product of this Ops packs the weight.
+        """
+        ...
+
+    def head(self, weight: Tensor) -> Head: ...
+
+    def activation(self, name: Activation, width: int) -> Map:
+        """[T, width] -> activation(x)."""
+        ...
+
+    def gated(self, product: Product, name: Activation, width: int) -> Map:
+        """The product, [T, K] -> [T, 2 * width] of a gate, then what it multiplies; and the gate."""
+        ...
+
+    def experts(self, weights: ExpertWeights) -> MixtureOfExperts: ...

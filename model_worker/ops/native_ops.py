@@ -1,0 +1,223 @@
+"""NativeOps: operations by the C++ kernels, and by torch's where they have none for a shape. For a CPU."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.cpu_native import CpuNativeAttention
+from model_worker.kernels.native import operators
+from model_worker.kernels.native.experts import CHUNK, ExpertScratch, NativeExperts
+from model_worker.kernels.native.int8_linear import Int8Linear, can_pack_int8
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import LANES, PackedLinear, can_pack, can_take, pack
+from model_worker.kernels.native.program import NotRecordable
+from model_worker.ops.base import (
+    ExpertWeights,
+    Frequencies,
+    Head,
+    KernelTable,
+    Map,
+    MixtureOfExperts,
+    Norm,
+    Ops,
+    Product,
+    TakeRows,
+)
+from model_worker.ops.torch_ops import BY_TORCH, StepwiseExperts, TorchOps
+from runtime.checkpoint.model_config import Activation
+
+BY_CPP = "C++"
+
+
+class NativeHead:
+    """Logits by a PackedLinear."""
+
+    batch_invariant = True
+    packs_weight = True
+
+    def __init__(self, multiply: PackedLinear) -> None:
+        self._multiply = multiply
+
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See Head."""
+        logits = self._multiply(hidden)
+        return logits if out is None else out.copy_(logits)
+
+
+class NativeOps(Ops):
+    """See Ops. Rows of what has a C++ kernel are the same bits in any batch."""
+
+    name = "native"
+
+    def __init__(self, kernels: NativeKernels, attention: AttentionBackend | None = None) -> None:
+        """attention: the C++ kernels' when not given."""
+        self.attention = CpuNativeAttention(kernels) if attention is None else attention
+        self.table = KernelTable()
+        self.combine = operators.Combine(kernels)
+        self.lay_out_decodes = BY_TORCH.lay_out_decodes
+        self.sampling_kernels = kernels
+        self._kernels = kernels
+        self._torch = TorchOps(self.attention)
+        self._scratch: ExpertScratch | None = None
+        self.table.note("attention", type(self.attention).__name__)
+
+    def embedding(
+        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+    ) -> Map:
+        """See Ops."""
+        if not can_take(weight):
+            reason = "rows are not whole words of 32 bits"
+            return self._instead("embedding", reason).embedding(weight, first=first, scale=scale)
+        self._note("embedding")
+        take, combine, last = operators.TakeRows(self._kernels), self.combine, len(weight) - 1
+
+        def rows(ids: Tensor) -> Tensor:
+            taken = take(weight, ids, packed=packed)
+            return taken if scale == 1.0 else combine(taken, scale=scale, out=taken)
+
+        if first is None:
+            return rows
+
+        def own_rows(ids: Tensor) -> Tensor:
+            local = ids - first
+            nearest = local.clamp(0, last)
+            return rows(nearest).mul_((nearest == local).unsqueeze(1))
+
+        return own_rows
+
+    def take_rows(self, like: Tensor) -> TakeRows:
+        """See Ops."""
+        if not can_take(like):
+            return self._instead("take_rows", "rows are not whole words of 32 bits").take_rows(like)
+        self._note("take_rows")
+        return operators.TakeRows(self._kernels)
+
+    def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
+        """See Ops."""
+        if reason := _reason_of_width(weight.shape[-1]):
+            return self._instead("rms_norm", reason).rms_norm(weight, eps, dtype)
+        self._note("rms_norm")
+        is_wide = weight.dtype is torch.float32
+        return operators.Norm(self._kernels, weight, eps, dtype=dtype, is_wide=is_wide)
+
+    def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
+        """See Ops."""
+        if reason := _reason_of_width(weight.shape[-1]):
+            return self._instead("layer_norm", reason).layer_norm(weight, bias, eps)
+        self._note("layer_norm")
+        return operators.Norm(
+            self._kernels, weight, eps, dtype=weight.dtype, bias=bias, centers=True, is_wide=True
+        )
+
+    def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
+        """See Ops."""
+        if not isinstance(frequencies, Tensor):
+            reason = "frequencies depend on the position"
+            return self._instead("rotary_angles", reason).rotary_angles(frequencies, amplitude)
+        self._note("rotary_angles")
+        return operators.RotaryAngles(self._kernels, frequencies, amplitude)
+
+    def packs(self, weight: Tensor) -> bool:
+        """See Ops."""
+        return can_pack(self._kernels, weight)
+
+    def linear(
+        self,
+        weight: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        packed: bool = False,
+    ) -> Product:
+        """See Ops."""
+        weight = weight.data
+        if weight.dtype is torch.int8 and can_pack_int8(weight, dtype):
+            assert scale is not None
+            self._note("linear, int8")
+            return Int8Linear(self._kernels, weight, scale.squeeze(-1), bias, dtype)
+        if scale is None and self.packs(weight):
+            self._note("linear")
+            if not packed:
+                pack(self._kernels, weight)
+            return PackedLinear(self._kernels, weight, bias, out_dtype=dtype)
+        operation = "linear" if scale is None else "linear, 8 bits"
+        return self._instead(operation, self._reason_of_weight(weight)).linear(weight, scale, bias, dtype)
+
+    def head(self, weight: Tensor) -> Head:
+        """See Ops."""
+        if not self.packs(weight):
+            return self._instead("head", self._reason_of_weight(weight)).head(weight)
+        self._note("head")
+        pack(self._kernels, weight)
+        return NativeHead(PackedLinear(self._kernels, weight, None, out_dtype=torch.float32))
+
+    def activation(self, name: Activation, width: int) -> Map:
+        """See Ops."""
+        if reason := _reason_of_width(width):
+            return self._instead("activation", reason).activation(name, width)
+        self._note("activation")
+        return operators.Activate(self._kernels, name, has_up=False)
+
+    def gated(self, product: Product, name: Activation, width: int) -> Map:
+        """See Ops."""
+        if reason := _reason_of_width(width):
+            return self._instead("gate", reason).gated(product, name, width)
+        joined = product.gated(name) if isinstance(product, PackedLinear) else None
+        if joined is not None:
+            self._note("gate, in linear")
+            return joined
+        self._note("gate")
+        gate = operators.Activate(self._kernels, name, has_up=True)
+        return lambda x: gate(product(x))
+
+    def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
+        """See Ops."""
+        each = StepwiseExperts(self, weights)
+        hidden_size = weights.gate_up.shape[2]
+        reason = _reason_of_width(hidden_size)
+        if not reason:
+            try:
+                joined = NativeExperts(
+                    self._kernels,
+                    each.run,
+                    self._scratch_for(hidden_size, weights.dtype),
+                    num_experts=weights.num_experts,
+                    num_per_token=weights.num_per_token,
+                    renormalizes=weights.renormalizes,
+                    packs_weight=each.packs_weight,
+                )
+            except NotRecordable as error:
+                reason = f"they use {error}"
+            else:
+                self._note("experts")
+                return joined
+        self.table.note("experts", BY_TORCH.name, reason)
+        return each
+
+    def _scratch_for(self, hidden_size: int, dtype: torch.dtype) -> ExpertScratch:
+        if self._scratch is None:
+            self._scratch = ExpertScratch(torch.empty(CHUNK, hidden_size, dtype=dtype))
+        return self._scratch
+
+    def _reason_of_weight(self, weight: Tensor) -> str:
+        """Why there is no product over a weight of this shape and dtype."""
+        if weight.dtype is torch.float32:
+            return ""  # torch's is as fast
+        if weight.dtype is torch.bfloat16 and not self._kernels.packs_linear:
+            return "this CPU has no products of bfloat16"
+        return f"there is no kernel for {list(weight.shape)} in {str(weight.dtype).removeprefix('torch.')}"
+
+    def _note(self, operation: str) -> None:
+        self.table.note(operation, BY_CPP)
+
+    def _instead(self, operation: str, reason: str) -> TorchOps:
+        self.table.note(operation, BY_TORCH.name, reason)
+        return self._torch
+
+
+def _reason_of_width(width: int) -> str:
+    """Why there is no kernel for rows of that width; empty: there is one."""
+    return f"{width} is no multiple of {LANES}" if width % LANES else ""

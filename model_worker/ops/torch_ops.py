@@ -1,0 +1,268 @@
+"""TorchOps: operations made of functions of tensors, torch's own or others of the same results.
+
+By torch they run on any device, and define what the other Ops compute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.torch_native import TorchNativeAttention
+from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
+from model_worker.kernels.combine import CombineLike, combine
+from model_worker.kernels.decode_inputs import lay_out_decodes
+from model_worker.kernels.embedding import embed
+from model_worker.kernels.experts import mix_experts
+from model_worker.kernels.fp8_linear import Fp8Linear, QuantizeRows, ScaleProduct
+from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8, scale_product
+from model_worker.kernels.int8_linear import int8_linear, sums_on_cpu
+from model_worker.kernels.layer_norm import layer_norm
+from model_worker.kernels.linear import linear
+from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
+from model_worker.kernels.rope import rope_cos_sin
+from model_worker.ops.base import (
+    ExpertWeights,
+    Frequencies,
+    Head,
+    KernelTable,
+    LayOutDecodes,
+    Map,
+    MixtureOfExperts,
+    Norm,
+    Ops,
+    Product,
+    TakeRows,
+)
+from runtime.checkpoint.model_config import Activation
+
+
+@dataclass(frozen=True, slots=True)
+class Functions:
+    """Kernels that are bound to no weight; see those of the same names in model_worker.kernels."""
+
+    name: str = "torch"
+    embed: Callable[..., Tensor] = embed
+    rms_norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    fused_add_rms_norm: Callable[..., Tensor] = fused_add_rms_norm
+    rope_cos_sin: Callable[[Tensor, Tensor, Tensor | None], Tensor] = rope_cos_sin
+    linear: Callable[[Tensor, Tensor, Tensor | None], Tensor] = linear
+    int8_sums: Callable[[Tensor, Tensor], Tensor] = sums_on_cpu
+    quantize_rows_fp8: QuantizeRows = quantize_rows_fp8
+    scale_product: ScaleProduct = scale_product
+    activate_and_mul: Callable[[Activation, Tensor], Tensor] = activate_and_mul
+    combine: CombineLike = combine
+    lay_out_decodes: LayOutDecodes = lay_out_decodes
+
+
+BY_TORCH = Functions()
+
+
+class BoundProduct:
+    """A function of rows and constants as a Product."""
+
+    batch_invariant = False
+    packs_weight = False
+
+    def __init__(self, function: Callable[..., Tensor], *constants: Any) -> None:
+        self._function = function
+        self._constants = constants
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Product."""
+        return self._function(x, *self._constants)
+
+
+class ConvertedHead:
+    """Logits in the weight's dtype, then converted."""
+
+    batch_invariant = False
+    packs_weight = False
+
+    def __init__(self, weight: Tensor, multiply: Callable[[Tensor, Tensor, None], Tensor]) -> None:
+        self._weight = weight
+        self._multiply = multiply
+
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See Head."""
+        logits = self._multiply(hidden, self._weight, None)
+        # The copy is the conversion: a buffer to write to costs nothing more.
+        return logits.float() if out is None else out.copy_(logits)
+
+
+class RMSNorm:
+    """Norm by functions, which have one for a sum and the norms before and behind it."""
+
+    def __init__(self, functions: Functions, weight: Tensor, eps: float) -> None:
+        self._norm = functions.rms_norm
+        self._add_and_norm = functions.fused_add_rms_norm
+        self.weight = weight
+        self.eps = eps
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Norm."""
+        return self._norm(x, self.weight, self.eps)
+
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
+        """See Norm."""
+        if isinstance(update_norm, RMSNorm) and update_norm.eps == self.eps:
+            return self._add_and_norm(residual, update, self.weight, self.eps, update_norm.weight)
+        update = update if update_norm is None else update_norm(update)
+        return self._add_and_norm(residual, update, self.weight, self.eps)
+
+
+class StepwiseNorm:
+    """Norm by a function that adds nothing."""
+
+    def __init__(self, norm: Map) -> None:
+        self._norm = norm
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Norm."""
+        return self._norm(x)
+
+    def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
+        """See Norm."""
+        return self._norm(residual.add_(update if update_norm is None else update_norm(update)))
+
+
+class StepwiseExperts:
+    """Experts one after the other, as products and gates of any Ops. run: one of them, [n, hidden_size] both
+    ways.
+    """
+
+    batch_invariant = False
+
+    def __init__(self, ops: Ops, weights: ExpertWeights) -> None:
+        def products(weight: Tensor, scale: Tensor | None) -> list[Product]:
+            return [
+                ops.linear(weight.data[e], None if scale is None else scale.data[e], None, weights.dtype)
+                for e in range(weights.num_experts)
+            ]
+
+        gate_up = products(weights.gate_up, weights.gate_up_scale)
+        self._gated = [ops.gated(each, weights.activation, weights.width) for each in gate_up]
+        self._down = products(weights.down, weights.down_scale)
+        self.packs_weight = any(each.packs_weight for each in (*gate_up, *self._down))
+        self._weights = weights
+
+    def run(self, expert: int, x: Tensor) -> Tensor:
+        return self._down[expert](self._gated[expert](x))
+
+    def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
+        """See MixtureOfExperts."""
+        weights = self._weights
+        return mix_experts(
+            hidden,
+            scores,
+            self.run,
+            num_experts=weights.num_experts,
+            num_per_token=weights.num_per_token,
+            renormalizes=weights.renormalizes,
+        )
+
+
+class TorchOps(Ops):
+    """See Ops."""
+
+    name = "torch"
+    sampling_kernels = None
+
+    def __init__(self, attention: AttentionBackend | None = None, functions: Functions = BY_TORCH) -> None:
+        """attention: torch's when not given."""
+        self.attention = TorchNativeAttention() if attention is None else attention
+        self.table = KernelTable()
+        self.combine = functions.combine
+        self.lay_out_decodes = functions.lay_out_decodes
+        self._functions = functions
+        self._fp8 = Fp8Linear(functions.quantize_rows_fp8, functions.scale_product)
+        self.table.note("attention", type(self.attention).__name__)
+
+    def embedding(
+        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+    ) -> Map:
+        """See Ops."""
+        assert not packed
+        self._note("embedding")
+        return partial(self._functions.embed, weight=weight, first=first, scale=scale)
+
+    def take_rows(self, like: Tensor) -> TakeRows:
+        """See Ops."""
+        self._note("take_rows")
+        return take_rows
+
+    def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
+        """See Ops."""
+        self._note("rms_norm")
+        return RMSNorm(self._functions, weight, eps)
+
+    def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
+        """See Ops."""
+        self.table.note("layer_norm", BY_TORCH.name)
+        return StepwiseNorm(partial(layer_norm, weight=weight, bias=bias, eps=eps))
+
+    def rotary_angles(self, frequencies: Tensor | Frequencies, amplitude: Tensor | None) -> Map:
+        """See Ops."""
+        self._note("rotary_angles")
+        cos_sin = self._functions.rope_cos_sin
+        if isinstance(frequencies, Tensor):
+            return lambda positions: cos_sin(positions, frequencies, amplitude)
+        return lambda positions: cos_sin(positions, frequencies(positions), amplitude)
+
+    def packs(self, weight: Tensor) -> bool:
+        """See Ops."""
+        return False
+
+    def linear(
+        self,
+        weight: Tensor,
+        scale: Tensor | None,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        *,
+        packed: bool = False,
+    ) -> Product:
+        """See Ops."""
+        if scale is None:
+            self.table.note("linear", BY_TORCH.name)
+            return BoundProduct(self._functions.linear, weight, bias)
+        if weight.dtype is FP8:
+            self._note("linear, float8")
+            return BoundProduct(self._fp8, weight, scale, bias)
+        self.table.note("linear, int8", BY_TORCH.name)
+        return BoundProduct(int8_linear, weight, scale.squeeze(-1), bias, self._functions.int8_sums)
+
+    def head(self, weight: Tensor) -> Head:
+        """See Ops."""
+        self.table.note("head", BY_TORCH.name)
+        return ConvertedHead(weight, self._functions.linear)
+
+    def activation(self, name: Activation, width: int) -> Map:
+        """See Ops."""
+        self.table.note("activation", BY_TORCH.name)
+        return ACTIVATIONS[name]
+
+    def gated(self, product: Product, name: Activation, width: int) -> Map:
+        """See Ops."""
+        self._note("gate")
+        gate = self._functions.activate_and_mul
+        return lambda x: gate(name, product(x))
+
+    def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
+        """See Ops."""
+        self._note("experts")
+        return StepwiseExperts(self, weights)
+
+    def _note(self, operation: str) -> None:
+        self.table.note(operation, self._functions.name)
+
+
+def take_rows(table: Tensor, index: Tensor) -> Tensor:
+    """See TakeRows."""
+    return table.index_select(0, index)

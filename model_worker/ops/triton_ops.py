@@ -1,0 +1,103 @@
+"""TritonOps: operations by Triton's kernels, and by torch's where those are cuBLAS's. For CUDA."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from model_worker.attention.base import AttentionBackend
+from model_worker.attention.triton import TritonAttention
+from model_worker.kernels.int8_linear import sums
+from model_worker.kernels.triton.activation import activate_and_mul
+from model_worker.kernels.triton.combine import combine
+from model_worker.kernels.triton.decode_inputs import lay_out_decodes
+from model_worker.kernels.triton.embedding import embed
+from model_worker.kernels.triton.expert_choice import choose_experts
+from model_worker.kernels.triton.experts import fused_experts
+from model_worker.kernels.triton.fp8_rows import quantize_rows_fp8, scale_product
+from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
+from model_worker.kernels.triton.rope import rope_cos_sin
+from model_worker.ops.base import ExpertWeights, Head, MixtureOfExperts
+from model_worker.ops.torch_ops import BY_TORCH, Functions, TorchOps
+
+BY_TRITON = Functions(
+    name="Triton",
+    embed=embed,
+    rms_norm=rms_norm,
+    fused_add_rms_norm=fused_add_rms_norm,
+    rope_cos_sin=rope_cos_sin,
+    linear=F.linear,
+    int8_sums=sums,
+    quantize_rows_fp8=quantize_rows_fp8,
+    scale_product=scale_product,
+    activate_and_mul=activate_and_mul,
+    combine=combine,
+    lay_out_decodes=lay_out_decodes,
+)
+
+
+class WideHead:
+    """Logits as the product's own sums, which nobody has rounded."""
+
+    batch_invariant = False
+    packs_weight = False
+
+    def __init__(self, weight: Tensor) -> None:
+        self._transposed = weight.t()
+
+    def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """See Head."""
+        return torch.mm(hidden, self._transposed, out_dtype=torch.float32, out=out)
+
+
+class FusedExperts:
+    """All experts in the same launches: how many tokens each has is not read on the host."""
+
+    batch_invariant = False
+    packs_weight = False
+
+    def __init__(self, weights: ExpertWeights) -> None:
+        self._weights = weights
+        self._gate = partial(activate_and_mul, weights.activation)
+
+    def __call__(self, hidden: Tensor, scores: Tensor) -> Tensor:
+        """See MixtureOfExperts."""
+        each = self._weights
+        weights, ids = choose_experts(
+            scores[:, : each.num_experts], each.num_per_token, renormalizes=each.renormalizes
+        )
+        return fused_experts(
+            hidden,
+            each.gate_up.data,
+            each.down.data,
+            weights,
+            ids,
+            self._gate,
+            gate_up_scale=each.gate_up_scale,
+            down_scale=each.down_scale,
+        )
+
+
+class TritonOps(TorchOps):
+    """See Ops."""
+
+    name = "triton"
+
+    def __init__(self, attention: AttentionBackend | None = None) -> None:
+        """attention: Triton's when not given."""
+        super().__init__(TritonAttention() if attention is None else attention, BY_TRITON)
+
+    def head(self, weight: Tensor) -> Head:
+        """See Ops."""
+        if weight.dtype is torch.float32:
+            return super().head(weight)
+        self.table.note("head", BY_TORCH.name)
+        return WideHead(weight)
+
+    def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
+        """See Ops."""
+        self._note("experts")
+        return FusedExperts(weights)
