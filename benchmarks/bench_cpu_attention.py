@@ -23,7 +23,7 @@ from typing import NamedTuple
 import torch
 
 from benchmarks.decode_rows import PAGE_SIZE
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted_cache
@@ -99,8 +99,9 @@ class Case:
     def run(self, attention: CpuNativeAttention) -> torch.Tensor:
         """Attention of each layer; returns the last one's."""
         attention.prepare(self.forward_batch)
+        inputs = AttentionInputs(self.q, self.k, self.v)
         for layer in self.layers:
-            out = attention.forward(layer, self.q, self.k, self.v, self.forward_batch, self.pool)
+            out = attention.forward(layer, inputs, self.forward_batch, self.pool)
         return out
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -43,8 +43,25 @@ def widest_window(windows: Iterable[int | None]) -> int:
     return widest
 
 
+class AttentionInputs(NamedTuple):
+    """New tokens of a step in one layer, and what becomes of their queries and keys before they meet.
+
+    All of one dtype, of any row stride. In this order: heads of q and k are normed, they are rotated as
+    `apply_rope` does, k and v are stored, and queries attend.
+    """
+
+    q: Tensor  # [T, num_heads, head_dim]
+    k: Tensor  # [T, num_kv_heads, head_dim]
+    v: Tensor  # [T, num_kv_heads, head_dim]
+    cos_sin: Tensor | None = None  # [T, head_dim] float32; None: there is nothing to rotate any more
+    head_norms: HeadNorms | None = None  # None: there is nothing to norm any more
+
+
 class AttentionBackend(Protocol):
     """Causal attention of new tokens over the paged KV pool. One instance serves all layers and steps."""
+
+    norms_heads: bool
+    """It norms heads itself, where it reads them to rotate them anyway; any other is given none to norm."""
 
     def prepare(self, batch: ForwardBatch) -> None:
         """Compute what all layers share and keep it in batch.attn_metadata. Once, before the forward."""
@@ -53,45 +70,13 @@ class AttentionBackend(Protocol):
     def forward(
         self,
         layer: AttentionLayer,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        inputs: AttentionInputs,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
-        cos_sin: Tensor | None = None,
     ) -> Tensor:
-        """Store k and v at batch.out_slots, then attend each query to its sequence's tokens up to itself.
+        """Do what `AttentionInputs` says, storing at batch.out_slots; each query attends to its sequence's
+        tokens up to itself.
 
-        Before that, q and k are rotated by cos_sin [T, head_dim] float32 as `apply_rope` does; None: they
-        have been, or the model has no rotation.
-        Shapes: q [T, num_heads, head_dim]; k, v [T, num_kv_heads, head_dim], of any row stride; one dtype.
-        Returns: [T, num_heads, head_dim] in that dtype, contiguous.
+        Returns: [T, num_heads, head_dim] in the inputs' dtype, contiguous.
         """
         ...
-
-
-class NormingBackend(AttentionBackend, Protocol):
-    """A backend that norms heads itself, where it reads them to rotate them anyway."""
-
-    norms_heads: bool
-
-    def forward(
-        self,
-        layer: AttentionLayer,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        batch: ForwardBatch,
-        kv_pool: MHATokenToKVPool,
-        cos_sin: Tensor | None = None,
-        head_norms: HeadNorms | None = None,
-    ) -> Tensor:
-        """See AttentionBackend.forward. First of all the heads of q and k are normed by head_norms; None:
-        they have been, or the model has no such norms.
-        """
-        ...
-
-
-def norms_heads(backend: AttentionBackend) -> TypeGuard[NormingBackend]:
-    """Whether the backend says so; any other is given heads that are normed."""
-    return getattr(backend, "norms_heads", False)

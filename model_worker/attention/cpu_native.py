@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.library import (
     DTYPES,
@@ -55,6 +55,8 @@ class NativeStep:
 class CpuNativeAttention:
     """AttentionBackend for float32 and bfloat16; head_dim as `attention_supports` says."""
 
+    norms_heads = False
+
     def __init__(
         self,
         kernels: NativeKernels | None = None,
@@ -76,16 +78,14 @@ class CpuNativeAttention:
     def forward(
         self,
         layer: AttentionLayer,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        inputs: AttentionInputs,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
-        cos_sin: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
         assert isinstance(batch.attn_metadata, NativeStep), "prepare(batch) runs before the forward"
         call = batch.attn_metadata.call
+        q, k, v, cos_sin, _ = inputs
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         assert q.dtype is k.dtype is v.dtype is k_pool.dtype
         out = torch.empty(q.shape, dtype=q.dtype)

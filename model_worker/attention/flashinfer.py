@@ -18,9 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.triton.rope_kv_store import rope_and_store_kv
 from model_worker.memory.kv_pool import MHATokenToKVPool
 
@@ -114,17 +113,14 @@ class FlashInferAttention:
     def forward(
         self,
         layer: AttentionLayer,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        inputs: AttentionInputs,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
-        cos_sin: Tensor | None = None,
-        head_norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See NormingBackend.forward. Norms and rotates q in place."""
+        """See AttentionBackend.forward. Norms and rotates q in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
+        q, k, v, cos_sin, head_norms = inputs
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots, head_norms)
         kind = _Kind(

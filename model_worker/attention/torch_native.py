@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.rope import apply_rope
 from model_worker.memory.kv_pool import MHATokenToKVPool
@@ -37,6 +37,8 @@ class TorchNativeAttention:
     in tiles under an additive mask; the key heads are broadcast over the group by stride, not copied.
     """
 
+    norms_heads = False
+
     def __init__(self) -> None:
         self._masks: dict[tuple[int | None, torch.dtype, torch.device], Tensor] = {}
 
@@ -60,15 +62,13 @@ class TorchNativeAttention:
     def forward(
         self,
         layer: AttentionLayer,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        inputs: AttentionInputs,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
-        cos_sin: Tensor | None = None,
     ) -> Tensor:
         """See AttentionBackend.forward."""
         assert isinstance(batch.attn_metadata, list), "prepare(batch) runs before the forward"
+        q, k, v, cos_sin, _ = inputs
         if cos_sin is not None:
             q, k = apply_rope(q, k, cos_sin)
         kv_pool.store(layer.layer_id, k, v, batch.out_slots)

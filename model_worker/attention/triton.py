@@ -14,9 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.kernels.rms_norm import HeadNorms
 from model_worker.kernels.triton.decode_attention import choose_num_splits, decode_attention
 from model_worker.kernels.triton.extend_attention import extend_attention
 from model_worker.kernels.triton.new_tokens import NewTokens
@@ -74,17 +73,14 @@ class TritonAttention:
     def forward(
         self,
         layer: AttentionLayer,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
+        inputs: AttentionInputs,
         batch: ForwardBatch,
         kv_pool: MHATokenToKVPool,
-        cos_sin: Tensor | None = None,
-        head_norms: HeadNorms | None = None,
     ) -> Tensor:
-        """See NormingBackend.forward. Norms and rotates chunks' queries in place."""
+        """See AttentionBackend.forward. Norms and rotates chunks' queries in place."""
         step = batch.attn_metadata
         assert isinstance(step, _Step), "prepare(batch) runs before the forward"
+        q, k, v, cos_sin, head_norms = inputs
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         num_decodes, chunks = batch.num_decodes, step.chunks

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from model_worker.attention.base import AttentionBackend, AttentionLayer, norms_heads
+from model_worker.attention.base import AttentionBackend, AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.cut import Cut
 from model_worker.kernels.kv_scale import KVScale
@@ -89,12 +89,11 @@ class SelfAttention(nn.Module):
             q, k = self._normed(q, k)
         heads = (-1, self.layer.head_dim)
         q, k, v = q.unflatten(-1, heads), k.unflatten(-1, heads), v.unflatten(-1, heads)
-        if self._head_norms is not None and norms_heads(backend):
-            attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin, self._head_norms)
-        else:
-            if not self._norms_projections:
-                q, k = self._normed(q, k)
-            attended = backend.forward(self.layer, q, k, v, batch, kv_pool, cos_sin)
+        head_norms = self._head_norms if backend.norms_heads else None
+        if head_norms is None and not self._norms_projections:
+            q, k = self._normed(q, k)
+        inputs = AttentionInputs(q, k, v, cos_sin, head_norms)
+        attended = backend.forward(self.layer, inputs, batch, kv_pool)
         projected: Tensor = self.o_proj(attended.flatten(1))
         return projected
 

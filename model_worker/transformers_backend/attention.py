@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import AttentionInterface
 
-from model_worker.attention.base import AttentionBackend, AttentionLayer
+from model_worker.attention.base import AttentionBackend, AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.memory.kv_pool import MHATokenToKVPool
 
@@ -53,8 +53,8 @@ class PagedAttention:
         if width < layer.head_dim:
             # The cache has one width for keys and values. What is added is zero in the output too.
             value = F.pad(value, (0, layer.head_dim - width))
-        q, k, v = _by_token(query), _by_token(key), _by_token(value)
-        attended = self._backend.forward(layer, q, k, v, self._batch, self._kv_pool)
+        inputs = AttentionInputs(_by_token(query), _by_token(key), _by_token(value))
+        attended = self._backend.forward(layer, inputs, self._batch, self._kv_pool)
         return attended.unsqueeze(0)[..., :width]
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.triton import TritonAttention
 from model_worker.device import make_device
@@ -110,9 +110,9 @@ def attend(
     cos_sin = rope_cos_sin(positions, inverse)
     sizes = [layer.num_heads, layer.num_kv_heads, layer.num_kv_heads]
     backend.prepare(batch)  # type: ignore[attr-defined]
-    got = backend.forward(  # type: ignore[attr-defined]
-        layer, *new_qkv.to(at, copy=True).split(sizes, dim=1), batch, pool, cos_sin.to(at)
-    )
+    q, k, v = new_qkv.to(at, copy=True).split(sizes, dim=1)
+    inputs = AttentionInputs(q, k, v, cos_sin.to(at))
+    got = backend.forward(layer, inputs, batch, pool)  # type: ignore[attr-defined]
     q, k, v = new_qkv.split(sizes, dim=1)
     q, k = apply_rope(q, k, cos_sin)
     stored = [by * each.float().cpu() for by, each in zip(layer.kv_scale, pool.layer(0), strict=True)]

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_worker.attention import ATTENTION_BACKENDS
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.memory.kv_pool import DUMMY_PAGE, MHATokenToKVPool
@@ -93,14 +93,12 @@ def _attend(layer: AttentionLayer, sequences: list[Sequence], page_size: int, se
     )
     backend = TorchNativeAttention()
     backend.prepare(batch)
-    out = backend.forward(
-        layer,
+    inputs = AttentionInputs(
         torch.cat([seq.q for seq in sequences]),
         torch.cat([seq.k[seq.num_cached :] for seq in sequences]),
         torch.cat([seq.v[seq.num_cached :] for seq in sequences]),
-        batch,
-        pool,
     )
+    out = backend.forward(layer, inputs, batch, pool)
     assert out.is_contiguous()
     return list(out.split(num_tokens))
 
@@ -165,7 +163,7 @@ def test_an_empty_batch_attends_to_nothing() -> None:
     backend = TorchNativeAttention()
     backend.prepare(batch)
     empty = torch.zeros(0, 2, HEAD_DIM)
-    out = backend.forward(layer, torch.zeros(0, 4, HEAD_DIM), empty, empty, batch, pool)
+    out = backend.forward(layer, AttentionInputs(torch.zeros(0, 4, HEAD_DIM), empty, empty), batch, pool)
     assert out.shape == (0, 4, HEAD_DIM)
 
 

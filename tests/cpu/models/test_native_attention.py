@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.library import NativeKernels, attention_supports
@@ -165,7 +165,7 @@ def _attend(
         [torch.cat((seq.q, seq.k[seq.num_cached :], seq.v[seq.num_cached :]), dim=1) for seq in sequences]
     )
     q, k, v = fused.split((layer.num_heads, layer.num_kv_heads, layer.num_kv_heads), dim=1)
-    out = backend.forward(layer, q, k, v, batch, pool)
+    out = backend.forward(layer, AttentionInputs(q, k, v), batch, pool)
     k_buffer, v_buffer = pool.layer(0)
     assert torch.equal(k_buffer[batch.out_slots], k)
     assert torch.equal(v_buffer[batch.out_slots], v)
@@ -351,7 +351,8 @@ def test_an_empty_batch_attends_to_nothing(variant: Variant) -> None:
     backend = variant.backend()
     backend.prepare(batch)
     empty = torch.zeros(0, 2, 64)
-    assert backend.forward(layer, torch.zeros(0, 4, 64), empty, empty, batch, pool).shape == (0, 4, 64)
+    nothing = AttentionInputs(torch.zeros(0, 4, 64), empty, empty)
+    assert backend.forward(layer, nothing, batch, pool).shape == (0, 4, 64)
 
 
 def test_other_dtypes_and_head_sizes_are_not_claimed() -> None:

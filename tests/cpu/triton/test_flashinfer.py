@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from model_worker.attention import selection
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.selection import make_attention_backend
 from model_worker.memory.kv_pool import MHATokenToKVPool
@@ -125,7 +125,7 @@ def test_decodes_and_chunks_attend_to_the_rows_pages(library: None, page_size: i
         for layer in layers:
             q = torch.randn(starts[-1], NUM_HEADS, HEAD_DIM, generator=generator)
             kv = torch.randn(2, starts[-1], NUM_KV_HEADS, HEAD_DIM, generator=generator)
-            out = mine.forward(layer, q, kv[0], kv[1], batch, pool)
+            out = mine.forward(layer, AttentionInputs(q, kv[0], kv[1]), batch, pool)
             for b, row in enumerate(rows):
                 new = slice(starts[b], starts[b + 1])
                 old = keys.get((row, layer.layer_id), [kv[0, :0], kv[1, :0]])

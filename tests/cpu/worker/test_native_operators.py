@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from model_worker.attention.base import AttentionLayer
+from model_worker.attention.base import AttentionInputs, AttentionLayer
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.distributed.cut import whole
@@ -286,8 +286,8 @@ def test_attention_rotates_as_apply_rope_does(
     backend = CpuNativeAttention(kernels)
     backend.prepare(batch)
     pools = [MHATokenToKVPool(3, 16, 1, 2, head_dim, dtype, "cpu") for _ in range(2)]
-    inside = backend.forward(layer, q, k, v, batch, pools[0], cos_sin)
-    before = backend.forward(layer, *apply_rope(q, k, cos_sin), v, batch, pools[1])
+    inside = backend.forward(layer, AttentionInputs(q, k, v, cos_sin), batch, pools[0])
+    before = backend.forward(layer, AttentionInputs(*apply_rope(q, k, cos_sin), v), batch, pools[1])
     # Two products that may cancel, so the error is measured against the largest.
     error = (inside - before).abs().max() / before.abs().max()
     assert error < RTOL[dtype]
