@@ -23,11 +23,11 @@ from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
 from model_worker.ops.base import Ops
 from model_worker.runner import warm_up
-from model_worker.runner.forward_program import ForwardProgram, record_forward
 from model_worker.runner.future_map import FutureMap
-from model_worker.runner.graph_runner import DeviceState, GraphRunner, can_record
 from model_worker.runner.input_buffers import InputBuffers
 from model_worker.runner.prompt_positions import score_prompt_positions
+from model_worker.runner.recording.forward_program import ForwardProgram, record_forward
+from model_worker.runner.recording.graph_runner import DeviceState, GraphRunner, can_record
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.rank_samplers import make_sampler

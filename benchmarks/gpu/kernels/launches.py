@@ -42,7 +42,7 @@ from model_worker.ops.base import Ops
 from model_worker.ops.triton_ops import TritonOps
 from model_worker.quant.selection import select_quant_method
 from model_worker.runner.future_map import FutureMap
-from model_worker.runner.graph_runner import DeviceState, GraphRunner
+from model_worker.runner.recording.graph_runner import DeviceState, GraphRunner
 from model_worker.sampling.sampler import Sampler
 from runtime.base.registry import resolve
 from runtime.checkpoint.model_config import ModelConfig

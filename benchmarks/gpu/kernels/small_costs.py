@@ -14,7 +14,7 @@ from torch import Tensor
 from benchmarks.gpu.timing import median_ms, wait
 from model_worker.device.base import Device
 from model_worker.distributed.torch_group import TorchGroup
-from model_worker.runner.graph_runner import NUM_COLUMNS
+from model_worker.runner.recording.graph_runner import NUM_COLUMNS
 
 JOIN_TIMEOUT_S = 30.0
 

@@ -29,8 +29,8 @@ from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
-from model_worker.runner.forward_program import record_forward
 from model_worker.runner.model_runner import ModelRunner
+from model_worker.runner.recording.forward_program import record_forward
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.sampler import Sampler
 from runtime.checkpoint.model_config import ModelConfig
@@ -173,7 +173,7 @@ def test_a_model_with_torch_operations_is_not_recorded_and_says_which(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     runner = _runner(_torch_gate)
-    with caplog.at_level(logging.DEBUG, "model_worker.runner.forward_program"):
+    with caplog.at_level(logging.DEBUG, "model_worker.runner.recording.forward_program"):
         runner.warm_up()
     assert runner._program is None
     assert any("not recorded, because it uses aten.silu" in record.getMessage() for record in caplog.records)

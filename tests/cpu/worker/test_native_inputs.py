@@ -14,7 +14,7 @@ from model_worker.kernels.native.step_calls import ProgramStep, StepCall
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.input_buffers import InputBuffers
-from model_worker.runner.native_inputs import NativeInputs
+from model_worker.runner.recording.native_inputs import NativeInputs
 from model_worker.sampling.columns import SampleRows
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, PromptPositions

@@ -23,7 +23,7 @@ from model_worker.kernels.native.program import NotRecordable, Program
 from model_worker.kernels.native.step_calls import StepCall
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
-from model_worker.runner.native_inputs import NativeInputs
+from model_worker.runner.recording.native_inputs import NativeInputs
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.ops.base import SamplingOps
 from runtime.sampling.features import DRAWABLE
