@@ -83,6 +83,10 @@ class Device(Protocol):
     copy_stream: Stream
     prefers_one_pass: bool
     """Looking at an intermediate result to do less work costs more than all of the work: it means to wait."""
+    compiles_when_launched: bool
+    """A kernel is compiled when it is launched first, and for another kind of arguments anew."""
+    has_own_memory: bool
+    """Memory that only this process's allocator divides: what steps take of it can be measured."""
     launch_errors: tuple[type[Exception], ...]
     """What a kernel raises that needs more registers or shared memory than the device has."""
 

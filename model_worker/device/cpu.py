@@ -131,6 +131,8 @@ class CpuDevice:
     name = "cpu"
     torch_device = torch.device("cpu")
     prefers_one_pass = False
+    compiles_when_launched = False
+    has_own_memory = False
     launch_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:

@@ -93,6 +93,8 @@ class CudaStream:
 class CudaDevice:
     name = "cuda"
     prefers_one_pass = True
+    compiles_when_launched = True
+    has_own_memory = True
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:
         """A CUDA stream runs beside its caller whether `threaded` or not."""

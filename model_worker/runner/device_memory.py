@@ -54,7 +54,7 @@ def free_beside_steps(
     that records these and computes steps of up to max_tokens. Raises ConfigError when they do not fit.
     """
     free, left, step = device.free_bytes(), list[int](), 0
-    if device.name == "cpu":
+    if not device.has_own_memory:
         return free
     doing = f"computing a step of up to {max_tokens} tokens"
     for count in range(min(1, len(sizes)), min(2, len(sizes)) + 1):

@@ -13,7 +13,6 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
@@ -26,8 +25,8 @@ from model_worker.runner import warm_up
 from model_worker.runner.future_map import FutureMap
 from model_worker.runner.input_buffers import InputBuffers
 from model_worker.runner.prompt_positions import score_prompt_positions
-from model_worker.runner.recording.forward_program import ForwardProgram, record_forward
-from model_worker.runner.recording.graph_runner import DeviceState, GraphRunner, can_record
+from model_worker.runner.recording.base import Recording, StepParts
+from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.rank_samplers import make_sampler
@@ -65,7 +64,7 @@ class ModelRunner:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_tokens: of the largest step that it computes; 0: of a short prompt.
-        records_steps: steps of kernels alone are recorded on a CPU.
+        records_steps: those are, and on a CPU steps of kernels alone.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -79,17 +78,15 @@ class ModelRunner:
         self._table = ReqToTokenPool(max_rows, max_len, kv_pool.page_size, device)
         self._future = FutureMap(max_rows, device.torch_device)
         self._inputs = InputBuffers(self._table, device)
-        kernels = ops.sampling_kernels
         self._sampler = make_sampler(
             group,
             device,
             max_rows=max_rows,
             max_len=max_len,
             vocab_size=vocab_size,
-            kernels=kernels,
+            kernels=ops.sampling_kernels,
         )
-        self._program: ForwardProgram | None = None
-        self._graphs: GraphRunner | None = None
+        self._recording: Recording | None = None
         self._graph_sizes = graph_sizes
         self._records_steps = records_steps
         self._max_tokens = max_tokens
@@ -135,12 +132,11 @@ class ModelRunner:
         assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
             "BatchPlan.drafts: verification is not built"
         )
-        for recorded in (self._program, self._graphs):
-            if recorded is not None and recorded.fits(plan):
-                if plan.setups or plan.page_copies:
-                    self._open_rows_and_copy_pages(plan)
-                return recorded.run(plan)
-        return self._compute(plan)
+        if self._recording is None or not self._recording.fits(plan):
+            return self._compute(plan)
+        if plan.setups or plan.page_copies:
+            self._open_rows_and_copy_pages(plan)
+        return self._recording.run(plan)
 
     @torch.inference_mode()
     def _compute(self, plan: BatchPlan) -> ForwardOutput:
@@ -171,11 +167,9 @@ class ModelRunner:
 
     @torch.inference_mode()
     def _sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
-        if forward.recorded_size and not masks:
-            assert self._graphs is not None
-            tokens = self._graphs.try_draw(forward)
-            if tokens is not None:
-                return StepOutput(self._group.broadcast(tokens).int())
+        tokens = None if forward.draw is None or masks else forward.draw()
+        if tokens is not None:
+            return StepOutput(self._group.broadcast(tokens).int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
         self._future.store(forward.who.rows, sampled.tokens)
         return StepOutput(
@@ -185,9 +179,9 @@ class ModelRunner:
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
         """Compute a prompt and a decode through the real path, so that the first request finds all loaded;
-        record what can be recorded. On a GPU compute steps of all sizes, too: so what they launch is
-        compiled, and its allocator keeps the memory of the largest. on_progress is called now and then.
-        Raises ConfigError.
+        record what can be recorded. Where a device compiles what is launched, compute steps of all sizes,
+        too: so what they launch is compiled, and its allocator keeps the memory of the largest. on_progress
+        is called now and then. Raises ConfigError.
         """
         prompt = warm_up.first_prompt(self.max_len, self.kv_pool.num_pages, self.kv_pool.page_size)
         decode = warm_up.decode_after(unpack_ids(prompt.lens).item())
@@ -195,7 +189,7 @@ class ModelRunner:
             for plan in (prompt, decode):
                 self._compute_and_sample(plan)
             self._record(decode, on_progress)
-            if self._device.name == "cuda":
+            if self._device.compiles_when_launched:
                 for plan in warm_up.ever_smaller_chunks(self._max_tokens, self.max_rows, self.max_len):
                     self._compute_and_sample(plan)
                     on_progress()
@@ -212,25 +206,28 @@ class ModelRunner:
 
     def _record(self, decode: BatchPlan, on_progress: Callable[[], None]) -> None:
         """Record what can be; decode: a plan that may be run again."""
-        if self._device.name == "cuda":
+        if self._device.compiles_when_launched:
             self._launch_what_is_not_recorded(decode)
             on_progress()
+        if self._records_steps:
+            self._recording = record_steps(self._parts(decode), on_progress)
 
-        def forward(batch: ForwardBatch) -> Tensor:
-            return self._model(batch, self.kv_pool, self._backend)
-
-        if self._records_steps and self._group.size == 1:  # a program does not know of other ranks
-            example, _ = self.apply(decode)
-            self._program = record_forward(
-                forward,
-                self._model.compute_logits,
-                self._backend,
-                self._table,
-                self._future,
-                self._sampler.ops if isinstance(self._sampler, Sampler) else None,
-                (decode, example),
-            )
-        self._graphs = self._record_graphs(on_progress)
+    def _parts(self, example: BatchPlan) -> StepParts:
+        return StepParts(
+            model=self._model,
+            ops=self._ops,
+            device=self._device,
+            kv_pool=self.kv_pool,
+            table=self._table,
+            future=self._future,
+            sampler=self._sampler if isinstance(self._sampler, Sampler) else None,
+            num_ranks=self._group.size,
+            sizes=self._graph_sizes,
+            max_len=self.max_len,
+            vocab_size=self.vocab_size,
+            example=example,
+            lay_out=lambda plan: self.apply(plan)[0],
+        )
 
     def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:
         """The first launch of a kernel compiles it. A decode of the longest context splits its keys, if any
@@ -240,22 +237,6 @@ class ModelRunner:
         for plan, masks in warm_up.edited_decodes(position, self.vocab_size):
             self._compute_and_sample(plan, masks)
         self._compute_and_sample(warm_up.longest_decode(self.max_len, self.kv_pool.page_size))
-
-    def _record_graphs(self, on_progress: Callable[[], None]) -> GraphRunner | None:
-        if not self._graph_sizes or not can_record(self._model, self._backend):
-            return None
-        sampler = self._sampler if isinstance(self._sampler, Sampler) else None
-        graphs = GraphRunner(
-            self._model,
-            self._ops,
-            self._device,
-            DeviceState(self.kv_pool, self._table, self._future, sampler),
-            sizes=self._graph_sizes,
-            max_len=self.max_len,
-            vocab_size=self.vocab_size,
-        )
-        graphs.capture(on_progress)
-        return graphs
 
 
 def size_kv_pool(

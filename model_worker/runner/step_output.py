@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -30,7 +30,9 @@ class ForwardOutput:
     logits: Tensor  # [S, vocab_size] float32; on rank 0 alone
     who: SampleRows
     prompt: PromptOutput | None = None
-    recorded_size: int = 0  # of the graph that computed it; 0: none
+    draw: Callable[[], Tensor | None] | None = None
+    """Of a step that was recorded with its draw: tokens [S] int64, remembered for plans that say -1; None
+    where rows sample with more than a draw, or another rank samples."""
     tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
 
 

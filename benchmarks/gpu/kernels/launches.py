@@ -30,6 +30,7 @@ from triton.runtime.jit import KernelInterface
 
 from benchmarks.decode_rows import PAGE_SIZE, pages_for
 from benchmarks.gpu.shapes import write_config
+from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.attention.triton import TritonAttention
 from model_worker.device.cpu import CpuDevice, Rerun
 from model_worker.kernels.fp8_rows import FP8
@@ -42,10 +43,13 @@ from model_worker.ops.base import Ops
 from model_worker.ops.triton_ops import TritonOps
 from model_worker.quant.selection import select_quant_method
 from model_worker.runner.future_map import FutureMap
-from model_worker.runner.recording.graph_runner import DeviceState, GraphRunner
+from model_worker.runner.recording.base import StepParts
+from model_worker.runner.recording.selection import record_steps
+from model_worker.runner.warm_up import decode_after
 from model_worker.sampling.sampler import Sampler
 from runtime.base.registry import resolve
 from runtime.checkpoint.model_config import ModelConfig
+from runtime.wire.plan import BatchPlan
 
 MODELS = ("llama-3.1-8b", "llama-3.1-8b-fp8", "qwen3-0.6b", "gemma-2-2b", "gemma-3-1b", "qwen3-30b-a3b")
 BATCHES = (1, 64)
@@ -114,6 +118,8 @@ class CountingDevice(CpuDevice):
     name = "cuda"
     torch_device = torch.device("meta")
     prefers_one_pass = True
+    compiles_when_launched = True
+    has_own_memory = True
 
     def __init__(self) -> None:
         super().__init__(threaded=False)
@@ -187,15 +193,26 @@ def _record(model: CausalLM, device: CountingDevice, ops: Ops, batch: int) -> No
     )
     sampler = Sampler(device, max_rows=batch, max_len=CONTEXT, vocab_size=vocab_size)
     table = ReqToTokenPool(batch, CONTEXT, PAGE_SIZE, device)
-    GraphRunner(
-        model,
-        ops,
-        device,
-        DeviceState(pool, table, FutureMap(batch, at), sampler),
+    parts = StepParts(
+        model=model,
+        ops=ops,
+        device=device,
+        kv_pool=pool,
+        table=table,
+        future=FutureMap(batch, at),
+        sampler=sampler,
+        num_ranks=1,
         sizes=[batch],
         max_len=CONTEXT,
         vocab_size=vocab_size,
-    ).capture(lambda: None)
+        example=decode_after(1),
+        lay_out=_no_batch,
+    )
+    assert record_steps(parts, lambda: None) is not None
+
+
+def _no_batch(plan: BatchPlan) -> ForwardBatch:
+    raise AssertionError("graphs are recorded over a batch of their own")
 
 
 def _print(name: str, batch: int, step: Step, *, lists: bool) -> None:

@@ -1,1 +1,10 @@
 """Steps that are recorded once and then run as one: of C++ kernels a program, on CUDA graphs."""
+
+from __future__ import annotations
+
+# By the name of an Ops, import strings; nothing is imported until it is chosen. Steps of others are computed
+# operation by operation.
+RECORDERS: dict[str, str] = {
+    "native": "model_worker.runner.recording.forward_program:record",
+    "triton": "model_worker.runner.recording.graph_runner:record",
+}

@@ -16,13 +16,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_worker.attention.base import AttentionBackend
 from model_worker.attention.cpu_native import CpuNativeAttention, NativeStep
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.native.program import NotRecordable, Program
 from model_worker.kernels.native.step_calls import StepCall
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
+from model_worker.runner.recording.base import StepParts
 from model_worker.runner.recording.native_inputs import NativeInputs
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.ops.base import SamplingOps
@@ -140,31 +140,29 @@ def _batch_of(inputs: NativeInputs, table: ReqToTokenPool, backend: CpuNativeAtt
     return batch
 
 
-def record_forward(
-    forward: Forward,
-    head: Head,
-    backend: AttentionBackend,
-    table: ReqToTokenPool,
-    future: FutureMap,
-    sampling: SamplingOps | None,
-    example: tuple[BatchPlan, ForwardBatch],
-) -> ForwardProgram | None:
-    """The program of a model whose forward is made of kernels alone; None for any other.
+def record(parts: StepParts, on_progress: Callable[[], None]) -> ForwardProgram | None:
+    """The program of a model whose forward is made of kernels alone, on one rank; None for any other.
 
-    example: a small plan and what it was laid out as, computed both ways: a program that does not give the
-    same bits is not used. The plan's tables are written.
+    The example is computed both ways: a program that does not give the same bits is not used.
     """
-    if not isinstance(backend, CpuNativeAttention) or sampling is None:
-        return None
+    model, backend, sampler = parts.model, parts.ops.attention, parts.sampler
+    if parts.num_ranks > 1 or sampler is None:
+        return None  # a program does not know of other ranks
+    assert isinstance(backend, CpuNativeAttention), "what C++ records reads batches as its attention does"
+    batch = parts.lay_out(parts.example)
+
+    def forward(batch: ForwardBatch) -> Tensor:
+        return model(batch, parts.kv_pool, backend)
+
+    head = model.compute_logits
     try:
-        program = ForwardProgram(forward, head, backend, table, future, sampling)
+        program = ForwardProgram(forward, head, backend, parts.table, parts.future, sampler.ops)
     except NotRecordable as error:
         logger.debug("the forward is not recorded, because it uses %s", error)
         return None
-    plan, batch = example
     backend.prepare(batch)
     expected = head(forward(batch))
-    logits = program.run(plan).logits
+    logits = program.run(parts.example).logits
     if not torch.equal(logits.view(torch.uint8), expected.view(torch.uint8)):
         logger.warning(
             "steps run operation by operation, which is slower: a recording of them computes something else"

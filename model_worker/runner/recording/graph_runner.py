@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol, TypeGuard
@@ -28,14 +28,12 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.device.base import Device, Graph
+from model_worker.device.base import Graph
 from model_worker.device.out_of_memory import when_out_of_memory
 from model_worker.memory.kv_pool import DUMMY_PAGE, MHATokenToKVPool
-from model_worker.memory.req_to_token_pool import ReqToTokenPool
-from model_worker.ops.base import Ops
-from model_worker.runner.future_map import FutureMap
+from model_worker.runner.recording.base import StepParts
 from model_worker.runner.step_output import ForwardOutput
-from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.columns import LongArray, SampleRows
 from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.sampler import Sampler
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
@@ -69,16 +67,6 @@ def can_record(model: object, backend: AttentionBackend) -> TypeGuard[Recordable
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceState:
-    """What the graphs work on and do not own."""
-
-    kv_pool: MHATokenToKVPool
-    table: ReqToTokenPool
-    future: FutureMap
-    sampler: Sampler | None  # None: another rank samples
-
-
-@dataclass(frozen=True, slots=True)
 class _Recorded:
     forward: Graph
     draws: dict[DrawKind, Graph]
@@ -87,33 +75,26 @@ class _Recorded:
 class GraphRunner:
     """Its methods must run on the forward stream."""
 
-    def __init__(
-        self,
-        model: RecordableModel,
-        ops: Ops,
-        device: Device,
-        state: DeviceState,
-        *,
-        sizes: Sequence[int],
-        max_len: int,
-        vocab_size: int,
-    ) -> None:
-        """sizes: ascending. max_len: tokens of the longest sequence."""
+    def __init__(self, model: RecordableModel, parts: StepParts) -> None:
+        """model: that of the parts, which may be recorded."""
+        sizes, device = parts.sizes, parts.device
         self._model = model
-        self._ops = ops
-        self._backend = ops.attention
+        self._ops = parts.ops
         self._device = device
-        self._state = state
+        self._kv_pool = parts.kv_pool
+        self._table = parts.table
+        self._future = parts.future
+        self._sampler = parts.sampler
         self._sizes = list(sizes)
-        self._max_len = max_len
-        self._dummy_row = state.table.max_rows
-        self._dummy_entry = self._dummy_row * state.table.max_pages
+        self._max_len = parts.max_len
+        self._dummy_row = parts.table.max_rows
+        self._dummy_entry = self._dummy_row * parts.table.max_pages
         largest, at = sizes[-1], device.torch_device
         self._block = torch.zeros(NUM_COLUMNS * largest, dtype=torch.int64, device=at)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=at)  # of the tokens to be sampled
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=at)
-        num_logits = 0 if state.sampler is None else largest
-        self._logits = torch.empty((num_logits, vocab_size), dtype=torch.float32, device=at)
+        num_logits = 0 if parts.sampler is None else largest
+        self._logits = torch.empty((num_logits, parts.vocab_size), dtype=torch.float32, device=at)
         self._recorded: dict[int, _Recorded] = {}
 
     def capture(self, on_progress: Callable[[], None]) -> None:
@@ -155,18 +136,15 @@ class GraphRunner:
         self._recorded[size].forward.replay()
         n = len(rows)
         who = SampleRows(self._column(2, size)[:n], self._positions[:n], rows, starts + 1)
-        return ForwardOutput(self._logits[:n], who, recorded_size=size)
+        return ForwardOutput(self._logits[:n], who, draw=partial(self._try_draw, size, rows))
 
-    def try_draw(self, forward: ForwardOutput) -> Tensor | None:
-        """Tokens [S] int64 of the step just computed, remembered for plans that say -1; valid until the next
-        step. None: some of its rows sample with more than a draw, or another rank samples.
-        """
-        sampler = self._state.sampler
-        kind = None if sampler is None else sampler.draw_kind(forward.who.rows_host)
+    def _try_draw(self, size: int, rows: LongArray) -> Tensor | None:
+        """See ForwardOutput.draw; rows: of the step just computed. Tokens are valid until the next step."""
+        kind = None if self._sampler is None else self._sampler.draw_kind(rows)
         if kind is None:
             return None
-        self._recorded[forward.recorded_size].draws[kind].replay()
-        return self._tokens[: len(forward.who.rows_host)]
+        self._recorded[size].draws[kind].replay()
+        return self._tokens[: len(rows)]
 
     def _new_pages(self, plan: BatchPlan, size: int) -> tuple[np.ndarray, np.ndarray]:
         """The plan's new entries of the page table and their pages, `size` at most: what does not fit in the
@@ -175,9 +153,9 @@ class GraphRunner:
         pages = unpack_ids(plan.table_pages)
         spans = unpack_ids(plan.table_spans).reshape(-1, 3)
         if len(pages) > size:
-            self._state.table.write(spans, pages)
+            self._table.write(spans, pages)
             return pages[:0], pages[:0]
-        return self._state.table.entries_of(spans, len(pages)), pages
+        return self._table.entries_of(spans, len(pages)), pages
 
     def _column(self, index: int, size: int) -> Tensor:
         return self._block[index * size : (index + 1) * size]
@@ -203,7 +181,7 @@ class GraphRunner:
     def _capture_size(self, size: int) -> _Recorded:
         capture = self._device.capture
         forward = capture(partial(self._compute, size))
-        sampler = self._state.sampler
+        sampler = self._sampler
         if sampler is None:
             return _Recorded(forward, {})
         return _Recorded(
@@ -213,8 +191,8 @@ class GraphRunner:
     def _compute(self, size: int) -> None:
         """From the block to the logits; what graph 1 records."""
         ids, starts, rows, entries, pages = (self._column(i, size) for i in range(NUM_COLUMNS))
-        table, kv_pool = self._state.table, self._state.kv_pool
-        lens, last_token = self._positions[:size], self._state.future.last_token
+        table = self._table
+        lens, last_token = self._positions[:size], self._future.last_token
         slots = self._ops.lay_out_decodes(
             ids, rows, starts, entries, pages, last_token, table.page_table, table.page_size, lens=lens
         )
@@ -233,8 +211,8 @@ class GraphRunner:
             output_indices=None,
             decode_lens=lens,
         )
-        self._backend.prepare(batch)
-        hidden = self._model(batch, kv_pool, self._backend)
+        self._ops.attention.prepare(batch)
+        hidden = self._model(batch, self._kv_pool, self._ops.attention)
         self._model.compute_logits(hidden, out=self._logits[:size])
 
     def _draw(self, sampler: Sampler, size: int, kind: DrawKind) -> None:
@@ -245,5 +223,14 @@ class GraphRunner:
             self._positions[:size],
             kind,
             out=self._tokens[:size],
-            last_token=self._state.future.last_token,
+            last_token=self._future.last_token,
         )
+
+
+def record(parts: StepParts, on_progress: Callable[[], None]) -> GraphRunner | None:
+    """Record the parts' sizes, if model and backend read nothing on the host."""
+    if not parts.sizes or not can_record(parts.model, parts.ops.attention):
+        return None
+    graphs = GraphRunner(parts.model, parts)
+    graphs.capture(on_progress)
+    return graphs

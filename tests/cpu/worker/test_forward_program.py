@@ -8,6 +8,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,6 @@ import torch
 from msgspec import structs
 from torch import Tensor
 
-from model_worker.attention.forward_batch import ForwardBatch
-from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.device import make_device
 from model_worker.kernels.native.operators import TakeRows
 from model_worker.kernels.native.program import GAP, NotRecordable, Program
@@ -30,9 +29,9 @@ from model_worker.quant.base import QuantMethod
 from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
 from model_worker.runner.model_runner import ModelRunner
-from model_worker.runner.recording.forward_program import record_forward
+from model_worker.runner.recording.forward_program import ForwardProgram
+from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput
-from model_worker.sampling.sampler import Sampler
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids, unpack_ids
@@ -124,8 +123,8 @@ def _all_logits(runner: ModelRunner) -> list[Tensor]:
 
 def _recording(records: list[BatchPlan], runner: ModelRunner) -> None:
     """Note the plans that the program runs, each in memory that is NaN until a kernel has written it."""
-    program = runner._program
-    assert program is not None
+    program = runner._recording
+    assert isinstance(program, ForwardProgram)
     run = program.run
 
     def note(plan: BatchPlan) -> ForwardOutput:
@@ -154,10 +153,10 @@ def test_nothing_is_recorded_where_that_is_asked_for() -> None:
     """--disable-cuda-graph does so on a CPU, too; what it computes is the same."""
     runner = _runner(records_steps=False)
     runner.warm_up()
-    assert runner._program is None
+    assert runner._recording is None
     recorded = _runner()
     recorded.warm_up()
-    assert recorded._program is not None
+    assert recorded._recording is not None
     for own, other in zip(_all_logits(runner), _all_logits(recorded), strict=True):
         assert torch.equal(own, other)
 
@@ -175,7 +174,7 @@ def test_a_model_with_torch_operations_is_not_recorded_and_says_which(
     runner = _runner(_torch_gate)
     with caplog.at_level(logging.DEBUG, "model_worker.runner.recording.forward_program"):
         runner.warm_up()
-    assert runner._program is None
+    assert runner._recording is None
     assert any("not recorded, because it uses aten.silu" in record.getMessage() for record in caplog.records)
     assert len(_all_logits(runner)) == 8
 
@@ -194,7 +193,7 @@ def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCa
     runner = _runner(hook)
     with caplog.at_level(logging.WARNING):
         runner.warm_up()
-    assert runner._program is None
+    assert runner._recording is None
     assert any("computes something else" in record.getMessage() for record in caplog.records)
 
 
@@ -214,10 +213,10 @@ def test_every_family_is_recorded(architecture: str, vocab_size: int, tmp_path: 
         runner = _runner_of(model, config)
         runner.warm_up()
         if name == "llama_dynamic":
-            assert runner._program is None
+            assert runner._recording is None
         else:
-            assert runner._program is not None
-            assert (runner._program._head is None) is (vocab_size == 96)
+            assert isinstance(runner._recording, ForwardProgram)
+            assert (runner._recording._head is None) is (vocab_size == 96)
 
 
 def test_copies_and_additions_end_a_recording() -> None:
@@ -284,14 +283,14 @@ def test_a_recorded_step_draws_what_the_sampler_does() -> None:
         {"temperature": 0.0},
         {"seed": 5, "temperature": 1.5},
         {"seed": 6, "top_k": 40, "top_p": 0.9},
-        {"seed": 7, "min_p": 0.01, "top_n_sigma": 1.5},
+        {"seed": 7, "min_p": 0.01},
     ]
     penalty = {"seed": 8, "presence_penalty": 1.5, "history_ids": pack_ids(IDS[4][:4])}
     tokens: list[list[int]] = []
     for runner in (_runner(), _runner()):
         if tokens:
             runner.warm_up()
-            assert runner._program is not None
+            assert runner._recording is not None
         plans = PlanWriter(PAGE_SIZE)
         for row in range(5):
             pages = range(1 + row * PAGES_PER_ROW, 1 + (row + 1) * PAGES_PER_ROW)
@@ -312,18 +311,8 @@ def test_a_recorded_step_draws_what_the_sampler_does() -> None:
     assert len({token for step in tokens for token in step}) > 10
 
 
-def _no_forward(batch: ForwardBatch) -> Tensor:
-    raise AssertionError("there is nothing to record")
-
-
 def test_programs_are_for_native_kernels_alone() -> None:
     runner = _runner()
     plan = PlanWriter(PAGE_SIZE).plan()
-    example, _ = runner.apply(plan)
-    tables = runner._table, runner._future
-    assert isinstance(runner._sampler, Sampler)
-    sampling = runner._sampler.ops
-    head = runner._model.compute_logits
-    assert (
-        record_forward(_no_forward, head, TorchNativeAttention(), *tables, sampling, (plan, example)) is None
-    )
+    parts = replace(runner._parts(plan), ops=TorchOps())
+    assert record_steps(parts, lambda: None) is None

@@ -101,7 +101,7 @@ def test_a_worker_records_nothing_where_the_settings_say_so(
 ) -> None:
     recorded: list[object] = []
     monkeypatch.setattr(
-        "model_worker.runner.model_runner.record_forward", lambda *parts: recorded.append(parts)
+        "model_worker.runner.model_runner.record_steps", lambda *parts: recorded.append(parts)
     )
     load(checkpoint, disable_cuda_graph=is_disabled)
     assert bool(recorded) is not is_disabled

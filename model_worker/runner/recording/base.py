@@ -1,0 +1,55 @@
+"""Recording: what the runner knows of steps that are recorded. Which kind there is goes by the Ops."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.device.base import Device
+from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.memory.req_to_token_pool import ReqToTokenPool
+from model_worker.models.base import Model
+from model_worker.ops.base import Ops
+from model_worker.runner.future_map import FutureMap
+from model_worker.runner.step_output import ForwardOutput
+from model_worker.sampling.sampler import Sampler
+from runtime.wire.plan import BatchPlan
+
+
+class Recording(Protocol):
+    """Steps that run without Python between their kernels. Its methods must run on the forward stream."""
+
+    def fits(self, plan: BatchPlan) -> bool:
+        """Whether it computes this plan."""
+        ...
+
+    def run(self, plan: BatchPlan) -> ForwardOutput:
+        """Compute a plan that fits, its page table changes included, its setups and page copies not. What is
+        returned is valid until the next step.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepParts:
+    """What a step is made of."""
+
+    model: Model
+    ops: Ops
+    device: Device
+    kv_pool: MHATokenToKVPool
+    table: ReqToTokenPool
+    future: FutureMap
+    sampler: Sampler | None  # None: another rank samples
+    num_ranks: int
+    sizes: Sequence[int]  # of batches of decodes, ascending, where each is recorded by itself
+    max_len: int
+    vocab_size: int
+    example: BatchPlan  # a small one, which may be run any number of times
+    lay_out: Callable[[BatchPlan], ForwardBatch]
+
+
+Recorder = Callable[[StepParts, Callable[[], None]], Recording | None]
+"""Records what it can and returns it; the second is called now and then. Raises ConfigError."""

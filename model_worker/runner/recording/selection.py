@@ -1,0 +1,17 @@
+"""Which recorder a runner has."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from model_worker.runner.recording import RECORDERS
+from model_worker.runner.recording.base import Recorder, Recording, StepParts
+from runtime.base.registry import resolve
+
+
+def record_steps(parts: StepParts, on_progress: Callable[[], None]) -> Recording | None:
+    """Record the steps of these parts, where their Ops has a recorder. Raises ConfigError."""
+    if parts.ops.name not in RECORDERS:
+        return None
+    record: Recorder = resolve("recorder", parts.ops.name, RECORDERS)
+    return record(parts, on_progress)
