@@ -5,8 +5,8 @@
     python -m benchmarks.gpu.kernels.launches --json                       # for the test that compares
     python -m benchmarks.gpu.kernels.launches --record tests/cpu/triton/compiled/launches.json
 
-What GraphRunner records is run over tensors that have a shape but no memory and say that they are on a GPU,
-so models have their real size and every branch is the GPU's. A launch is a Triton kernel or a torch operation
+What GraphRunner records is run over tensors that have a shape but no memory, so
+models have their real size, and the GPU's Ops. A launch is a Triton kernel or a torch operation
 that computes or copies; a view is none. A torch operation that is several kernels on a GPU (a sort, a product
 that splits its depth) counts as one. Each costs a microsecond or two in a graph, however little it does.
 """
@@ -105,13 +105,6 @@ def count_launches() -> Iterator[CountLaunches]:
         yield counts
 
 
-@contextmanager
-def as_if_on_a_gpu() -> Iterator[None]:
-    """All code takes the GPU's way, whatever device a tensor is on."""
-    with mock.patch.object(torch.Tensor, "is_cuda", True):
-        yield
-
-
 class CountingDevice(CpuDevice):
     """A GPU of which nothing is there. graphs: the launches of each recording."""
 
@@ -136,7 +129,7 @@ class Step:
     """A decode step's launches by graph, and those of one layer in the middle."""
 
     def __init__(self, name: str, batch: int) -> None:
-        with as_if_on_a_gpu(), torch.inference_mode():
+        with torch.inference_mode():
             device = CountingDevice()
             ops = TritonOps(TritonAttention(num_multiprocessors=H200_MULTIPROCESSORS))
             model = model_of(name, device, ops)

@@ -21,7 +21,7 @@ from triton.runtime import driver
 
 from benchmarks.decode_rows import PAGE_SIZE, pages_for
 from benchmarks.gpu.fake_driver import FakeDriver
-from benchmarks.gpu.kernels.launches import CountingDevice, as_if_on_a_gpu, model_of
+from benchmarks.gpu.kernels.launches import CountingDevice, model_of
 from model_worker.attention.triton import TritonAttention
 from model_worker.device.cpu import Rerun
 from model_worker.kernels.triton import decode_attention, extend_attention
@@ -148,7 +148,6 @@ def variants_of(runner: Runner, gpu: Gpu, num_multiprocessors: int) -> list[str]
         stack.enter_context(patch.object(KernelInterface, "__getitem__", note))
         for module in (decode_attention, extend_attention):
             stack.enter_context(patch.object(module, "gpu_of", lambda device: gpu))
-        stack.enter_context(as_if_on_a_gpu())
         stack.enter_context(torch.inference_mode())
         device = _NoDevice()
         ops = TritonOps(TritonAttention(num_multiprocessors))
