@@ -67,7 +67,8 @@ def load_served_model(
     )
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
-    ops.table.log()
+    if group.rank == 0:
+        ops.table.log()
     return ServedModel(model, ops, checkpoint)
 
 

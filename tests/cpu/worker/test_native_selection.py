@@ -14,8 +14,13 @@ from model_worker.attention.selection import make_attention_backend
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.attention.triton import TritonAttention
 from model_worker.kernels.native.library import load_kernels
+from model_worker.loading.loader import load_model
+from model_worker.ops.native_ops import NativeOps
+from model_worker.ops.torch_ops import TorchOps
 from runtime.base.errors import ConfigError
-from tests.harness.models.native import needs_compiler
+from runtime.checkpoint.model_config import ModelConfig
+from tests.harness.models.native import needs_compiler, packing_kernels
+from tests.harness.models.plans import save_tiny_llama
 
 
 @pytest.fixture
@@ -93,3 +98,33 @@ def test_a_gpu_without_triton_is_refused_with_what_to_install(monkeypatch: pytes
     monkeypatch.setattr("model_worker.attention.selection.find_spec", lambda _: None)
     with pytest.raises(ConfigError, match=r"carousel\[cuda\]"):
         make_attention_backend("auto", device="cuda", dtype=torch.bfloat16, head_dim=128)
+
+
+@needs_compiler
+def test_a_launch_names_what_has_no_kernel_and_prints_the_choices_at_debug(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A vocabulary of 97 fills no panel, so torch computes the head."""
+    save_tiny_llama(tmp_path)
+    ops = NativeOps(packing_kernels())
+    load_model(tmp_path, ModelConfig.from_path(tmp_path), torch.bfloat16, "cpu", ops=ops)
+    with caplog.at_level(logging.INFO):
+        ops.table.log()
+    (said,) = caplog.messages
+    assert said == (
+        "computed more slowly than it could be: head by torch (there is no kernel for [97, 48] in bfloat16)"
+    )
+    with caplog.at_level(logging.DEBUG):
+        ops.table.log()
+    chosen = {tuple(line.split(maxsplit=3)[:3]) for line in caplog.messages[-1].splitlines()[1:]}
+    assert {("rms_norm", "C++", "5"), ("linear", "C++", "8"), ("head", "torch", "1")} <= chosen
+
+
+def test_torch_has_nothing_to_explain(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
+    save_tiny_llama(tmp_path)
+    ops = TorchOps()
+    load_model(tmp_path, ModelConfig.from_path(tmp_path), torch.float32, "cpu", ops=ops)
+    with caplog.at_level(logging.INFO):
+        ops.table.log()
+    assert not caplog.messages
+    assert ("linear", "torch", "") in ops.table.counts
