@@ -67,8 +67,6 @@ def load_served_model(
     )
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
-    if group.rank == 0:
-        ops.table.log()
     return ServedModel(model, ops, checkpoint)
 
 
@@ -103,7 +101,6 @@ def _by_transformers(
     model = TransformersModel(hf, find_layers(hf))
     ops = _make_ops(config, model.kv_layout.head_dim, dtype, device)
     model.bind(ops)
-    ops.table.log()
     error = verify(model, ops.attention, reference, dtype)
     logger.info(
         "checked: with our attention its logits equal the library's own, within %.2g of their norm", error

@@ -116,6 +116,10 @@ class ModelWorker:
         """See ModelRunner.warm_up."""
         self._device.forward_stream.launch(lambda: self._runner.warm_up(on_progress)).wait()
 
+    def log_kernels(self) -> None:
+        """See ModelRunner.log_kernels."""
+        self._runner.log_kernels()
+
     def launch(self, plan: BatchPlan) -> WorkerStep:
         """Start a step; does not wait where the device works beside its caller. Failure shows in `result`.
 
@@ -193,6 +197,7 @@ def load_worker(
     on_progress()
     with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
         worker.warm_up(on_progress)
+    worker.log_kernels()
     return worker
 
 

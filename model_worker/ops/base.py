@@ -131,18 +131,18 @@ class KernelTable:
     """Which implementation each operation has got, how often, and why not a faster one."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
-    """(operation, implementation, reason) -> layers that have it; the reason is empty for the fastest."""
+    """(operation, implementation, reason) -> how often; the reason is empty for the fastest."""
 
     def note(self, operation: str, implementation: str, reason: str = "") -> None:
         self.counts[operation, implementation, reason] += 1
 
     def lines(self) -> Iterator[str]:
-        """One line an operation and implementation, in the order of the operations' names."""
+        """Lines of the table, by the operations' names."""
         for (operation, implementation, reason), count in sorted(self.counts.items()):
-            yield f"{operation:<16} {implementation:<12} {count:>5}" + (f"  {reason}" if reason else "")
+            yield f"{operation:<16} {implementation:<20} {count:>5}  {reason}".rstrip()
 
     def log(self) -> None:
-        """Say what is missing, and, for who debugs, all of it."""
+        """Say what has no kernel, and at debug what has which."""
         missing = {
             f"{operation} by {implementation} ({reason})"
             for operation, implementation, reason in self.counts

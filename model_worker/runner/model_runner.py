@@ -201,6 +201,15 @@ class ModelRunner:
         self._table.page_table.zero_()
         self._future.last_token.zero_()
 
+    def log_kernels(self) -> None:
+        """Say by which kernels steps are computed; on rank 0, after `warm_up`."""
+        if not isinstance(self._sampler, Sampler):
+            return
+        table = self._ops.table
+        table.note("sampling", type(self._sampler.ops).__name__)
+        table.note("step", "Python" if self._recording is None else type(self._recording).__name__)
+        table.log()
+
     def _compute_and_sample(self, plan: BatchPlan, masks: Mapping[int, bytes] = NO_MASKS) -> None:
         self.sample(self.forward(plan), masks)
 

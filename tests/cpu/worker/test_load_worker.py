@@ -126,3 +126,16 @@ def test_only_bfloat16_without_instructions_for_it_is_said_to_leave_linear_layer
     assert len(lines(caplog, "AVX512-BF16")) == said
     if isa == LEAST_ISA:
         assert not kernels.packs_linear
+
+
+def test_a_launch_prints_at_debug_which_kernel_each_operation_has(
+    checkpoint: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.DEBUG, "model_worker"):
+        load(checkpoint)
+    (table,) = lines(caplog, "kernels:\n")
+    chosen = {tuple(line.split()[:2]) for line in table.splitlines()[1:]}
+    assert {
+        *(("attention", "TorchNativeAttention"), ("linear", "torch"), ("rms_norm", "torch")),
+        *(("sampling", "TorchSampling"), ("step", "Python")),
+    } <= chosen
