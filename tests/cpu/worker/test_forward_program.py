@@ -283,7 +283,7 @@ def test_a_recorded_step_draws_what_the_sampler_does() -> None:
         {"temperature": 0.0},
         {"seed": 5, "temperature": 1.5},
         {"seed": 6, "top_k": 40, "top_p": 0.9},
-        {"seed": 7, "min_p": 0.01},
+        {"seed": 7, "min_p": 0.01, "top_n_sigma": 1.5},
     ]
     penalty = {"seed": 8, "presence_penalty": 1.5, "history_ids": pack_ids(IDS[4][:4])}
     tokens: list[list[int]] = []
