@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +18,24 @@ MAX_TOKEN_ID = (1 << 31) - 1
 def power(number: int, base: str = "2^") -> str:
     """Write a large power of two as one."""
     return f"{base}{number.bit_length() - 1}" if number >= 1 << 16 else str(number)
+
+
+def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
+    """Raises InvalidRequest for what is neither a sequence nor None."""
+    if value is None:
+        return ()
+    if not isinstance(value, Sequence) or isinstance(value, str):
+        raise InvalidRequest(f"{name} must be a sequence, got {type(value).__name__}", param=name)
+    return tuple(value)
+
+
+def _token_id(name: str, key: Any) -> Any:
+    """Read a key of a mapping: JSON has no integer keys."""
+    if not isinstance(key, str):
+        return key
+    if not (key.isascii() and key.isdigit() and len(key) <= 10):
+        raise InvalidRequest(f"{name}: {key!r:.40} is not a token id", param=name)
+    return int(key)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +60,10 @@ class Kind:
     def described(self) -> str:
         """For the documentation."""
         raise NotImplementedError
+
+    def accept(self, name: str, value: Any) -> Any:
+        """Return what a caller may have written as the wire has it. Raises InvalidRequest."""
+        return value
 
     def check(self, name: str, value: Any) -> None:
         """Raises InvalidRequest naming the parameter."""
@@ -177,6 +199,9 @@ class Texts(Kind):
     def described(self) -> str:
         return f"at most {self.max_length} strings of 1 to {MAX_STOP_CHARS} characters"
 
+    def accept(self, name: str, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else as_tuple(name, value)
+
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:
             raise InvalidRequest(f"{name}: at most {self.max_length} strings, got {len(value)}", param=name)
@@ -222,6 +247,9 @@ class Ids(IdKind):
     def described(self) -> str:
         return f"at most {self.max_length} token ids"
 
+    def accept(self, name: str, value: Any) -> Any:
+        return as_tuple(name, value)
+
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:
             raise InvalidRequest(f"{name}: at most {self.max_length} token ids, got {len(value)}", param=name)
@@ -257,6 +285,9 @@ class Words(IdKind):
     def described(self) -> str:
         return f"at most {self.max_length} lists of 1 to {MAX_WORD_IDS} token ids"
 
+    def accept(self, name: str, value: Any) -> Any:
+        return tuple([as_tuple(name, word) for word in as_tuple(name, value)])
+
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:
             raise InvalidRequest(f"{name}: at most {self.max_length} words, got {len(value)}", param=name)
@@ -291,6 +322,14 @@ class Biases(IdKind):
     @property
     def described(self) -> str:
         return f"at most {self.max_length} token ids with a bias of {self.bias.low:g} to {self.bias.high:g}"
+
+    def accept(self, name: str, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return tuple([(_token_id(name, token), bias) for token, bias in value.items()])
+        pairs = as_tuple(name, value)
+        if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
+            raise InvalidRequest(f"{name} must be a mapping, or pairs of token id and bias", param=name)
+        return pairs
 
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:

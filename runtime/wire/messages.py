@@ -53,8 +53,11 @@ class Resume(Record, frozen=True):
     num_prompt_logprobs: Count = 0
 
 
+Role: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
+
+
 class ChatMessage(Record, frozen=True):
-    role: Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
+    role: Role
     content: Text
     name: Label = ""
     further: Annotated[bytes, Meta(max_length=MAX_FURTHER_BYTES)] = b""

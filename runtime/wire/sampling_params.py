@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_TOKEN_ID, MAX_WORD_IDS, IdKind
-from runtime.sampling.table import PARAMETERS, SEEDS
+from runtime.sampling.table import MAX_TOKENS_LIMIT, PARAMETERS, SEEDS
 
 TokenId = Annotated[int, Meta(ge=0, lt=MAX_TOKEN_ID + 1)]
 WordIds = Annotated[tuple[TokenId, ...], Meta(max_length=MAX_WORD_IDS)]
@@ -179,6 +179,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             if type(value) is not type(neutral) or value != neutral:
                 parameter.check(value)
         self._check_together()
+        self.check_truncation()
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Check the token ids against the model. Raises InvalidRequest."""
@@ -189,9 +190,14 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
                         f"{name}: token id {token} is not below the vocabulary size {vocab_size}", param=name
                     )
 
-    def check_truncation(self, context_length: int) -> None:
-        """Check `truncate_prompt_tokens` against the model. Raises InvalidRequest."""
+    def check_truncation(self, context_length: int = MAX_TOKENS_LIMIT) -> None:
+        """Check `truncate_prompt_tokens`, also against the model. Raises InvalidRequest."""
         wanted = self.truncate_prompt_tokens
+        if wanted == 0:
+            raise InvalidRequest(
+                "truncate_prompt_tokens is 0, which leaves no prompt; give a number to keep, or -1",
+                param="truncate_prompt_tokens",
+            )
         if wanted is not None and wanted > context_length:
             raise InvalidRequest(
                 f"truncate_prompt_tokens is {wanted}, the longest sequence is {context_length} tokens; "
@@ -233,7 +239,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         )
 
     def _check_together(self) -> None:
-        """Check what depends on several fields, and the one value within bounds that is none."""
+        """Check what depends on several fields."""
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InvalidRequest(
                 f"min_tokens is {self.min_tokens}, more than max_tokens, which is {self.max_tokens}",
@@ -243,11 +249,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             raise InvalidRequest(
                 "prompt_logprobs_start: without prompt_logprobs there are none to begin; set both",
                 param="prompt_logprobs_start",
-            )
-        if self.truncate_prompt_tokens == 0:
-            raise InvalidRequest(
-                "truncate_prompt_tokens is 0, which leaves no prompt; give a number to keep, or -1",
-                param="truncate_prompt_tokens",
             )
         if self.best_of is not None and self.best_of < self.n:
             raise InvalidRequest(

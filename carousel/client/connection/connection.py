@@ -28,7 +28,7 @@ import zmq
 from carousel.client.connection.lane import Lane, connect
 from carousel.client.connection.link import Link
 from carousel.client.connection.target import Target
-from carousel.client.connection.tokenizer_way import LONG_CHARS, TokenizerWay, without_long_texts
+from carousel.client.connection.tokenizer_way import TokenizerWay
 from carousel.client.core import ring_state
 from carousel.client.core.ring_state import RING_TIMEOUT_S, Command, ReplaceLane, Restart, RingState
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
@@ -155,12 +155,11 @@ class Connection:
             raise RingClosed("the client belongs to the process that this one was forked from; make another")
 
     def _encode(self, message: ToTokenizer) -> bytearray:
-        """The frame, checked by the receiver's own bounds: one that it drops is never answered."""
+        """The frame of a message that is within the receiver's bounds, as build_request sees to it: one that
+        is not would be dropped there, and never answered.
+        """
         try:
             frame = self._requests.encode_in_place(message)
-            # To decode a long text again would take as long as to encode it.
-            checked = without_long_texts(message) if len(frame) > LONG_CHARS else message
-            self._requests.decode(frame if checked is message else self._requests.encode(checked))
         except (TypeError, *DECODE_ERRORS) as error:
             raise InvalidRequest(f"the request cannot be sent: {error}") from None
         limit = self._target.max_frame_bytes

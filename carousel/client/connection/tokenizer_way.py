@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import deque
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import zmq
-from msgspec.structs import replace
 
 from carousel.client.connection.lane import Socket
-from runtime.wire.format import MAX_TEXT_CHARS
 from runtime.wire.handle import MAX_ABORT_HANDLES
-from runtime.wire.messages import AbortRequest, GenerateRequest, ToTokenizer
+from runtime.wire.messages import AbortRequest
 from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import Codec
 
 LONG_FRAME_BYTES = 256 << 10
-LONG_CHARS = 1 << 16
 EncodedMessage: TypeAlias = bytes | bytearray
 """A message as it goes on the wire."""
 
@@ -46,19 +43,3 @@ class TokenizerWay:
         except zmq.Again:
             return False
         return True
-
-
-def without_long_texts(message: ToTokenizer) -> ToTokenizer:
-    """Return the message with empty texts in the place of long ones that are within their bounds: checking
-    a message as its receiver does takes long for those, and they cannot be wrong.
-    """
-    if not isinstance(message, GenerateRequest):
-        return message
-    messages = message.messages and tuple(
-        replace(each, content="") if _is_long(each.content) else each for each in message.messages
-    )
-    return replace(message, text="" if _is_long(message.text) else message.text, messages=messages)
-
-
-def _is_long(text: Any) -> bool:
-    return isinstance(text, str) and LONG_CHARS < len(text) <= MAX_TEXT_CHARS

@@ -11,7 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias, TypedDict
+from typing import Any, TypeAlias, TypedDict, get_args
 
 import msgspec
 import numpy as np
@@ -20,14 +20,24 @@ import numpy.typing as npt
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
-from runtime.sampling.table import SEEDS
-from runtime.wire.format import MAX_LABEL_CHARS, MAX_PROMPT_TOKENS, MAX_TEXT_CHARS, MAX_TURNS, pack_ids
+from runtime.sampling.kinds import IdKind, Texts
+from runtime.sampling.table import PARAMETERS, SEEDS
+from runtime.wire.format import (
+    MAX_LABEL_CHARS,
+    MAX_PROMPT_TOKENS,
+    MAX_TEXT_CHARS,
+    MAX_TURNS,
+    Label,
+    Text,
+    pack_ids,
+)
 from runtime.wire.messages import (
     FURTHER_FIELDS,
     MAX_FURTHER_BYTES,
     MAX_TEMPLATE_KWARGS_BYTES,
     ChatMessage,
     GenerateRequest,
+    Role,
     Task,
 )
 from runtime.wire.sampling_params import SamplingParams
@@ -47,6 +57,8 @@ MAX_TIME_LIMIT_S = 2_000_000
 """23 days: the wire counts milliseconds in 31 bits."""
 MAX_ARRIVAL_TIME = 100_000_000_000
 """Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
+REWRITTEN = tuple(p for p in PARAMETERS if isinstance(p.kind, IdKind | Texts))
+"""What callers may write in several ways."""
 MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
 
@@ -178,7 +190,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         template_kwargs=template_kwargs,
         arrival_time=_unix_time(options.get("arrival_time")),
         time_limit_ms=_milliseconds(options.get("time_limit")),
-        task=options.get("task", "generate"),
+        task=_task(options.get("task", "generate")),
         retention=retention_for_wire(options.get("kv_cache_retention_config")),
         tenant=submission.tenant,
     )
@@ -208,30 +220,12 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
         raise InvalidRequest(
             f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
         )
-    bias: Any = sampling.logit_bias
-    if isinstance(bias, Mapping):
-        bias = [
-            (int(key) if isinstance(key, str) and key.isdecimal() else key, value)
-            for key, value in bias.items()
-        ]
-    bias = _as_tuple("logit_bias", bias)
-    if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in bias):
-        raise InvalidRequest(
-            "logit_bias must be a mapping, or pairs of token id and bias", param="logit_bias"
-        )
-    changes: dict[str, Any] = {"logit_bias": bias}
-    for name in ("stop", "bad_words"):
-        texts: Any = getattr(sampling, name)
-        changes[name] = (texts,) if isinstance(texts, str) else _as_tuple(name, texts)
-    for name in ("stop_token_ids", "allowed_token_ids", "top_p_reset_ids"):
-        changes[name] = _as_tuple(name, getattr(sampling, name))
-    for name in ("stop_words_ids", "bad_words_ids"):
-        words = _as_tuple(name, getattr(sampling, name))
-        changes[name] = tuple(_as_tuple(name, word) for word in words)
-    if sampling.seed is None or sampling.seed == -1:
+    changes = {p.name: p.kind.accept(p.name, getattr(sampling, p.name)) for p in REWRITTEN}
+    seed = sampling.seed
+    if seed is None or seed == -1:
         changes["seed"] = secrets.randbits(63)
-    elif type(sampling.seed) is int and -SEEDS <= sampling.seed < 2 * SEEDS:
-        changes["seed"] = sampling.seed % SEEDS
+    elif isinstance(seed, int) and not isinstance(seed, bool) and -SEEDS <= seed < 2 * SEEDS:
+        changes["seed"] = seed % SEEDS
     sampling = msgspec.structs.replace(sampling, **changes)
     sampling.validate()
     return sampling
@@ -266,6 +260,12 @@ def _bool(name: str, value: object) -> bool:
     if not isinstance(value, bool):
         raise InvalidRequest(f"{name} must be true or false, got {type(value).__name__}", param=name)
     return value
+
+
+def _task(value: Any) -> Task:
+    if not isinstance(value, str) or value not in get_args(Task):
+        raise InvalidRequest(f"task must be one of {', '.join(get_args(Task))}", param="task")
+    return value  # type: ignore[return-value]
 
 
 def _refuse_for_other_prompts(name: str, value: object) -> None:
@@ -310,14 +310,6 @@ def _unix_time(arrival_time: Any) -> float:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _as_tuple(name: str, value: Any) -> tuple[Any, ...]:
-    if value is None:
-        return ()
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        raise InvalidRequest(f"{name} must be a sequence, got {type(value).__name__}", param=name)
-    return tuple(value)
 
 
 def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatMessage, ...] | None]:
@@ -373,9 +365,9 @@ def _chat_message(message: Any) -> ChatMessage:
 class _MessageFields(msgspec.Struct, frozen=True):
     """A ChatMessage by field name: on the wire it is an array."""
 
-    role: str
-    content: str
-    name: str = ""
+    role: Role
+    content: Text
+    name: Label = ""
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None

@@ -13,7 +13,7 @@ from carousel.client.core.request_builder import MAX_PRIORITY
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
-from runtime.wire.messages import MAX_ROLE_CHARS
+from runtime.wire.messages import Role
 from runtime.wire.retention import MAX_RANGES, RetentionPriority
 from runtime.wire.sampling_params import TokenId
 
@@ -32,7 +32,6 @@ WordIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1, max_length=MAX_
 Priority: TypeAlias = Annotated[int, Meta(ge=-MAX_PRIORITY, le=MAX_PRIORITY)]
 CacheSalt: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
-Role: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 
 

@@ -30,32 +30,22 @@ def sampling_params(
     logprobs: int | None,
     prompt_logprobs: int | None,
 ) -> SamplingParams:
-    """A seed that is not given stays open: each prompt draws its own. Raises InvalidRequest."""
+    """A seed that is not given stays open: each prompt draws its own."""
     names = set(SamplingParams.__struct_fields__).intersection(body.__struct_fields__)
     given = {name: getattr(body, name) for name in names}
     given |= {"max_tokens": max_tokens, "logprobs": logprobs, "prompt_logprobs": prompt_logprobs}
-    return checked_sampling(defaults, given)
+    return given_sampling(defaults, given)
 
 
-def checked_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> SamplingParams:
-    """`given`: values by the names of SamplingParams as JSON has them, None where there is none.
+def given_sampling(defaults: SamplingDefaults, given: Mapping[str, Any]) -> SamplingParams:
+    """Return what is asked for, as the client library takes it, which checks it when it is submitted.
 
-    Raises InvalidRequest.
+    given: values by the names of SamplingParams as JSON has them, None where there is none.
     """
     recommended = msgspec.structs.asdict(defaults)
     values = {name: value for name, value in recommended.items() if value is not None}
     values |= {name: value for name, value in given.items() if value is not None}
-    stop = values.get("stop")
-    if isinstance(stop, str):
-        values["stop"] = (stop,)
-    if "logit_bias" in values:
-        values["logit_bias"] = _logit_bias(values["logit_bias"])
-    for name, value in values.items():
-        if isinstance(value, list):
-            values[name] = tuple(value)
-    sampling = SamplingParams(**values)
-    sampling.validate()
-    return sampling
+    return SamplingParams(**values)
 
 
 def check_min_tokens(min_tokens: int | None, name: str, given: int | None, default: int) -> None:
@@ -118,13 +108,3 @@ def includes_usage(body: GenerationBody) -> bool:
 def counts_continuously(body: GenerationBody) -> bool:
     """The usage so far in every event."""
     return body.stream_options is not None and bool(body.stream_options.continuous_usage_stats)
-
-
-def _logit_bias(bias: Mapping[str, float]) -> tuple[tuple[int, float], ...]:
-    """JSON has no integer keys."""
-    pairs = []
-    for key, value in bias.items():
-        if not (key.isascii() and key.isdigit() and len(key) <= 10):
-            raise InvalidRequest(f"logit_bias: {key!r:.40} is not a token id", param="logit_bias")
-        pairs.append((int(key), value))
-    return tuple(pairs)

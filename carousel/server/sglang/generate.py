@@ -19,7 +19,7 @@ from carousel.server.request.generation import (
 )
 from carousel.server.request.labels import request_labels
 from carousel.server.request.prompts import encode_prompts, prompts_of, submissions_for
-from carousel.server.request.sampling import check_min_tokens, checked_sampling, request_options
+from carousel.server.request.sampling import check_min_tokens, given_sampling, request_options
 from carousel.server.server_state import ServerState
 from carousel.server.sglang.generate_format import GenerateFormat, GenerateView
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
@@ -156,4 +156,4 @@ def _sampling(body: GenerateBody, sampling: GenerateSampling, server: ServerStat
     if body.logprob_start_len is not None and body.logprob_start_len >= 0:
         given["prompt_logprobs"] = logprobs
         given["prompt_logprobs_start"] = body.logprob_start_len
-    return checked_sampling(server.defaults, given)
+    return given_sampling(server.defaults, given)

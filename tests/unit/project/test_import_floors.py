@@ -48,7 +48,9 @@ FLOORS: dict[str, set[str]] = {
         "runtime.settings",
         "runtime.ring",
     },
-    "carousel.client.core": {"carousel.retention", "runtime.base", "runtime.wire", "runtime.ring"},
+    "carousel.client.core": {
+        *("carousel.retention", "runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
+    },
     "carousel.client.connection": {"carousel.client.core", "runtime.base", "runtime.wire", "runtime.ring"},
     "carousel.trtllm": {
         "carousel.retention",
