@@ -136,8 +136,10 @@ BLOCKS = (
 )
 
 
-def written(text: str, block: Block) -> str:
-    """Return the file's text with the block in its place. Raises ValueError where its markers are missing."""
+def written(text: str, block: Block, lines: Iterable[str] | None = None) -> str:
+    """Return the file's text with the block, or other lines, in its place. Raises ValueError where it has no
+    markers.
+    """
     begin, end = (f"{MARKER}{block.marker}: {edge}." for edge in ("begin", "end"))
     head, marker, rest = text.partition(begin)
     old, end_marker, tail = rest.partition(end)
@@ -145,8 +147,8 @@ def written(text: str, block: Block) -> str:
         raise ValueError(f"{block.path} has no lines {begin!r} and {end!r}")
     rest_of_line = old.partition("\n")[0]
     comment = old.rpartition("\n")[2]
-    lines = "\n".join(block.lines())
-    return f"{head}{begin}{rest_of_line}\n{lines}\n{comment}{end}{tail}"
+    body = "\n".join(block.lines() if lines is None else lines)
+    return f"{head}{begin}{rest_of_line}\n{body}\n{comment}{end}{tail}"
 
 
 def main() -> None:
