@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from runtime.sampling.columns import FLOATS, INTEGERS
+from runtime.sampling.kinds import Integer, Kind, Number, Words
 from runtime.sampling.table import PARAMETERS, Column
 
 LINE_LENGTH = 110
@@ -122,6 +123,18 @@ def docs_table() -> Iterator[str]:
         yield f"| {step} | `{p.name}` | {p.kind.described} | {default} | {p.doc} | {', '.join(names)} |"
 
 
+SHAPES: dict[type[Kind], str] = {Integer: "integer [1]", Number: "float [1]", Words: "integer [1, 2, n]"}
+
+
+def docs_arrays() -> Iterator[str]:
+    yield "| input | other names | type, shape |"
+    yield "|---|---|---|"
+    for p in PARAMETERS:
+        shape = next((text for kind, text in SHAPES.items() if isinstance(p.kind, kind)), "")
+        if p.array:
+            yield f"| `{p.array}` | {', '.join(f'`{alias}`' for alias in p.aliases)} | {shape} |"
+
+
 PARAMS, CONFIG = "runtime/wire/sampling_params.py", "runtime/checkpoint/checkpoint_config.py"
 BLOCKS = (
     Block("model_worker/kernels/native/src/sampling_columns.h", c_structs),
@@ -133,6 +146,7 @@ BLOCKS = (
     Block(CONFIG, recommended_values, ", defaults"),
     Block(CONFIG, recommended_keys, ", file"),
     Block("docs/sampling.md", docs_table),
+    Block("docs/batch_manager.md", docs_arrays),
 )
 
 
