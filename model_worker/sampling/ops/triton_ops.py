@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from model_worker.device.base import Device
 from model_worker.kernels.triton.top_logprobs import top_logprobs
-from model_worker.sampling.columns import SamplingColumns
 from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.masks import StepMasks
 from model_worker.sampling.ops.base import DrawKind
@@ -20,10 +18,6 @@ from runtime.sampling import features as bit
 
 class TritonSampling(TorchSampling):
     """What torch gives, but for a margin in the last bit of an exponential or a logarithm."""
-
-    def __init__(self, columns: SamplingColumns, device: Device) -> None:
-        super().__init__(columns, device)
-        self._columns = columns
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """See SamplingOps: all kinds of rows in the same few launches."""
