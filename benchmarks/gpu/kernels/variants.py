@@ -40,6 +40,7 @@ TYPES = {
     torch.float16: "fp16",
     torch.bfloat16: "bf16",
     torch.float32: "fp32",
+    torch.float64: "fp64",
 }
 ALIGNMENT = 16
 INT32 = range(-(1 << 31), 1 << 31)
