@@ -1,6 +1,6 @@
-"""TopPDecay: a top_p that gets smaller with each output token, and begins again after a reset id.
+"""TopPDecay: a top-p that gets smaller with each output token, and begins again after a reset id.
 
-top_p at age n      max(top_p_min, top_p * top_p_decay ** n), which the draw looks up
+p at age n          max(top_p_min, p * top_p_decay ** n), which the draw looks up
 age                 output tokens since the beginning, or since the last reset id: 0 right after it
 """
 
