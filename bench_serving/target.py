@@ -15,7 +15,7 @@ from bench_serving.http_client import HttpClient
 from bench_serving.load import Render, as_messages, as_text
 from bench_serving.records import RequestFailure
 from carousel.client.async_ import AsyncClient
-from carousel.client.connection.discovery import find_run_dir
+from carousel.client.connection.target import find_run_dir
 from runtime.base.errors import ConfigError, InvalidRequest, RingClosed
 from runtime.ring.endpoints import Endpoints
 from runtime.ring.process import LaunchFile

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, Self, Unpack
 
 from carousel.client.connection.connection import Connection
-from carousel.client.connection.discovery import find_target
+from carousel.client.connection.target import find_target
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps, documented_as
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook

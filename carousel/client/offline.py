@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -11,7 +13,6 @@ from carousel.client.core.request_builder import Prompt, Prompts, RequestOptions
 from carousel.client.core.result import Completion
 from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
-from carousel.client.progress import progress_bar
 from carousel.client.sync import Client
 from runtime.wire.sampling_params import SamplingParams
 
@@ -88,3 +89,28 @@ class LLM(Client):
         """Stop the runtime: afterwards none of its processes and files is left. Idempotent."""
         super().close()
         self._stop_runtime()
+
+
+@contextmanager
+def progress_bar(num_prompts: int) -> Iterator[Callable[[Completion], None]]:
+    """Show a bar over the prompts of one call, with tokens a second, on stderr unless that is no terminal.
+    Call what it gives with each completion.
+    """
+    # Imported here: most uses of the client library show no bar.
+    from tqdm import tqdm
+
+    began = time.monotonic()
+    num_input = num_output = 0
+    with tqdm(total=num_prompts, desc="prompts", disable=None, dynamic_ncols=True) as bar:
+
+        def add(completion: Completion) -> None:
+            nonlocal num_input, num_output
+            num_input += completion.usage.prompt_tokens
+            num_output += completion.usage.completion_tokens
+            took = max(time.monotonic() - began, 1e-9)
+            bar.set_postfix_str(
+                f"input {num_input / took:.0f} tok/s, output {num_output / took:.0f} tok/s", refresh=False
+            )
+            bar.update()
+
+        yield add

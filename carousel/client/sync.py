@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, Unpack, overload
 
 from carousel.client.connection.connection import Connection
-from carousel.client.connection.discovery import find_target
+from carousel.client.connection.target import find_target
 from carousel.client.core.batch import Batch
 from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params

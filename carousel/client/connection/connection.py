@@ -25,10 +25,8 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from carousel.client.connection.lane import Lane, connect
-from carousel.client.connection.link import Link
+from carousel.client.connection.lane import Lane, Link, TokenizerWay, connect
 from carousel.client.connection.target import Target
-from carousel.client.connection.tokenizer_way import TokenizerWay
 from carousel.client.core import ring_state
 from carousel.client.core.ring_state import RING_TIMEOUT_S, Command, ReplaceLane, Restart, RingState
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed

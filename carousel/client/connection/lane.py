@@ -1,22 +1,28 @@
-"""Lane: one DEALER socket, to one detokenizer, and the client id that this one has drawn for us. Where the
-detokenizer was replaced or the connection lost, a new lane claims the id that the old one had.
-
-Used by the I/O thread alone. Decodes what arrives; what does not decode is counted and dropped: a bad frame
-ends no stream.
+"""The sockets of a connection: a Lane to each detokenizer, a TokenizerWay to each tokenizer. Only the I/O
+thread touches a socket.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import deque
 from typing import Any, TypeAlias
 
 import zmq
+from zmq.utils.monitor import recv_monitor_message
 
-from carousel.client.connection.link import Link
 from carousel.client.connection.target import Target
 from runtime.base.errors import ProtocolMismatch
 from runtime.wire.format import PROTOCOL_VERSION
-from runtime.wire.messages import Hello, HelloAck, Ping, ToClient
+from runtime.wire.handle import MAX_ABORT_HANDLES
+from runtime.wire.messages import (
+    AbortRequest,
+    Hello,
+    HelloAck,
+    Ping,
+    ToClient,
+)
+from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.transport import (
     DECODE_ERRORS,
     HIGH_WATER_MARK,
@@ -28,9 +34,57 @@ from runtime.wire.transport import (
 )
 
 Socket: TypeAlias = zmq.Socket[Any]
+LONG_FRAME_BYTES = 256 << 10
+EncodedMessage: TypeAlias = bytes | bytearray
+"""A message as it goes on the wire."""
+
+
+class Link:
+    """Tells whether one socket's connection stands, where nothing but the connection itself says so."""
+
+    def __init__(self, socket: zmq.Socket[Any]) -> None:
+        self._socket = socket
+        self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._is_lost = False
+        self._was_lost = False
+
+    @property
+    def is_lost(self) -> bool:
+        """It stood once and does not now."""
+        self._look()
+        return self._is_lost
+
+    @property
+    def was_lost(self) -> bool:
+        """It has broken since it was forgiven, even if it stands again: ZMQ connects anew by itself, but the
+        other end takes that for somebody else.
+        """
+        self._look()
+        return self._was_lost
+
+    def forgive(self) -> None:
+        """What was lost so far does not count."""
+        self._look()
+        self._was_lost = False
+
+    def _look(self) -> None:
+        while self._events.poll(0):
+            event = recv_monitor_message(self._events)["event"]
+            self._is_lost = event == zmq.EVENT_DISCONNECTED
+            self._was_lost = self._was_lost or self._is_lost
+
+    def close(self) -> None:
+        self._socket.disable_monitor()
+        self._events.close(linger=0)
 
 
 class Lane:
+    """One DEALER socket, to one detokenizer, and the client id that this one has drawn for us. Where the
+    detokenizer was replaced or the connection lost, a new lane claims the id that the old one had.
+
+    Decodes what arrives; what does not decode is counted and dropped: a bad frame ends no stream.
+    """
+
     def __init__(
         self,
         context: zmq.Context[Any],
@@ -99,6 +153,35 @@ class Lane:
         if self._link is not None:
             self._link.close()
         self.socket.close(linger=0)
+
+
+class TokenizerWay:
+    """What callers have for one tokenizer. Their threads add to it, the I/O thread sends it."""
+
+    def __init__(self, socket: Socket, codec: Codec) -> None:
+        self.socket = socket
+        self.unsent = KeepingOutbox[EncodedMessage](self._send)
+        self.aborts: deque[bytes] = deque()
+        """Handles of sequences to abort. Many callers may leave at once: one message for all of them."""
+        self._codec = codec
+
+    def try_send(self) -> bool:
+        """Send what is waiting, aborts behind the requests that they end. False: the other end has no room
+        for the rest.
+        """
+        while self.aborts:
+            count = min(len(self.aborts), MAX_ABORT_HANDLES)
+            handles = tuple(self.aborts.popleft() for _ in range(count))
+            self.unsent.add(self._codec.encode(AbortRequest(handles)))
+        return self.unsent.flush()
+
+    def _send(self, message: EncodedMessage) -> bool:
+        try:
+            # Whoever else runs in this process waits for a copy of a long one.
+            self.socket.send(message, zmq.NOBLOCK, copy=len(message) < LONG_FRAME_BYTES)
+        except zmq.Again:
+            return False
+        return True
 
 
 def connect(context: zmq.Context[Any], kind: int, target: Target, address: str) -> Socket:

@@ -13,7 +13,7 @@ import pytest
 
 from carousel import LLM, Client, Completion, InvalidRequest, Overloaded, RingClosed, SamplingParams
 from carousel.client.core.result import CompletionOutput
-from carousel.client.progress import progress_bar
+from carousel.client.offline import progress_bar
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.messages import GenerateRequest, SequenceOutput, Usage
 from tests.harness.ring.fake_ring import WAIT_S, FakeRing, failure, fake_ring, finish, output

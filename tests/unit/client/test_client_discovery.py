@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from carousel import LLM, ConfigError, RingClosed, StartError
-from carousel.client.connection.discovery import find_run_dir, find_target
+from carousel.client.connection.target import find_run_dir, find_target
 from carousel.client.own_runtime import _flags
 from runtime.base.environment import default_run_root
 from runtime.launcher.command_line import parse_args

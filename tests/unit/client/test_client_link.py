@@ -1,4 +1,4 @@
-"""carousel.client.connection.link: what a connection that was lost leaves to see."""
+"""carousel.client.connection.lane: what a connection that was lost leaves to see."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import zmq
 
-from carousel.client.connection.link import Link
+from carousel.client.connection.lane import Link
 
 WAIT_S = 20.0
 
