@@ -93,8 +93,8 @@ class LLM(Client):
 
 @contextmanager
 def progress_bar(num_prompts: int) -> Iterator[Callable[[Completion], None]]:
-    """Show a bar over the prompts of one call, with tokens a second, on stderr unless that is no terminal.
-    Call what it gives with each completion.
+    """Show a bar over the prompts of one call on stderr, unless that is no terminal; call what it gives
+    with each completion.
     """
     # Imported here: most uses of the client library show no bar.
     from tqdm import tqdm

@@ -1,5 +1,5 @@
 """The sockets of a connection: a Lane to each detokenizer, a TokenizerWay to each tokenizer. Only the I/O
-thread touches a socket.
+thread touches them.
 """
 
 from __future__ import annotations

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from carousel.client.own_runtime import _flags
 from runtime.base.errors import ConfigError, ModelError
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.checkpoint.overrides import read_overridden
 from runtime.launcher.command_line import parse_args
 from runtime.settings.config import RuntimeConfig
+from runtime.settings.keywords import flags_of_keywords
 
 OLD = {
     "architectures": ["LlamaForCausalLM"],
@@ -175,6 +175,6 @@ def test_ropes_of_several_kinds_are_all_given_or_none(tmp_path: Path) -> None:
 
 
 def test_the_library_takes_objects(tmp_path: Path) -> None:
-    config = parse_args(_flags({"rope_scaling": YARN, "hf_overrides": {"rope_theta": 1}}))
+    config = parse_args(flags_of_keywords({"rope_scaling": YARN, "hf_overrides": {"rope_theta": 1}}))
     assert json.loads(config.rope_scaling) == YARN
     assert json.loads(config.hf_overrides) == {"rope_theta": 1}

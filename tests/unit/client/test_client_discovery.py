@@ -13,10 +13,10 @@ import pytest
 
 from carousel import LLM, ConfigError, RingClosed, StartError
 from carousel.client.connection.target import find_run_dir, find_target
-from carousel.client.own_runtime import _flags
 from runtime.base.environment import default_run_root
 from runtime.launcher.command_line import parse_args
 from runtime.launcher.resolve import HTTP_SETTINGS
+from runtime.settings.keywords import flags_of_keywords
 from tests.harness.ring.other_user import give_away
 
 
@@ -101,51 +101,53 @@ def test_several_live_launches_are_listed(root: Path) -> None:
 
 def test_settings_of_llm_become_the_command_line_that_means_the_same() -> None:
     settings = {"model": "m", "page_size": 1, "disable_radix_cache": True, "mem_fraction_static": 0.5}
-    config = parse_args(_flags(settings))
+    config = parse_args(flags_of_keywords(settings))
     assert {name: getattr(config, name) for name in settings} == settings
     paths = {"model": Path("a/b"), "tokenizer": Path("c")}
-    config = parse_args(_flags(paths))
+    config = parse_args(flags_of_keywords(paths))
     assert (config.model, config.tokenizer) == ("a/b", "c")
 
 
 def test_llm_understands_the_spellings_of_other_engines() -> None:
-    config = parse_args(_flags({"max_model_len": 100, "tensor_parallel_size": 2, "enforce_eager": True}))
+    config = parse_args(
+        flags_of_keywords({"max_model_len": 100, "tensor_parallel_size": 2, "enforce_eager": True})
+    )
     assert (config.context_length, config.tp_size, config.disable_cuda_graph) == (100, 2, True)
     with pytest.raises(ConfigError, match=r"max_model_len: context_length is given twice"):
-        _flags({"context_length": 100, "max_model_len": 100})
+        flags_of_keywords({"context_length": 100, "max_model_len": 100})
 
 
 def test_llm_takes_flags_of_other_engines_as_the_command_line_does(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    assert _flags({"trust_remote_code": True, "seed": 0, "load_format": "safetensors"}) == []
+    assert flags_of_keywords({"trust_remote_code": True, "seed": 0, "load_format": "safetensors"}) == []
     assert [message.partition(": nothing changes")[0] for message in caplog.messages] == [
         "trust_remote_code=True",
         "seed=0",
         "load_format='safetensors'",
     ]
-    assert _flags({"enable_prefix_caching": False}) == ["--disable-radix-cache"]
-    assert _flags({"enable_prefix_caching": True, "enable_lora": False}) == []
-    assert _flags({"kv_cache_dtype": "fp8", "runner": "pooling"}) == [
+    assert flags_of_keywords({"enable_prefix_caching": False}) == ["--disable-radix-cache"]
+    assert flags_of_keywords({"enable_prefix_caching": True, "enable_lora": False}) == []
+    assert flags_of_keywords({"kv_cache_dtype": "fp8", "runner": "pooling"}) == [
         "--kv-cache-dtype=fp8_e4m3",
         "--task=embed",
     ]
     with pytest.raises(ConfigError, match=r"^enable_lora: LoRA adapters are not built"):
-        _flags({"enable_lora": True})
+        flags_of_keywords({"enable_lora": True})
     with pytest.raises(ConfigError, match=r"^quantization awq: this format is not built"):
-        _flags({"quantization": "awq"})
+        flags_of_keywords({"quantization": "awq"})
 
 
 def test_llm_has_presets_and_what_the_caller_says_wins() -> None:
-    assert parse_args(_flags({"preset": "trtllm"})) == parse_args(["--preset", "trtllm"])
+    assert parse_args(flags_of_keywords({"preset": "trtllm"})) == parse_args(["--preset", "trtllm"])
     # Also a value that is the default without a preset.
     chosen = {"chunked_prefill_size": 2048, "gpu_memory_utilization": 0.85, "disable_radix_cache": False}
-    config = parse_args(_flags({"preset": "trtllm", **chosen}))
+    config = parse_args(flags_of_keywords({"preset": "trtllm", **chosen}))
     assert (config.chunked_prefill_size, config.mem_fraction_static) == (2048, 0.85)
     assert not config.disable_radix_cache
     assert config.disable_chunked_prefill
     for unknown in ("vllm", 7):
         with pytest.raises(ConfigError, match=r"preset: .* is unknown; known: trtllm"):
-            _flags({"preset": unknown})
+            flags_of_keywords({"preset": unknown})
 
 
 @pytest.mark.parametrize("name", sorted({"no_such_setting", "port", "run_dir", "api_key", *HTTP_SETTINGS}))

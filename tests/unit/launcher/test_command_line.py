@@ -6,10 +6,10 @@ import re
 
 import pytest
 
-from carousel.client.own_runtime import _flags, given_settings
 from runtime.base.errors import ConfigError
 from runtime.launcher.command_line import LISTS, parse_args
 from runtime.settings.config import SETTINGS
+from runtime.settings.keywords import flags_of_keywords, given_settings
 
 TEXTS = [name for name, (kind, _) in SETTINGS.items() if kind is str]
 
@@ -40,8 +40,8 @@ def test_no_part_of_a_list_is_empty(name: str, words: list[str]) -> None:
 def test_keywords_of_the_library_are_no_empty_texts_either() -> None:
     for keyword in ("tokenizer", "curve_dir", "revision", "hf_token"):
         with pytest.raises(ConfigError, match=f"^{keyword}: the value is empty"):
-            _flags({keyword: ""})
-    assert _flags({"model": ""}) == []  # the default of LLM's own argument: the demo model
+            flags_of_keywords({keyword: ""})
+    assert flags_of_keywords({"model": ""}) == []  # the default of LLM's own argument: the demo model
 
 
 @pytest.mark.parametrize(
@@ -89,10 +89,10 @@ def test_version_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
 def test_none_is_a_keyword_that_is_not_given() -> None:
     """vLLM does so, whose own defaults are None."""
     names = ("served_model_name", "max_model_len", "quantization", "seed", "trust_remote_code", "enable_lora")
-    assert _flags(dict.fromkeys((*names, "enable_prefix_caching"))) == []
+    assert flags_of_keywords(dict.fromkeys((*names, "enable_prefix_caching"))) == []
     for unknown in ("max_num_seq", "api_key"):
         with pytest.raises(ConfigError, match=f"^{unknown} is not a setting of LLM"):
-            _flags({unknown: None})
+            flags_of_keywords({unknown: None})
     assert given_settings({"queue_timeout": None, "page_size": 1}, {"queue_timeout": 0.0}) == {
         "queue_timeout": 0.0,
         "page_size": 1,
@@ -114,7 +114,7 @@ def test_none_is_a_keyword_that_is_not_given() -> None:
 )
 def test_a_wrong_keyword_is_named_as_it_was_given(keyword: str, value: object, reason: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        _flags({keyword: value})
+        flags_of_keywords({keyword: value})
     assert reason in str(refused.value)
     assert str(refused.value).startswith(keyword)
 
@@ -123,5 +123,5 @@ def test_the_library_has_no_defaults_of_the_model_and_no_log_of_http(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO")
-    assert _flags({"generation_config": "vllm", "disable_uvicorn_access_log": True}) == []
+    assert flags_of_keywords({"generation_config": "vllm", "disable_uvicorn_access_log": True}) == []
     assert len(caplog.messages) == 2
