@@ -49,7 +49,6 @@ def seconds_per_output() -> float:
     session: Session[NoMailbox] = Session(
         NoConnection,  # type: ignore[arg-type]
         NoMailbox,
-        lambda function, argument: function(argument),
     )
     sampling = SamplingParams(max_tokens=NUM_STEPS)
     states = [session.open_request(Submission([1, 2, 3], sampling, True))[0] for _ in range(NUM_STREAMS)]

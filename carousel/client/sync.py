@@ -66,7 +66,6 @@ class Client:
                 ring_timeout_s=ring_timeout,
             ),
             Mailbox,
-            _call,
         )
         try:
             self._session.connection.opened.result()
@@ -315,10 +314,6 @@ def _answer(asking: AbstractContextManager[Mailbox], deadline: float | None) -> 
     """The body of the one reply. Raises the error it carries, TimeoutError at the deadline."""
     with asking as mailbox:
         return control_result(mailbox.take(deadline)[0])
-
-
-def _call(function: Callable[[Any], None], argument: Any) -> None:
-    function(argument)
 
 
 def _ignore(_: Completion) -> None:

@@ -81,7 +81,6 @@ class GenerationExecutor(StatsReader):
                     ring_timeout_s=ring_timeout_s,
                 ),
                 ResultMailbox,
-                _call,
             )
         except BaseException:
             stop_runtime()
@@ -387,10 +386,6 @@ def _attachable(run_dir: str | Path, given: dict[str, Any]) -> Path:
 
 def _wait(result: GenerationResult, deadline: float | None) -> None:
     result.result(None if deadline is None else max(0.0, deadline - time.monotonic()))
-
-
-def _call(function: Callable[[Any], None], argument: Any) -> None:
-    function(argument)
 
 
 def _stop_nothing() -> None:

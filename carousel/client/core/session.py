@@ -106,6 +106,10 @@ class Ring(Protocol):
         """Send what is waiting, within a moment, and end. Idempotent."""
 
 
+def _call(function: Callable[[Any], None], argument: Any) -> None:
+    function(argument)
+
+
 class OpenControl(NamedTuple):
     """A question to the ring that has no answer yet."""
 
@@ -118,14 +122,14 @@ class Session(Generic[M]):
         self,
         connect: Callable[..., Ring],
         new_mailbox: Callable[[], M],
-        deliver_in_thread: Callable[[Callable[[Any], None], Any], None],
+        deliver_in_thread: Callable[[Callable[[Any], None], Any], None] = _call,
         *,
         labels: LabelBook | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`connect` makes the way to the ring, of what it is to call. `deliver_in_thread` is called with what
-        comes from there: it runs a function where the mailboxes live. `labels`: the book of those in flight,
-        if others look at it.
+        comes from there: it runs a function where the mailboxes live; the default is the thread that calls.
+        `labels`: the book of those in flight, if others look at it.
 
         Raises: what `connect` does.
         """

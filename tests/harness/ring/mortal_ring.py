@@ -153,7 +153,6 @@ class MortalRing:
         session: Session[Mailbox] = Session(
             make_connection,
             Mailbox,
-            lambda function, argument: function(argument),
         )
         while not session.connection.client_id:  # type: ignore[attr-defined]
             self.turn()

@@ -62,9 +62,7 @@ class Events:
         self.epochs = {"engine": 1, "tokenizer": 1, "detokenizer": 1}
         self.ready = dict.fromkeys(self.epochs, True)
         self.ring = RingState("here", **{"is_remote": False, "ring_timeout_s": RING_TIMEOUT_S} | about)
-        self.session: Session[Mailbox] = Session(
-            self._connect, Mailbox, lambda function, argument: function(argument), clock=lambda: self.now
-        )
+        self.session: Session[Mailbox] = Session(self._connect, Mailbox, clock=lambda: self.now)
         self.ring.begin(len(CLIENT_IDS), self.now)
         self.see()
 
