@@ -22,7 +22,7 @@ from scheduler_proc.core.executor import AnyExecutor, StepHandle
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
-from scheduler_proc.core.row_columns import BoolArray, RowArray
+from scheduler_proc.core.row_columns import BoolArray, RowArray, all_of
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.intake.controls import Controls
@@ -144,7 +144,7 @@ class Scheduler:
         self.profile.mark("commit", step=result.step)
 
     def _commit_singles(self, rows: RowArray, tokens: IntArray, held: BoolArray) -> None:
-        if not held.all():
+        if not all_of(held):
             rows = rows[held]
             tokens = tokens[held]
         if not len(rows):

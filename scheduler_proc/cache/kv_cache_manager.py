@@ -30,7 +30,7 @@ from scheduler_proc.cache.pages.page_tables import PageTables
 from scheduler_proc.cache.radix.eviction import eviction_bite
 from scheduler_proc.cache.share_guard import ShareGuard
 from scheduler_proc.core.request import Request
-from scheduler_proc.core.row_columns import RowArray
+from scheduler_proc.core.row_columns import RowArray, all_of
 from scheduler_proc.core.rows import Rows
 
 PageKey: TypeAlias = tuple[int, bytes]
@@ -144,7 +144,7 @@ class KVCacheManager:
         """Room for one more token in each of the rows, evicting if need be. All or nothing."""
         have = self.num_pages[rows]
         full = self.rows.kv_len[rows] >= have * self.page_size
-        if not full.all():
+        if not all_of(full):
             rows = rows[full]
             have = have[full]
         if not len(rows):

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from runtime.wire.format import pack_ids
+from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.plan import BatchPlan, PromptPositions, SampleMasks
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request
@@ -21,6 +21,7 @@ from scheduler_proc.core.rows import Rows
 from scheduler_proc.core.scheduled_row import FUTURE, ScheduledRow
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
+NO_COUNTS: IntArray = np.empty(0, np.int32)
 
 
 class ScheduleBatch:
@@ -55,19 +56,17 @@ class ScheduleBatch:
         rows, decodes = self.rows, self.decodes
         self.step = step
         rest = self._rest = self.single + self.loose
+        self.order, ids = decodes, rows.next_ids(decodes, FUTURE)
+        lens = samples = drafts = NO_COUNTS
         if rest:
             rest_rows = np.array([scheduled.row for scheduled in rest], np.intp)
             self.order = np.concatenate([decodes, rest_rows])
-        else:
-            self.order = decodes
+            ids = np.concatenate([ids, *[scheduled.input_ids(rows) for scheduled in rest]])
+            drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
+            lens = np.array([scheduled.num_known for scheduled in rest], np.int32) + drafts
+            samples = np.array([scheduled.samples for scheduled in rest], np.int32)
         self._tenancies = rows.tenancy[self.order]
         starts = rows.kv_len[self.order]
-        ids = [rows.next_ids(decodes, FUTURE)]
-        ids += [scheduled.input_ids(rows) for scheduled in rest]
-        lens = np.array([scheduled.num_known for scheduled in rest], np.int32)
-        samples = np.array([scheduled.samples for scheduled in rest], np.int32)
-        drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
-        lens += drafts
         writes = kv.tables.take_table_writes()
         plan = BatchPlan(
             step,
@@ -78,7 +77,7 @@ class ScheduleBatch:
             len(decodes),
             pack_ids(self.order),
             starts.tobytes(),
-            np.concatenate(ids).tobytes(),
+            ids.tobytes(),
             lens.tobytes(),
             samples.tobytes(),
             drafts.tobytes(),

@@ -7,7 +7,7 @@ Knows nothing of pages or of requests; `Rows` says who holds which row.
 
 from __future__ import annotations
 
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,11 @@ MAX_STOP_IDS = 4
 RowArray: TypeAlias = npt.NDArray[np.intp]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 TenancyArray: TypeAlias = npt.NDArray[np.int64]
+
+
+def all_of(flags: BoolArray) -> bool:
+    """Tell whether all of [n] are true. The method `all` takes five times as long for the rows of a step."""
+    return bool(np.count_nonzero(flags) == len(flags))
 
 
 class RowColumns:
@@ -79,7 +84,7 @@ class RowColumns:
         ready = (predicted > self.kv_len[rows]) & (predicted < self.max_len[rows])
         if not feeds_back:
             ready &= in_flight == 0
-        return rows if ready.all() else rows[ready]
+        return rows if all_of(ready) else rows[ready]
 
     def plain_decodes(self, rows: RowArray) -> BoolArray:
         """Which of these ready rows are past their prefill,
@@ -105,11 +110,14 @@ class RowColumns:
         """Commit one sampled token to each row. Returns the rows that end, and whether by a stop id."""
         at = self.num_tokens[rows]
         self.tokens[rows, at] = tokens
-        stopped: Any = (self.stop_ids[:, rows] == tokens).any(axis=0)
-        if stopped.any():
-            stopped &= at >= self.min_len[rows]
         at += 1
         self.num_tokens[rows] = at
         self.in_flight[rows] -= 1
-        ended = stopped | (at >= self.max_len[rows])
-        return rows[ended], stopped[ended]
+        ended = at >= self.max_len[rows]
+        is_stop_id: BoolArray = self.stop_ids[:, rows] == tokens
+        stopped = is_stop_id[0]
+        if np.count_nonzero(is_stop_id):
+            stopped = is_stop_id.any(axis=0) & (at > self.min_len[rows])
+            ended |= stopped
+        places = ended.nonzero()[0]
+        return rows[places], stopped[places]

@@ -97,9 +97,7 @@ STEP_MUTANTS = [
         "self.stop_ids[:1, rows]",
         0,
     ),
-    Mutant(
-        "length limit not tested", Rows, "append_one", "stopped | (at >= self.max_len[rows])", "stopped", 6
-    ),
+    Mutant("length limit not tested", Rows, "append_one", "at >= self.max_len[rows]", "at < 0", 6),
     Mutant(
         "a row's setup not told to the device", Rows, "take_setups", "tuple(self._setups.values())", "()", 0
     ),
