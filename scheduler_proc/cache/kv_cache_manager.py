@@ -239,14 +239,15 @@ class KVCacheManager:
         if num_shared:
             pages = np.concatenate([prefix.pages, pages])
         self.counts.num_reused += num_shared
-        self.counts.num_missed += self.num_pages_for(req.num_tokens) - num_shared
+        self.counts.num_missed += self.num_pages_for(start + prefix.num_left) - num_shared
         if num_shared:
             self.cache.note_hit(prefix.node, req.priority)
             if req.retained:
                 self.cache.retain(prefix.node, 0, num_shared, req.retained)
         self.rows.acquire(req, start)
         self._start_stay(req, prefix.node, num_shared, pages)
-        self.guard.note_seated(prefix.node, num_taken)
+        if self.guard.is_counted:
+            self.guard.note_seated(prefix.node, num_taken)
         if prefix.next_page is not None:
             self._announce(req, prefix.next_page)
         if req.cached_tokens < 0:

@@ -37,6 +37,8 @@ class Ledger:
         """Pages that shares are shares of."""
         self._seconds = clock
         self._idle_s = idle_s
+        self.has_several = False
+        """Several tenants have an account. An attribute, since it is read in every step and admission."""
         self._accounts: dict[bytes, Account] = {}
         self._noted: list[Account] = []  # of whom something has changed
         self._must_divide = True  # somebody came or went, or has another share
@@ -67,6 +69,7 @@ class Ledger:
         account = self._accounts.get(tenant)
         if account is None:
             account = self._accounts[tenant] = Account(tenant)
+            self.has_several = len(self._accounts) > 1
             self._count_present(account, 1)
             if not self._must_divide:
                 self._noted.append(account)
@@ -80,6 +83,7 @@ class Ledger:
         account.num_roots -= 1
         if not account.num_roots:
             del self._accounts[account.tenant]
+            self.has_several = len(self._accounts) > 1
             self._over.discard(account)
             self._idle.discard(account)
             self._num_protected -= account.num_protected
@@ -249,6 +253,7 @@ class Ledger:
             each.tenant: [each.num_roots, each.num_used_roots, each.num_pages, each.num_locked]
             for each in self
         }, "an account is not what the tree says"
+        assert self.has_several == (len(counts) > 1)
         if self._must_divide:
             return
         for account in self:

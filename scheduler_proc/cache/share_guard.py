@@ -42,7 +42,7 @@ class ShareGuard:
     @property
     def is_needed(self) -> bool:
         """There are several tenants."""
-        return len(self._ledger) > 1
+        return self._ledger.has_several
 
     def count_rows(self) -> None:
         """Tell the ledger whose the rows are, and what they hold beside the tree's pages."""
@@ -55,9 +55,8 @@ class ShareGuard:
         self.is_counted = True
 
     def note_seated(self, node: CacheNode, num_taken: int) -> None:
-        """A row that continues `node` has got so many private pages."""
-        if self.is_counted:
-            self._ledger.add_row(node.account, num_taken)
+        """A row that continues `node` has got so many private pages, while the rows are counted."""
+        self._ledger.add_row(node.account, num_taken)
 
     def evict_for(self, node: CacheNode, num_wanted: int, num_pages: int, upto: int) -> IntArray:
         """Evict as the cache does, for a row with a lease on `node` that is about to get num_wanted pages:
@@ -75,7 +74,7 @@ class ShareGuard:
         """Return how many of the pages that could be evicted are not there for a request that waits, has a
         lease on `node` and wants num_missing.
         """
-        if not self.is_beyond_share(node, num_missing):
+        if not self._ledger.has_several or not self.is_beyond_share(node, num_missing):
             return 0
         return self._ledger.num_withheld(node.account)
 

@@ -34,6 +34,7 @@ class MaxUtilization:
 
     def __init__(self, kv: KVCacheManager, conservativeness: float) -> None:
         self._rows = kv.rows
+        self._ledger = kv.cache.ledger
         self._kv = kv
         self._initial = min(1.0, INITIAL_RATIO * conservativeness)
         self._floor = self._initial * FLOOR_OF_INITIAL
@@ -43,7 +44,7 @@ class MaxUtilization:
 
     @property
     def guards_growth(self) -> bool:
-        return self._kv.guard.is_needed
+        return self._ledger.has_several
 
     def admits(self) -> bool:
         self._promised_pages = -1

@@ -164,11 +164,11 @@ class Lifecycle:
             self.room.leave(req)
             if req.num_retractions:
                 self.num_paused -= 1
-        account = req.account
-        self.accounts.discard(req)
+        account, num_tokens = req.account, req.num_tokens
+        self.accounts.discard(req, num_tokens)
         req.status = Status.FINISHED
         if req.row >= 0:
-            self.room.note_end(req)
+            self.room.fair.note_end(req, num_tokens)
             self._give_back_row(req)
             account.num_running -= 1
             if account.queued is not None:

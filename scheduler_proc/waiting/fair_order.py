@@ -29,21 +29,27 @@ class FairOrder:
         """Give it a place behind its tenant's others, and no earlier than the turn that it is: who was away
         has saved nothing up.
         """
-        account = req.account
-        req.start_tag = max(self.virtual_time, account.next_tag, account.last_tag)
-        account.last_tag = req.start_tag
-        account.next_tag = req.start_tag + _cost(req)
+        account, tag = req.account, self.virtual_time
+        # Comparisons instead of max(): this and what follows is done for every request.
+        if account.next_tag > tag:
+            tag = account.next_tag
+        if account.last_tag > tag:
+            tag = account.last_tag
+        req.start_tag = account.last_tag = tag
+        account.next_tag = tag + _cost(req)
 
     def note_row(self, req: Request) -> None:
         """It has got its row, and its tenant this turn."""
-        self.virtual_time = max(self.virtual_time, req.start_tag)
-        req.account.had_tag = max(req.account.had_tag, req.start_tag) + _cost(req)
+        account, tag = req.account, req.start_tag
+        if tag > self.virtual_time:
+            self.virtual_time = tag
+        account.had_tag = (tag if tag > account.had_tag else account.had_tag) + _cost(req)
 
-    def note_end(self, req: Request) -> None:
-        """It ends in its row: give back the tokens that it may have had and has not."""
-        num_left = req.max_len - req.num_tokens
-        req.account.next_tag -= num_left
-        req.account.had_tag -= num_left
+    def note_end(self, req: Request, num_tokens: int) -> None:
+        """It ends in its row with so many tokens: give back those that it may have had and has not."""
+        account, num_left = req.account, req.max_len - num_tokens
+        account.next_tag -= num_left
+        account.had_tag -= num_left
 
     def forget_waiting(self, account: Account[Request]) -> None:
         """None of the tenant's waits any more: turns that it gave up are not held against it."""

@@ -48,13 +48,13 @@ class SortedRequests(Generic[R]):
     def put(self, req: R) -> None:
         """Add it where its place is."""
         self.version += 1
-        place = req.place
-        if not self._places or place > self._places[-1]:  # nearly always
-            self._places.append(place)
+        place, places = req.place, self._places
+        if not places or place > places[-1]:  # nearly always
+            places.append(place)
             self._requests.append(req)
             return
-        position = bisect.bisect(self._places, place)
-        self._places.insert(position, place)
+        position = bisect.bisect(places, place)
+        places.insert(position, place)
         self._requests.insert(position, req)
 
     def remove(self, req: R) -> None:

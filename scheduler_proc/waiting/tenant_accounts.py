@@ -63,10 +63,9 @@ class Accounts:
         else:
             account.num_used += num_tokens
 
-    def discard(self, req: Request) -> None:
-        """It ends; what it holds is still there."""
+    def discard(self, req: Request, num_tokens: int) -> None:
+        """It ends with so many tokens."""
         account, client = req.account, req.handle[:CLIENT_BYTES]
-        num_tokens = self._rows.num_tokens.item(req.row) if req.row >= 0 else req.num_tokens
         account.num_used += num_tokens - req.num_charged
         account.num_live -= 1
         num_left = account.num_live_of[client] = account.num_live_of[client] - 1

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable
+from operator import attrgetter
 from typing import TypeAlias
 
 from scheduler_proc.core.request import STARVED, Request
@@ -18,9 +19,8 @@ SortKey: TypeAlias = Callable[[Request], float]
 BEHIND_STARVED: Place = (1 - STARVED, False, 0, 0)
 
 
-def in_turn(req: Request) -> float:
-    """Key of policies that have none: tenants in turns, the requests of one in the order of arrival."""
-    return req.start_tag
+in_turn: SortKey = attrgetter("start_tag")
+"""Key of policies that have none: tenants in turns, the requests of one in the order of arrival."""
 
 
 class WaitingQueue(SortedRequests[Request]):

@@ -65,7 +65,8 @@ class WaitingRoom:
         """Requests that are held back."""
         self.is_backed_up = False
         """Somebody in the queue got no row when rows were given out last: admission says so."""
-        self._fair = FairOrder()
+        self.fair = FairOrder()
+        """Turns of tenants. Told here of who comes and gets a row, by the life cycle of who ends in one."""
         self._accounts = accounts
         self._serving = serving
         self._patience = patience
@@ -100,7 +101,7 @@ class WaitingRoom:
             self._count_from(req, self._serving.now())
             self._keep_starvation(req)
         else:
-            self._fair.tag(req)
+            self.fair.tag(req)
             self._fresh.append(req)
             self.act_at = AT_ONCE
         queue.give_place(req)
@@ -114,7 +115,7 @@ class WaitingRoom:
         """It ends while it waits."""
         account = req.account
         if account.num_waiting == 1:
-            self._fair.forget_waiting(account)
+            self.fair.forget_waiting(account)
         if req.is_held:
             self._let_go(account, req)
         else:
@@ -131,7 +132,7 @@ class WaitingRoom:
         for req in admitted:
             req.waited_s = now - req.waits_from_s
             if not req.num_retractions:
-                self._fair.note_row(req)
+                self.fair.note_row(req)
             account = req.account
             account.num_running += 1
             if account.queued is not None:
@@ -149,10 +150,6 @@ class WaitingRoom:
         if self.is_backed_up and num_queued:
             return account.num_waiting
         return num_held + min(account.num_waiting - num_held, max(0, num_queued - num_free))
-
-    def note_end(self, req: Request) -> None:
-        """It ends, and still has its row."""
-        self._fair.note_end(req)
 
     def note_row_free(self, account: Account[Request]) -> None:
         """One of the tenant's has ended that had a row; some may be held back."""
@@ -282,7 +279,7 @@ class WaitingRoom:
     @property
     def _turn_reached(self) -> int:
         """The last start tag whose turn has come: of a single tenant all of them."""
-        return self._fair.virtual_time if self._accounts.has_several() else sys.maxsize
+        return self.fair.virtual_time if self._accounts.has_several() else sys.maxsize
 
     def _put_forward_starved(self, now: float) -> None:
         """Put who has waited for as long as may be before all that have not."""

@@ -280,7 +280,7 @@ class RadixCache:
         if self._expiring:
             self._expire()
         upto = min(max(num_pages, upto), self.num_evictable)
-        if len(self.ledger) > 1 and upto < self.num_evictable:
+        if self.ledger.has_several and upto < self.num_evictable:
             runs = self._fair.evict(min(num_pages, upto), upto, None if lease is None else lease.account)
         else:
             runs = self._evict_in_order(upto)
