@@ -98,7 +98,7 @@ class Admission:
 
     def prefix_if_it_may_start(self, req: Request) -> Prefix | None:
         """Its cached prefix; None while something other than space keeps it waiting. Raises RequestError."""
-        if self._kv.still_awaits(req):
+        if req.awaits is not None and self._kv.still_awaits(req):
             return None
         if req.features:
             ready = all(map(self._is_ready, req.features))

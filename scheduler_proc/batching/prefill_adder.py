@@ -124,7 +124,7 @@ class PrefillAdder:
         kv = self._kv
         cost = combined_cost(req.features) if req.features else NO_COST
         self.was_withheld = False
-        if not self.can_admit or not self._can_afford(cost):
+        if not self.can_admit or (cost is not NO_COST and not self._can_afford(cost)):
             return False
         start, num_left = prefix.num_pages * kv.page_size, prefix.num_left
         num_new = self._chunk_len(req, start, num_left) if self._request_budget > 0 else 0
@@ -146,7 +146,7 @@ class PrefillAdder:
         return True
 
     def _can_afford(self, cost: Cost) -> bool:
-        return cost is NO_COST or (self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slot))
+        return self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slot)
 
     def _open_features(self, req: Request, cost: Cost) -> None:
         self._slots.take(cost.slot)

@@ -119,7 +119,8 @@ class Lifecycle:
         """The end: everything it holds is given back, and its stream is closed."""
         if self.on_finish is not None:
             self.on_finish(req)
-        closed = Closed(req.handle, reason, stop_token, max(0, req.cached_tokens), error)
+        cached_tokens = req.cached_tokens if req.cached_tokens > 0 else 0
+        closed = Closed(req.handle, reason, stop_token, cached_tokens, error)
         for feature in req.features:
             closed = feature.closing(closed)
         self._let_go(req)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import RowSetup
-from scheduler_proc.core.request import Request
+from scheduler_proc.core.request import Request, StopIds
 from scheduler_proc.core.row_columns import RowColumns
 
 
@@ -17,6 +17,7 @@ class Rows(RowColumns):
         self.tenant: list[Request | None] = [None] * max_rows
         self._free = list(range(max_rows))[::-1]
         self._num_tenancies = 0
+        self._stops: list[StopIds | None] = [None] * max_rows  # whose column `stop_ids` has
         self._setups: dict[int, RowSetup] = {}
 
     @property
@@ -46,7 +47,9 @@ class Rows(RowColumns):
         self.min_len[row] = req.min_len
         self.kv_len[row] = kv_len
         self.in_flight[row] = 0
-        self.stop_ids[:, row] = req.stops.column
+        if self._stops[row] is not req.stops:  # nearly all requests have the model's
+            self._stops[row] = req.stops
+            self.stop_ids[:, row] = req.stops.column
         self.needs_python[row] = bool(req.features) or not req.stops.fit_the_column
         self.urgency[row] = req.urgency
         self.handle[row] = req.handle

@@ -17,6 +17,7 @@ from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
 from runtime.wire.messages import AbortRequest, StopMatched, TokenizedRequest, ToScheduler
+from runtime.wire.retention import Retention
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.core.lifecycle import Lifecycle
@@ -172,7 +173,7 @@ class Intake:
             message.deadline_s,
             message.num_prompt_logprobs,
             cached_tokens=cached_tokens,
-            retained=self._retained(message, num_prompt),
+            retained=() if message.retention is None else self._retained(message.retention, num_prompt),
             tenant=message.tenant,
             is_again=message.is_again,
         )
@@ -211,17 +212,15 @@ class Intake:
         own = frozenset(sampling.stop_token_ids)
         return StopIds(own if sampling.ignore_eos else own | self._limits.eos_ids)
 
-    def _retained(self, message: TokenizedRequest, num_prompt: int) -> tuple[RetainedPages, ...]:
-        if message.retention is None:
-            return ()
+    def _retained(self, wanted: Retention, num_prompt: int) -> tuple[RetainedPages, ...]:
         kv = self._lifecycle.kv
         if not kv.cache.shares:
             raise InvalidRequest(
                 "kv_cache_retention_config: this server keeps no KV (disable_radix_cache)",
                 param="kv_cache_retention_config",
             )
-        message.retention.validate()
-        return retained_pages(message.retention, num_prompt, kv.page_size)
+        wanted.validate()
+        return retained_pages(wanted, num_prompt, kv.page_size)
 
     def _attach_features(self, req: Request) -> None:
         features: tuple[RequestFeature, ...] = ()

@@ -153,6 +153,19 @@ def test_a_stop_id_below_min_tokens_does_not_stop() -> None:
         assert len(system.detokenizer.tokens[masked.handle]) > 5
 
 
+def test_a_row_has_the_stop_ids_of_who_holds_it() -> None:
+    with running(max_rows=1) as system:
+        plain = [message(i, [1] * 10, max_tokens=10) for i in range(3)]
+        run_until_idle(system, plain[0])
+        output = system.detokenizer.tokens[plain[0].handle]
+        stopping = [
+            message(i, [1] * 10, max_tokens=10, sampling={"stop_token_ids": (output[i],)}) for i in (3, 4, 5)
+        ]
+        run_until_idle(system, stopping[0], plain[1], stopping[1], stopping[2], plain[2])
+        lens = [len(system.detokenizer.tokens[each.handle]) for each in [*plain, *stopping]]
+        assert lens == [10, 10, 10, *(output.index(output[i]) + 1 for i in (3, 4, 5))]
+
+
 @pytest.mark.parametrize("num_stop_ids", [1, 4, 5, 60])
 def test_any_number_of_stop_ids_stops(num_stop_ids: int) -> None:
     with running() as system:
