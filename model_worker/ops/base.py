@@ -128,7 +128,7 @@ class ExpertWeights:
 
 @dataclass(slots=True)
 class KernelTable:
-    """Which implementation each operation has got, how often, and why not a faster one."""
+    """Implementation of each operation, how often it was made, and the reason where there is a faster one."""
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(operation, implementation, reason) -> how often; the reason is empty for the fastest."""

@@ -203,7 +203,7 @@ class NativeOps(Ops):
         return self._scratch
 
     def _reason_of_weight(self, weight: Tensor) -> str:
-        """Why there is no product over a weight of this shape and dtype."""
+        """Reason why there is no product over a weight of this shape and dtype."""
         if weight.dtype is torch.float32:
             return ""  # torch's is as fast
         if weight.dtype is torch.bfloat16 and not self._kernels.packs_linear:
@@ -219,5 +219,5 @@ class NativeOps(Ops):
 
 
 def _reason_of_width(width: int) -> str:
-    """Why there is no kernel for rows of that width; empty: there is one."""
+    """Reason why there is no kernel for rows of that width; empty: there is one."""
     return f"{width} is no multiple of {LANES}" if width % LANES else ""

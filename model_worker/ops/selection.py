@@ -1,4 +1,4 @@
-"""Which Ops a worker takes, from its settings and what the machine can do."""
+"""The one place that chooses a worker's Ops, from its settings and what the machine can do."""
 
 from __future__ import annotations
 

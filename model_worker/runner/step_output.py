@@ -31,8 +31,8 @@ class ForwardOutput:
     who: SampleRows
     prompt: PromptOutput | None = None
     draw: Callable[[], Tensor | None] | None = None
-    """Of a step that was recorded with its draw: tokens [S] int64, remembered for plans that say -1; None
-    where rows sample with more than a draw, or another rank samples."""
+    """Draws tokens [S] int64, remembered for plans that say -1, where that was recorded with the step. Gives
+    None where rows sample with more than a draw, or another rank samples."""
     tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
 
 

@@ -1,4 +1,4 @@
-"""Recording: what the runner knows of steps that are recorded. Which kind there is goes by the Ops."""
+"""Recording: all that the runner knows of steps that are recorded. Their kind goes by the Ops."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Recording(Protocol):
     """Steps that run without Python between their kernels. Its methods must run on the forward stream."""
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Whether it computes this plan."""
+        """Tell whether it computes this plan."""
         ...
 
     def run(self, plan: BatchPlan) -> ForwardOutput:
@@ -34,7 +34,7 @@ class Recording(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StepParts:
-    """What a step is made of."""
+    """Parts that a step is made of."""
 
     model: Model
     ops: Ops

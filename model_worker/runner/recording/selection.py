@@ -1,4 +1,4 @@
-"""Which recorder a runner has."""
+"""The one place that chooses what records steps, by the name of their Ops."""
 
 from __future__ import annotations
 
