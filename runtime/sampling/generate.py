@@ -23,7 +23,7 @@ class Block(NamedTuple):
     path: str
     lines: Callable[[], Iterable[str]]
     marker: str = ""
-    """After which words of the marker, where a file has several."""
+    """Words behind the marker, where a file has several."""
 
 
 def _struct(name: str, columns: Iterable[Column], ctype: str) -> Iterator[str]:

@@ -58,7 +58,7 @@ class Kind:
 
     @property
     def described(self) -> str:
-        """For the documentation."""
+        """Its words in the documentation."""
         raise NotImplementedError
 
     def accept(self, name: str, value: Any) -> Any:

@@ -47,7 +47,7 @@ Family: TypeAlias = Literal["openai", "sglang"]
 
 
 class Stay(NamedTuple):
-    """What a row's columns need to know of one stay, beside the parameters."""
+    """Facts of one stay in a row that its columns need beside the parameters."""
 
     min_len: int = 0
     """No stop id is sampled at a position below this one (prompt length + min_tokens)."""
@@ -61,7 +61,8 @@ class Column(NamedTuple):
     name: str
     type: ColumnType
     value: Callable[[Any, Stay], float]
-    """Of the SamplingParams and the stay, as the kernels read it; asked where the parameter is not neutral.
+    """The number as the kernels read it, from SamplingParams and the stay; asked for where the parameter is
+    not neutral.
     """
     doc: str = ""
 
@@ -74,7 +75,7 @@ class Parameter:
     """Its default, which but for `max_tokens` changes nothing."""
     doc: str = ""
     step: str = ""
-    """Where it comes in the order of the sampler."""
+    """Its place in the order of the sampler; empty: it does not enter the draw."""
     nullable: bool = False
     columns: tuple[Column, ...] = ()
     feature: Callable[[Any], int] = lambda value: 0
@@ -82,7 +83,7 @@ class Parameter:
     example: Any = None
     """A value with an effect, for a parameter that the device knows."""
     bodies: tuple[Family, ...] = ("openai", "sglang")
-    """Of HTTP, that have it as a field of its kind."""
+    """Families of HTTP bodies that have it as a field of its kind."""
     sglang: str = ""
     """Its name there, where it is another one."""
     array: str = ""
@@ -90,7 +91,7 @@ class Parameter:
     aliases: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Other names of the array. HTTP refuses them but for the values that ask for nothing."""
     recommended: tuple[str, str] = ("", "")
-    """Key of generation_config.json and what may stand there."""
+    """Key of generation_config.json, and the type of its value."""
 
     def check(self, value: Any) -> None:
         """Raises InvalidRequest naming the parameter."""
@@ -436,7 +437,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         kind=NUM_LOGPROBS,
         neutral=None,
         nullable=True,
-        doc="As `logprobs`, of the prompt's tokens from the second on. Its KV is then computed, not taken "
+        doc="Like `logprobs`, for the prompt's tokens from the second on. Its KV is then computed, not taken "
         "from the cache.",
         bodies=("openai",),
     ),

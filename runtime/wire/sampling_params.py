@@ -109,8 +109,8 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     top_p_reset_ids: Annotated[tuple[TokenId, ...], Meta(max_length=64)] = ()
     """Token ids after which top_p begins again."""
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
-    """As `logprobs`, of the prompt's tokens from the second on. Its KV is then computed, not taken from the
-    cache.
+    """Like `logprobs`, for the prompt's tokens from the second on. Its KV is then computed, not taken from
+    the cache.
     """
     return_context_logits: bool = False
     """Raw logits of each prompt position; the server must allow it."""

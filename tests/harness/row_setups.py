@@ -1,4 +1,4 @@
-"""What tests say of a row, number by number, and what stands in a RowSetup."""
+"""Rows as tests describe them, number by number, and the numbers that stand in a RowSetup."""
 
 from __future__ import annotations
 

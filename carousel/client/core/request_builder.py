@@ -58,7 +58,7 @@ MAX_TIME_LIMIT_S = 2_000_000
 MAX_ARRIVAL_TIME = 100_000_000_000
 """Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
 REWRITTEN = tuple(p for p in PARAMETERS if isinstance(p.kind, IdKind | Texts))
-"""What callers may write in several ways."""
+"""Parameters that callers may write in several ways."""
 MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
 

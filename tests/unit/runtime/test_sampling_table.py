@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from runtime.sampling.columns import FLOATS, INTEGERS, ROW_BYTES, ROW_DTYPE, examples
 from runtime.sampling.features import FEATURE_BITS, NOISE, OF_DRAW
 from runtime.sampling.generate import BLOCKS, MARKER, ROOT, Block, written
+from runtime.sampling.kinds import Number
 from runtime.sampling.table import PARAMETERS, Parameter
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
@@ -67,3 +70,12 @@ def test_a_row_is_packed_as_its_layout_says() -> None:
     assert (numbers.min_len, numbers.is_greedy, numbers.top_k) == (7, 0, 0)
     names = [c.name for c in (*FLOATS, *INTEGERS)]
     assert len(set(names)) == len(names)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, -0.0])
+def test_numbers_that_the_wire_lets_through_are_packed_all_the_same(value: float) -> None:
+    """The scheduler trusts the tokenizer with them, and must not die of them."""
+    names = [p.name for p in PARAMETERS if isinstance(p.kind, Number)]
+    for name in names:
+        RowSetup.of(0, 1, SamplingParams(**{name: value}), b"\0\0\0\0")
+    RowSetup.of(0, 1, SamplingParams(**dict.fromkeys(names, value)), b"\0\0\0\0")
