@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 
@@ -76,6 +77,7 @@ def test_a_row_is_packed_as_its_layout_says() -> None:
 def test_numbers_that_the_wire_lets_through_are_packed_all_the_same(value: float) -> None:
     """The scheduler trusts the tokenizer with them, and must not die of them."""
     names = [p.name for p in PARAMETERS if isinstance(p.kind, Number)]
-    for name in names:
-        RowSetup.of(0, 1, SamplingParams(**{name: value}), b"\0\0\0\0")
-    RowSetup.of(0, 1, SamplingParams(**dict.fromkeys(names, value)), b"\0\0\0\0")
+    alone: list[dict[str, Any]] = [{name: value} for name in names]
+    for fields in (*alone, dict[str, Any](dict.fromkeys(names, value))):
+        setup = RowSetup.of(0, 1, SamplingParams(**fields), b"\0\0\0\0")
+        assert len(setup.columns) == ROW_BYTES
