@@ -69,11 +69,13 @@ class Sampler:
         logits [S, V] float32 are overwritten. masks: row → bitmask, bit i of int32 word j allows 32 * j + i.
         """
         step = SamplingStep(self._device, who, self._columns.features[who.rows_host], masks)
-        for capability in self._capabilities:
+        # Most steps need a draw and nothing else.
+        wanted = self._capabilities if step.present & ~DRAWABLE else ()
+        for capability in wanted:
             if step.present & capability.bits:
                 capability.apply(logits, step)
         sampled = Sampled(self.ops.draw(logits, step))
-        for capability in self._capabilities:
+        for capability in wanted:
             if step.present & capability.remembered:
                 capability.remember(step, sampled)
         return sampled

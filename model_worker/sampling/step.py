@@ -17,11 +17,8 @@ from runtime.sampling import features as bit
 
 MASKED = 1 << 30
 """Bit of a step some of whose rows have a mask. It is no feature of a row: a mask comes with its step."""
+NO_ROWS: LongArray = np.zeros(0, np.int64)
 CHANGES = bit.CHANGES | MASKED  # the logits, before the draw
-
-
-def _no_rows() -> LongArray:
-    return np.zeros(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -31,7 +28,7 @@ class Sampled:
     tokens: Tensor  # [S] int64
     logprobs: Logprobs | None = None  # of the rows that asked
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
-    logits_of: LongArray = field(default_factory=_no_rows)  # [m] which of S they belong to
+    logits_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
 
 
 class StepRows:

@@ -22,14 +22,15 @@ class NativeSampling(TorchSampling):
 
     def __init__(self, columns: SamplingColumns, device: Device, kernels: NativeKernels) -> None:
         super().__init__(columns, device)
-        self._kernels = kernels
+        self._draw, self._logprobs = kernels.draw, kernels.logprobs
+        self._penalise, self._mask = kernels.penalise, kernels.mask
         self._columns_at = {"floats": columns.floats.data_ptr(), "integers": columns.integers.data_ptr()}
         self._penalty_call = PenaltyCall(floats=columns.floats.data_ptr())
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """See SamplingOps."""
         tokens = torch.empty(logits.shape[0], dtype=torch.int64)
-        self._kernels.draw(self.draw_call(logits, step.who.rows, step.who.positions, tokens))
+        self._draw(self.draw_call(logits, step.who.rows, step.who.positions, tokens))
         return tokens
 
     def draw_call(self, logits: Tensor, rows: Tensor, positions: Tensor, tokens: Tensor) -> DrawCall:
@@ -55,7 +56,7 @@ class NativeSampling(TorchSampling):
         chosen = torch.empty(num_rows)
         top_ids = torch.empty(num_rows, num_top, dtype=torch.int32)
         top = torch.empty(num_rows, num_top)
-        self._kernels.logprobs(
+        self._logprobs(
             LogprobsCall(
                 logits=logits.data_ptr(),
                 tokens=tokens.data_ptr(),
@@ -80,13 +81,13 @@ class NativeSampling(TorchSampling):
         call.counts = counts.data_ptr()
         call.num_rows, call.vocab_size = len(penalised), logits.shape[1]
         call.num_threads = torch.get_num_threads()
-        self._kernels.penalise(call)
+        self._penalise(call)
 
     def forbid_masked(self, logits: Tensor, masks: StepMasks) -> None:
         """See SamplingOps."""
         assert logits.is_contiguous()
         num_rows, num_words = masks.words.shape
-        self._kernels.mask(
+        self._mask(
             MaskCall(
                 logits=logits.data_ptr(),
                 rows=masks.at.data_ptr(),
