@@ -57,6 +57,11 @@ KINDS = {
         SamplingParams(max_tokens=6, temperature=1.1, top_k=9, seed=2),
         SamplingParams(max_tokens=5, temperature=0.8, top_p=0.8, min_p=0.01, seed=3),
     ],
+    "within deviations": [
+        SamplingParams(max_tokens=4, temperature=3.0, top_n_sigma=0.8, seed=1),
+        SamplingParams(max_tokens=5, temperature=2.0, top_n_sigma=1.5, top_k=40, top_p=0.9, seed=2),
+        SamplingParams(max_tokens=4, temperature=1.0, seed=3),
+    ],
     "more than a draw": [
         SamplingParams(max_tokens=3, temperature=0.7, frequency_penalty=0.8, seed=1),
         SamplingParams(max_tokens=4, temperature=0.0, logprobs=2, seed=2),
