@@ -25,6 +25,6 @@ class LabelBook:
             )
 
     def release(self, tenant: str, label: str, holder: object) -> None:
-        """Without effect unless this holder has it."""
+        """Give a label back; without effect unless this holder has it."""
         if self._holders.get((tenant, label)) == holder:
             del self._holders[tenant, label]

@@ -291,7 +291,7 @@ class RequestState:
 
     @property
     def open_handles(self) -> tuple[bytes, ...]:
-        """The newest handles of the sequences without a terminal."""
+        """Newest handles of the sequences without a terminal."""
         return tuple(sequence.handle for sequence in self.sequences if sequence.is_open)
 
     def next_attempt(self, sequence: SequenceState, now: float) -> GenerateRequest | None:

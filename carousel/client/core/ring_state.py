@@ -68,7 +68,7 @@ class RingState:
         self._looks_away_until = 0.0
 
     def begin(self, num_lanes: int, now: float) -> None:
-        """All lanes have been opened."""
+        """Count from here: all lanes have been opened."""
         self._num_lanes = num_lanes
         self._heard_at = dict.fromkeys(range(num_lanes), now)
         self._whole_at = self._next_tick_at = now
@@ -79,7 +79,7 @@ class RingState:
         return lane in self._heard_at
 
     def hear(self, lane: int, now: float) -> list[Command]:
-        """A detokenizer has said something; that of a lane that was not open has answered."""
+        """Take note of a word of a detokenizer: on a lane that was not open the answer to a greeting."""
         was_open = lane in self._heard_at
         self._heard_at[lane] = now
         return [] if was_open else [self._restart("detokenizer", lane)]
@@ -134,8 +134,8 @@ class RingState:
         return commands
 
     def check(self, now: float, why_gone: str, *, are_links_lost: bool) -> None:
-        """`are_links_lost`: a process that is replaced takes its own connections with it; all go with the
-        ring alone. Raises RingClosed when it is gone, or lacks a process for too long.
+        """Give a ring up that is gone, or lacks a process for too long, by RingClosed. `are_links_lost`: a
+        process that is replaced takes its own connections with it; all go with the ring alone.
         """
         if now < self._looks_away_until:
             return

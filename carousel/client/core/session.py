@@ -313,6 +313,7 @@ class Session(Generic[M]):
                     sequence.note_logprobs(output)
             else:
                 sequence.is_open = False
+                sequence.ids.clear()  # it is not made again
                 request.num_open -= 1
                 sequences.pop(output.handle, None)
                 # The books are closed before the caller can see the end: he may use the label again at once.
