@@ -34,10 +34,6 @@ class _Stream:
         """The next delta, or the end, is not there yet."""
         return not self._closed and not self._deltas and (self.state is None or not self.state.is_complete)
 
-    def _next(self) -> Delta | None:
-        """The next delta; None at the end."""
-        return None if self._closed or not self._deltas else self._deltas.popleft()
-
     def _check(self) -> None:
         """Raise the error that the request has failed with, once everything before it has been taken."""
         if self.state is not None and (self._closed or not self._deltas):
@@ -79,10 +75,9 @@ class ResultStream(_Stream):
             except BaseException:
                 self.close()
                 raise
-        delta = self._next()
-        if delta is None:
+        if self._closed or not self._deltas:
             raise StopIteration
-        return delta
+        return self._deltas.popleft()
 
     def completion(self) -> Completion:
         """Wait for the end and return the whole. Raises: as the iteration."""
@@ -133,10 +128,9 @@ class AsyncResultStream(_Stream):
             if self._is_awaited:
                 raise RuntimeError("another task is already waiting for this stream")
             await self._receive()
-        delta = self._next()
-        if delta is None:
+        if self._closed or not self._deltas:
             raise StopAsyncIteration
-        return delta
+        return self._deltas.popleft()
 
     async def _receive(self) -> None:
         """Wait for news and take them in."""
