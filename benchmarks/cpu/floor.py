@@ -15,7 +15,7 @@ class Machine(NamedTuple):
     memory_gb_per_s: float
     """Read bandwidth of all threads, at the size of the model."""
     gflop_per_s: float
-    """bf16 matrix multiplication, all threads."""
+    """Matrix multiplication in bf16 or float32, whichever is faster, all threads."""
 
 
 class ModelShape(msgspec.Struct, frozen=True):

@@ -121,7 +121,7 @@ class NativeOps(Ops):
 
     def packs(self, weight: Tensor) -> bool:
         """See Ops."""
-        return can_pack(self._kernels, weight)
+        return can_pack(weight)
 
     def linear(
         self,
@@ -144,12 +144,12 @@ class NativeOps(Ops):
                 pack(self._kernels, weight)
             return PackedLinear(self._kernels, weight, bias, out_dtype=dtype)
         operation = "linear" if scale is None else "linear, 8 bits"
-        return self._instead(operation, self._reason_of_weight(weight)).linear(weight, scale, bias, dtype)
+        return self._instead(operation, _reason_of_weight(weight)).linear(weight, scale, bias, dtype)
 
     def head(self, weight: Tensor) -> Head:
         """See Ops."""
         if not self.packs(weight):
-            return self._instead("head", self._reason_of_weight(weight)).head(weight)
+            return self._instead("head", _reason_of_weight(weight)).head(weight)
         self._note("head")
         pack(self._kernels, weight)
         return NativeHead(PackedLinear(self._kernels, weight, None, out_dtype=torch.float32))
@@ -202,20 +202,17 @@ class NativeOps(Ops):
             self._scratch = ExpertScratch(torch.empty(CHUNK, hidden_size, dtype=dtype))
         return self._scratch
 
-    def _reason_of_weight(self, weight: Tensor) -> str:
-        """Reason why there is no product over a weight of this shape and dtype."""
-        if weight.dtype is torch.float32:
-            return ""  # torch's is as fast
-        if weight.dtype is torch.bfloat16 and not self._kernels.packs_linear:
-            return "this CPU has no products of bfloat16"
-        return f"there is no kernel for {list(weight.shape)} in {str(weight.dtype).removeprefix('torch.')}"
-
     def _note(self, operation: str) -> None:
         self.table.note(operation, BY_CPP)
 
     def _instead(self, operation: str, reason: str) -> TorchOps:
         self.table.note(operation, BY_TORCH.name, reason)
         return self._torch
+
+
+def _reason_of_weight(weight: Tensor) -> str:
+    """Reason why there is no product over a weight of this shape and dtype."""
+    return f"there is no kernel for {list(weight.shape)} in {str(weight.dtype).removeprefix('torch.')}"
 
 
 def _reason_of_width(width: int) -> str:

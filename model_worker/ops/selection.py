@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-
 import torch
 
 from model_worker.attention.cpu_native import CpuNativeAttention
@@ -12,8 +10,6 @@ from model_worker.ops.base import Ops
 from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.torch_ops import TorchOps
 from runtime.base.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 
 def make_ops(
@@ -31,8 +27,6 @@ def make_ops(
         raise ConfigError(
             "deterministic: needs the C++ attention (a compiler, and --attention-backend auto or cpu_native)"
         )
-    if deterministic and kernels is not None and not kernels.packs_linear:
-        raise ConfigError("deterministic: needs a CPU with AVX512-BF16, whose linear kernel it is about")
     if device == "cuda":
         # Imported where a GPU is used, and only there: a CPU needs no triton.
         from model_worker.ops.triton_ops import TritonOps
@@ -40,9 +34,4 @@ def make_ops(
         return TritonOps(attention)
     if kernels is None:
         return TorchOps(attention)
-    if dtype is torch.bfloat16 and not kernels.packs_linear:
-        logger.info(
-            "this CPU has no AVX512-BF16, so linear layers in bfloat16 are slow; --dtype float32 is often "
-            "faster, with twice the memory"
-        )
     return NativeOps(kernels, attention)

@@ -205,10 +205,10 @@ def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:
     """Refuse what has no one order of summation; what the worker's CPU lacks, it refuses itself."""
     if device != "cpu":
         raise ConfigError("deterministic: CUDA's matrix products depend on the batch; use --device cpu")
-    if dtype != "bfloat16":
+    if dtype == "float16":
         raise ConfigError(
             f"deterministic: linear layers in {dtype} are torch's, whose rounding depends on the batch; use "
-            "--dtype bfloat16"
+            "--dtype bfloat16 or float32"
         )
     if not has_spec:
         raise ConfigError(

@@ -128,8 +128,8 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     deterministic: Annotated[
         bool,
         setting(
-            "bfloat16 logits of a sequence are the same bits in any batch, chunks and after a retraction; "
-            "refuses what cannot promise it"
+            "bfloat16 and float32 logits of a sequence are the same bits in any batch, chunks and after a "
+            "retraction; refuses what cannot promise it"
         ),
     ] = False
     tp_size: Annotated[

@@ -71,6 +71,7 @@ class LinearCall(ctypes.Structure):
         ("num_rows", ctypes.c_int32),
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
         ("out_is_float", ctypes.c_int32),
         ("gate", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
@@ -281,6 +282,7 @@ class NativeKernels:
         self.experts = self._recordable(library, "carousel_experts", ExpertsCall)
         self.take = self._recordable(library, "carousel_take", TakeCall)
         self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
+        self.linear = self._recordable(library, "carousel_linear", LinearCall)
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)
         self.int8_linear = self._recordable(library, "carousel_int8_linear", Int8LinearCall)
         pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
@@ -293,17 +295,13 @@ class NativeKernels:
         self.mask = _function(library, "carousel_mask", ctypes.POINTER(MaskCall))
         self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
-        library.carousel_packs_linear.restype = ctypes.c_int32
-        self.packs_linear: bool = library.carousel_packs_linear() == 1
-        library.carousel_gates_linear.argtypes = (ctypes.c_int32,)
-        library.carousel_gates_linear.restype = ctypes.c_int32
+        library.carousel_gates_linear.argtypes = (count, count)
+        library.carousel_gates_linear.restype = count
         self._gates_linear = library.carousel_gates_linear
-        if self.packs_linear:
-            self.linear = self._recordable(library, "carousel_linear", LinearCall)
 
-    def gates_linear(self, k: int) -> bool:
-        """Whether a linear layer over k inputs may have a gate."""
-        return bool(self._gates_linear(k))
+    def gates_linear(self, k: int, dtype: torch.dtype) -> bool:
+        """Tell whether a linear layer over k inputs of dtype may have a gate."""
+        return bool(self._gates_linear(k, DTYPES[dtype]))
 
     def _recordable(
         self, library: ctypes.CDLL, name: str, call_type: type[ctypes.Structure]

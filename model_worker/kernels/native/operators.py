@@ -28,15 +28,15 @@ LANES = 16  # sizes that kernels work on are multiples of the widest vector of f
 PANEL = 16  # rows of a packed weight that are interleaved
 
 
-def can_pack(kernels: NativeKernels, weight: Tensor) -> bool:
-    """Whether a linear layer of this weight [N, K] has a packed kernel on this CPU."""
+def can_pack(weight: Tensor) -> bool:
+    """Tell whether a linear layer of this weight [N, K] has a packed kernel."""
     n, k = weight.shape
-    return kernels.packs_linear and weight.dtype is torch.bfloat16 and n % PANEL == 0 and k % 2 == 0
+    return weight.dtype in DTYPES and n % PANEL == 0 and k * weight.element_size() % 4 == 0
 
 
 def pack(kernels: NativeKernels, weight: Tensor) -> None:
     """Rearrange weight [N, K] in place, as only PackedLinear and TakeRows read it."""
-    assert can_pack(kernels, weight)
+    assert can_pack(weight)
     pack_panels(kernels, weight)
 
 
@@ -113,8 +113,11 @@ class PackedLinear:
     def __init__(
         self, kernels: NativeKernels, weight: Tensor, bias: Tensor | None, *, out_dtype: torch.dtype
     ) -> None:
-        """weight [N, K] packed, bias [N] bfloat16. The sum is float32 and is rounded once, to out_dtype."""
-        assert bias is None or bias.dtype is torch.bfloat16
+        """weight [N, K] packed, bias [N] of its dtype. The sum is float32 and is rounded once, to out_dtype:
+        the weight's or float32.
+        """
+        assert bias is None or bias.dtype is weight.dtype
+        assert out_dtype in (weight.dtype, torch.float32)
         self._kept = (weight, bias)
         self._kernels = kernels
         self._run = kernels.linear
@@ -125,12 +128,13 @@ class PackedLinear:
             bias=None if bias is None else bias.data_ptr(),
             n=weight.shape[0],
             k=weight.shape[1],
+            is_bf16=DTYPES[weight.dtype],
             out_is_float=out_dtype is torch.float32,
             num_threads=torch.get_num_threads(),
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] bfloat16 -> [T, N] out_dtype."""
+        """x [T, K] of the weight's dtype -> [T, N] out_dtype."""
         assert x.is_contiguous()
         out = torch.empty(x.shape[0], self._width, dtype=self._out_dtype)
         call = self._call
@@ -144,9 +148,9 @@ class PackedLinear:
         """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
         -> [T, N / 2]. None where there is no such kernel.
         """
-        n, k = self._call.n, self._call.k
-        fits = n % (2 * PANEL) == 0 and self._kernels.gates_linear(k) and activation in NATIVE_ACTIVATIONS
-        if not fits or self._out_dtype is not torch.bfloat16:
+        n, k, dtype = self._call.n, self._call.k, self._kept[0].dtype
+        fits = n % (2 * PANEL) == 0 and self._out_dtype is dtype and activation in NATIVE_ACTIVATIONS
+        if not fits or not self._kernels.gates_linear(k, dtype):
             return None
         gated = PackedLinear(self._kernels, *self._kept, out_dtype=self._out_dtype)
         gated._width = n // 2

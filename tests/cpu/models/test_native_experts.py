@@ -18,7 +18,7 @@ from model_worker.quant.int8 import Int8
 from model_worker.quant.unquantized import UNQUANTIZED
 from runtime.checkpoint.model_config import ModelConfig
 from tests.harness.models.model_registry import CASES
-from tests.harness.models.native import needs_compiler, packing_kernels
+from tests.harness.models.native import native_kernels, needs_compiler
 
 pytestmark = needs_compiler
 
@@ -39,7 +39,7 @@ def _model(name: str, path: Path, quant: QuantMethod) -> CausalLM:
 @pytest.mark.parametrize("name", _ARCHITECTURES)
 def test_native_experts_are_those_of_torch(name: str, quant: QuantMethod, tmp_path: Path) -> None:
     """Five and six experts, whose router's output is padded; more tokens than an expert takes at a time."""
-    kernels = packing_kernels()
+    kernels = native_kernels()
     plain, native = (_model(name, tmp_path, quant) for _ in range(2))
     for weight, value in zip(native.parameters(), plain.parameters(), strict=True):
         weight.data.copy_(value.data)
@@ -69,6 +69,6 @@ def test_tokens_with_the_same_scores_go_to_the_first_experts(tmp_path: Path) -> 
     for expert, weight in enumerate(mlp.experts.down_proj.weight.data):
         if expert > 1:
             weight.fill_(torch.nan)
-    model.bind(NativeOps(packing_kernels()))
+    model.bind(NativeOps(native_kernels()))
     with torch.inference_mode():
         assert mlp(torch.ones(4, 64, dtype=torch.bfloat16)).isfinite().all()

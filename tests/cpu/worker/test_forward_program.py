@@ -32,12 +32,13 @@ from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.recording.forward_program import ForwardProgram
 from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput
+from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan
 from tests.harness.models.model_registry import FAMILIES
-from tests.harness.models.native import native_kernels, needs_compiler, packing_kernels
+from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compiler
 from tests.harness.models.plans import FEEDBACK, PlanWriter, Wanted
 
 pytestmark = needs_compiler
@@ -53,11 +54,13 @@ def _runner(
     change: Callable[[CausalLM], None] = lambda _: None,
     quant: QuantMethod = UNQUANTIZED,
     *,
+    isa: CpuIsa | None = None,
+    dtype: torch.dtype = torch.bfloat16,
     records_steps: bool = True,
 ) -> ModelRunner:
     config = ModelConfig.from_path(Path(DEMO_MODEL))
-    model = load_model(Path(DEMO_MODEL), config, torch.bfloat16, "cpu", quant=quant)
-    return _runner_of(model, config, change, records_steps=records_steps)
+    model = load_model(Path(DEMO_MODEL), config, dtype, "cpu", quant=quant)
+    return _runner_of(model, config, change, isa=isa, records_steps=records_steps)
 
 
 def _runner_of(
@@ -65,9 +68,10 @@ def _runner_of(
     config: ModelConfig,
     change: Callable[[CausalLM], None] = lambda _: None,
     *,
+    isa: CpuIsa | None = None,
     records_steps: bool = True,
 ) -> ModelRunner:
-    kernels = packing_kernels()
+    kernels = native_kernels(isa)
     ops = NativeOps(kernels)
     model.bind(ops)
     change(model)
@@ -77,7 +81,7 @@ def _runner_of(
         config.num_layers,
         config.num_kv_heads,
         config.head_dim,
-        torch.bfloat16,
+        model.lm_head.weight.dtype,
         "cpu",
     )
     for layer in range(config.num_layers):
@@ -136,9 +140,11 @@ def _recording(records: list[BatchPlan], runner: ModelRunner) -> None:
     program.run = note  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("quant", [UNQUANTIZED, Int8(stored=False)], ids=["bfloat16", "int8"])
-def test_a_recorded_forward_gives_the_same_bits(quant: QuantMethod) -> None:
-    plain, recorded = _runner(quant=quant), _runner(quant=quant)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("quant", [UNQUANTIZED, Int8(stored=False)], ids=["unquantized", "int8"])
+@pytest.mark.parametrize("isa", usable_isas())
+def test_a_recorded_forward_gives_the_same_bits(isa: CpuIsa, quant: QuantMethod, dtype: torch.dtype) -> None:
+    plain, recorded = (_runner(quant=quant, isa=isa, dtype=dtype) for _ in range(2))
     recorded.warm_up()
     by_program: list[BatchPlan] = []
     _recording(by_program, recorded)
@@ -199,7 +205,8 @@ def test_a_program_that_computes_something_else_is_not_used(caplog: pytest.LogCa
 
 @pytest.mark.parametrize("architecture", FAMILIES)
 @pytest.mark.parametrize("vocab_size", [96, 97], ids=["head", "no_head"])
-def test_every_family_is_recorded(architecture: str, vocab_size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize("isa", NATIVE_ISAS)
+def test_every_family_is_recorded(isa: CpuIsa, architecture: str, vocab_size: int, tmp_path: Path) -> None:
     """But for the rotation that changes with the length: recording compares it with the forward, bit by bit.
     A head of 97 rows fills no panel, so torch computes it.
     """
@@ -210,7 +217,7 @@ def test_every_family_is_recorded(architecture: str, vocab_size: int, tmp_path: 
         model = load_model(tmp_path, config, torch.bfloat16, "cpu", "dummy")
         for weight in model.parameters():
             weight.data.normal_(std=0.2)
-        runner = _runner_of(model, config)
+        runner = _runner_of(model, config, isa=isa)
         runner.warm_up()
         if name == "llama_dynamic":
             assert runner._recording is None

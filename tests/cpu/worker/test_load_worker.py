@@ -11,11 +11,8 @@ import pytest
 import torch
 
 from model_worker import worker
-from model_worker.attention import cpu_native
 from model_worker.device import make_device
-from runtime.base.cpu_isa import CpuIsa, cpu_isa
 from runtime.settings.config import RuntimeConfig
-from tests.harness.models.native import LEAST_ISA, native_kernels, needs_compiler
 from tests.harness.models.plans import save_tiny_llama
 
 DType: TypeAlias = Literal["float32", "bfloat16"]
@@ -105,27 +102,6 @@ def test_a_worker_records_nothing_where_the_settings_say_so(
     )
     load(checkpoint, disable_cuda_graph=is_disabled)
     assert bool(recorded) is not is_disabled
-
-
-@needs_compiler
-@pytest.mark.parametrize(
-    ("isa", "dtype"), [(LEAST_ISA, "bfloat16"), (LEAST_ISA, "float32"), (cpu_isa(), "bfloat16")]
-)
-def test_only_bfloat16_without_instructions_for_it_is_said_to_leave_linear_layers_to_torch(
-    checkpoint: Path,
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-    isa: CpuIsa,
-    dtype: DType,
-) -> None:
-    kernels = native_kernels(isa)
-    monkeypatch.setattr(cpu_native, "load_kernels", lambda _: kernels)
-    with caplog.at_level(logging.INFO):
-        load(checkpoint, dtype, "cpu_native")
-    said = dtype == "bfloat16" and not kernels.packs_linear
-    assert len(lines(caplog, "AVX512-BF16")) == said
-    if isa == LEAST_ISA:
-        assert not kernels.packs_linear
 
 
 def test_a_launch_prints_at_debug_which_kernel_each_operation_has(

@@ -37,15 +37,14 @@ from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.torch_ops import TorchOps
+from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.checkpoint.model_config import Activation, ModelConfig
 from runtime.settings.config import DEMO_MODEL
 from tests.harness.models.native import (
     ISA_WITHOUT_AMX,
-    LEAST_ISA,
     NATIVE_ISAS,
     native_kernels,
     needs_compiler,
-    packing_kernels,
 )
 from tests.harness.models.paged_forward import PagedForward
 
@@ -55,6 +54,11 @@ pytestmark = needs_compiler
 # apart; the norm and the gate round twice. Sums of a few hundred float32 differ by a few steps.
 RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6}
 DTYPES = [torch.float32, torch.bfloat16]
+LINEAR_DTYPES = [
+    (torch.float32, torch.float32),
+    (torch.bfloat16, torch.bfloat16),
+    (torch.bfloat16, torch.float32),
+]
 
 
 @pytest.fixture(params=NATIVE_ISAS)
@@ -66,40 +70,34 @@ def _normal(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> T
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-def test_a_cpu_without_bfloat16_instructions_packs_nothing() -> None:
-    assert not can_pack(native_kernels(LEAST_ISA), _normal(32, 32, dtype=torch.bfloat16))
-
-
-def test_only_bfloat16_of_fitting_shapes_is_packed() -> None:
-    kernels = packing_kernels()
-    assert can_pack(kernels, _normal(32, 34, dtype=torch.bfloat16))
-    assert not can_pack(kernels, _normal(32, 34))
-    assert not can_pack(kernels, _normal(40, 34, dtype=torch.bfloat16))
-    assert not can_pack(kernels, _normal(32, 33, dtype=torch.bfloat16))
+def test_only_fitting_shapes_are_packed() -> None:
+    assert can_pack(_normal(32, 34, dtype=torch.bfloat16))
+    assert not can_pack(_normal(32, 33, dtype=torch.bfloat16))  # half a word of 32 bits
+    assert can_pack(_normal(32, 33))
+    assert not can_pack(_normal(32, 34, dtype=torch.float16))
+    for dtype in DTYPES:
+        assert not can_pack(_normal(40, 34, dtype=dtype))
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("out_dtype", DTYPES)
+@pytest.mark.parametrize(("dtype", "out_dtype"), LINEAR_DTYPES)
 @pytest.mark.parametrize(
-    ("n", "k"), [(16, 2), (48, 34), (80, 32), (112, 1056), (80, 4128), (1040, 130), (1040, 96)]
+    "shape", [(16, 2), (48, 34), (80, 32), (112, 1056), (80, 4128), (1040, 130), (1040, 96)]
 )
+@pytest.mark.parametrize("isa", usable_isas())
 def test_packed_linear_equals_float64(
-    n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
+    isa: CpuIsa,
+    shape: tuple[int, int],
+    dtype: torch.dtype,
+    out_dtype: torch.dtype,
+    with_bias: bool,
+    num_threads: int,
 ) -> None:
-    _check_packed_linear(packing_kernels(), n, k, out_dtype, with_bias, num_threads)
-
-
-def test_packed_linear_without_tiles_equals_float64() -> None:
-    packing_kernels()
-    _check_packed_linear(native_kernels(ISA_WITHOUT_AMX), 80, 256, torch.bfloat16, True, 3)
-
-
-def _check_packed_linear(
-    kernels: NativeKernels, n: int, k: int, out_dtype: torch.dtype, with_bias: bool, num_threads: int
-) -> None:
-    weight = _normal(n, k, dtype=torch.bfloat16)
-    bias = _normal(n, dtype=torch.bfloat16, seed=1) if with_bias else None
+    kernels = native_kernels(isa)
+    n, k = shape
+    weight = _normal(n, k, dtype=dtype)
+    bias = _normal(n, dtype=dtype, seed=1) if with_bias else None
     packed = weight.clone()
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
@@ -108,7 +106,7 @@ def _check_packed_linear(
         linear = PackedLinear(kernels, packed, bias, out_dtype=out_dtype)
     finally:
         torch.set_num_threads(before)
-    rows = _normal(530, k, dtype=torch.bfloat16, seed=2)
+    rows = _normal(530, k, dtype=dtype, seed=2)
     addend = torch.zeros(n, dtype=torch.float64) if bias is None else bias.double()
     expected = F.linear(rows.double(), weight.double(), addend)
     # The error of a sum is to be measured against its terms, which may cancel.
@@ -124,42 +122,69 @@ def _check_packed_linear(
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
 
 
+@pytest.mark.parametrize("value", [0.0, 1e-40, 3e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("isa", usable_isas())
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_products_of_an_extreme_value_are_exact(dtype: torch.dtype, isa: CpuIsa, value: float) -> None:
+    """At an even and an odd place of k. Times the zeros of other rows what is not finite is NaN. Instructions
+    for pairs of bfloat16 take what is below 2^-126 for zero.
+    """
+    kernels = native_kernels(isa)
+    weight, rows = torch.zeros(32, 6, dtype=dtype), torch.zeros(17, 6, dtype=dtype)
+    weight[3, 2] = weight[5, 5] = value
+    rows[0, 2] = rows[9, 5] = 1.0
+    expected = F.linear(rows.double(), weight.double()).to(dtype)
+    if value == 1e-40 and dtype is torch.bfloat16 and isa in ("avx512_bf16", "amx"):
+        expected.zero_()
+    pack(kernels, weight)
+    got = PackedLinear(kernels, weight, None, out_dtype=dtype)(rows)
+    torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize(("width", "k"), [(16, 32), (80, 96), (1040, 1056), (80, 4128)])
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("isa", usable_isas())
 def test_a_gate_beside_its_product_gives_the_bits_of_the_two_operators(
-    width: int, k: int, with_bias: bool
+    isa: CpuIsa, dtype: torch.dtype, width: int, k: int, with_bias: bool
 ) -> None:
-    """Where the CPU has tiles; where it has none, the gate is an operator of its own."""
-    kernels = packing_kernels()
-    weight = _normal(2 * width, k, dtype=torch.bfloat16)
-    bias = _normal(2 * width, dtype=torch.bfloat16, seed=1) if with_bias else None
+    """But in bfloat16 with instructions for it and no tiles: there it is an operator of its own."""
+    kernels = native_kernels(isa)
+    weight = _normal(2 * width, k, dtype=dtype)
+    bias = _normal(2 * width, dtype=dtype, seed=1) if with_bias else None
     pack(kernels, weight)
-    linear = PackedLinear(kernels, weight, bias, out_dtype=torch.bfloat16)
-    rows = _normal(97, k, dtype=torch.bfloat16, seed=2)
+    linear = PackedLinear(kernels, weight, bias, out_dtype=dtype)
+    rows = _normal(97, k, dtype=dtype, seed=2)
+    assert kernels.gates_linear(k, dtype) or (dtype is torch.bfloat16 and isa in ("avx512_bf16", "amx"))
     for activation in NATIVE_ACTIVATIONS:
         gated = linear.gated(activation)
-        if not kernels.gates_linear(k):
+        if not kernels.gates_linear(k, dtype):
             assert gated is None
             continue
         assert gated is not None
         expected = Activate(kernels, activation, has_up=True)(linear(rows))
-        for num_rows in (0, 1, 16, 17, 32, 50, 97):
+        for num_rows in (0, 1, 5, 6, 7, 16, 17, 32, 50, 97):
             assert torch.equal(gated(rows[:num_rows]), expected[:num_rows])
 
 
-def test_a_gate_is_joined_to_products_of_bfloat16_by_tiles_alone() -> None:
-    kernels = packing_kernels()
-    for n, k, out_dtype in ((48, 32, torch.bfloat16), (64, 34, torch.bfloat16), (64, 32, torch.float32)):
-        weight = torch.zeros(n, k, dtype=torch.bfloat16)
+def test_a_gate_takes_halves_of_whole_panels_and_a_result_of_the_weights_dtype(
+    kernels: NativeKernels,
+) -> None:
+    for n, out_dtype in ((48, torch.bfloat16), (64, torch.float32)):
+        weight = torch.zeros(n, 32, dtype=torch.bfloat16)
         assert PackedLinear(kernels, weight, None, out_dtype=out_dtype).gated("silu") is None
-    without = native_kernels(ISA_WITHOUT_AMX)
+
+
+@pytest.mark.skipif(ISA_WITHOUT_AMX != "avx512_bf16", reason="this CPU does not multiply pairs of bfloat16")
+def test_pairs_of_bfloat16_without_tiles_take_no_gate() -> None:
     weight = torch.zeros(64, 32, dtype=torch.bfloat16)
-    assert PackedLinear(without, weight, None, out_dtype=torch.bfloat16).gated("silu") is None
+    linear = PackedLinear(native_kernels("avx512_bf16"), weight, None, out_dtype=torch.bfloat16)
+    assert linear.gated("silu") is None
 
 
-def test_rows_of_a_packed_weight_are_the_weights_rows() -> None:
-    kernels = packing_kernels()
-    weight = _normal(64, 34, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_of_a_packed_weight_are_the_weights_rows(dtype: torch.dtype, kernels: NativeKernels) -> None:
+    weight = _normal(64, 34, dtype=dtype)
     packed = weight.clone()
     pack(kernels, packed)
     ids = torch.tensor([0, 63, 17, 17, 15, 16])
@@ -340,8 +365,7 @@ def test_kernels_called_from_several_threads_at_once_do_not_meet(kernels: Native
         torch.set_num_threads(before)
 
 
-def test_a_packed_weight_cannot_be_loaded_again() -> None:
-    kernels = packing_kernels()
+def test_a_packed_weight_cannot_be_loaded_again(kernels: NativeKernels) -> None:
     model = load_model(DEMO_MODEL, ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
     model.bind(NativeOps(kernels))
     assert model.lm_head.weight is model.model.embed_tokens.weight
@@ -352,14 +376,16 @@ def test_a_packed_weight_cannot_be_loaded_again() -> None:
                 list(weight.targets(name))
 
 
-def test_bfloat16_logits_are_the_same_bits_in_any_batch_chunk_and_page_size() -> None:
-    kernels = packing_kernels()
-    model = load_model(Path(DEMO_MODEL), ModelConfig.from_path(DEMO_MODEL), torch.bfloat16, "cpu")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_logits_are_the_same_bits_in_any_batch_chunk_and_page_size(
+    dtype: torch.dtype, kernels: NativeKernels
+) -> None:
+    model = load_model(Path(DEMO_MODEL), ModelConfig.from_path(DEMO_MODEL), dtype, "cpu")
     model.bind(NativeOps(kernels))
     backend = CpuNativeAttention(kernels, deterministic=True)
     ids = torch.randint(1, 4096, (3, 100), generator=torch.Generator().manual_seed(0)).tolist()
-    alone = [PagedForward(model, 16, backend=backend, dtype=torch.bfloat16).step([(0, row)]) for row in ids]
-    forward = PagedForward(model, 4, backend=backend, dtype=torch.bfloat16)
+    alone = [PagedForward(model, 16, backend=backend, dtype=dtype).step([(0, row)]) for row in ids]
+    forward = PagedForward(model, 4, backend=backend, dtype=dtype)
     for start, end in ((0, 37), (37, 38), (38, 99), (99, 100)):
         work = [(row, ids[row][start:end]) for row in (2, 0, 1)]
         logits = forward.step(work).split(end - start)

@@ -19,7 +19,7 @@ from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.torch_ops import TorchOps
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.model_config import ModelConfig
-from tests.harness.models.native import needs_compiler, packing_kernels
+from tests.harness.models.native import native_kernels, needs_compiler
 from tests.harness.models.plans import save_tiny_llama
 
 
@@ -106,7 +106,7 @@ def test_a_launch_names_what_has_no_kernel_and_prints_the_choices_at_debug(
 ) -> None:
     """A vocabulary of 97 fills no panel, so torch computes the head."""
     save_tiny_llama(tmp_path)
-    ops = NativeOps(packing_kernels())
+    ops = NativeOps(native_kernels())
     load_model(tmp_path, ModelConfig.from_path(tmp_path), torch.bfloat16, "cpu", ops=ops)
     with caplog.at_level(logging.INFO):
         ops.table.log()

@@ -17,7 +17,7 @@ needs_compiler = pytest.mark.skipif(
 
 
 LEAST_ISA: CpuIsa = "avx2" if "avx2" in usable_isas() else "portable"
-"""The set that nearly every CPU has; linear layers of bfloat16 stay with torch there."""
+"""The set that nearly every CPU has."""
 NATIVE_ISAS: tuple[CpuIsa, ...] = tuple(dict.fromkeys((cpu_isa(), LEAST_ISA)))
 """For which the kernels are tested: as much as may be used, and that."""
 ISA_WITHOUT_AMX: CpuIsa = "avx512_bf16" if cpu_isa() == "amx" else cpu_isa()
@@ -26,13 +26,3 @@ ISA_WITHOUT_AMX: CpuIsa = "avx512_bf16" if cpu_isa() == "amx" else cpu_isa()
 def native_kernels(isa: CpuIsa | None = None) -> NativeKernels:
     """The kernels for as much as may be used here, or for no more than `isa`."""
     return load_kernels(kernel_cache_dir(), isa)
-
-
-def packing_kernels() -> NativeKernels:
-    """Those with packed bfloat16 linear layers; without such a CPU the test is skipped. There the worker says
-    in its log that these layers stay with torch, and refuses --deterministic.
-    """
-    kernels = native_kernels()
-    if not kernels.packs_linear:
-        pytest.skip("without AVX512-BF16 linear layers of bfloat16 stay with torch")
-    return kernels

@@ -14,10 +14,13 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.served_model import LoadedModel
+from runtime.base.cpu_isa import cpu_isa
 from tests.harness.models.model_registry import VOCAB_SIZE, Case
 from tests.harness.models.paged_forward import PagedForward
 
-TOLERANCE = 1e-4  # of a logit, float32; transformers and we add up in different orders
+# Of a logit, float32; transformers and we add up in different orders, and without a fused multiply-add each
+# product is rounded, too.
+TOLERANCE = 2e-4 if cpu_isa() == "portable" else 1e-4
 SPREAD = 3.0  # the least standard deviation of a reference's logits
 NEAR_TIE = 1e-3  # two logits of the reference so close that either token is right
 NUM_GREEDY = 64

@@ -1,10 +1,11 @@
-// y = x W^T + bias for bf16 x and W, on CPUs that multiply pairs of bf16. W is packed once, in place, as panels.h
-// has it: a word is a pair of a row's elements, a vector 16 rows' pair.
+// y = x W^T + bias. W is packed once, in place, as panels.h has it: a word is one float32 or a pair of bf16 of a
+// row. Here are the pairs on CPUs that multiply them; all else is linear_widened.cpp's.
 #include "linear_tiles.h"
-
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#include "linear_widened.h"
 
 namespace carousel {
+
+#if defined(__AVX512BF16__)
 
 // Ahead in the weights. 2 to 4 KiB measure alike; at 8 to 32 rows 1 KiB is 10 to 14 % slower and none up to
 // 45 %; one row needs none (2 cores, EPYC Zen 5, 2026-11).
@@ -21,7 +22,7 @@ struct Bf16Kernel {
   void multiply(int row, int panel) const {
     const int k = call.k, pairs = k / 2;
     const uint32_t* weight = call.weight + (int64_t)panel * pairs * kPanel;
-    const bf16* x = call.x + (int64_t)row * k;
+    const bf16* x = (const bf16*)call.x + (int64_t)row * k;
     vfloat sum[Rows][Panels] = {};
     for (int u = 0; u < pairs; ++u) {
       __m512bh w[Panels];
@@ -43,39 +44,39 @@ struct Bf16Kernel {
       }
     }
     for (int r = 0; r < Rows; ++r) {
-      for (int p = 0; p < Panels; ++p) call.write(row + r, panel + p, sum[r][p]);
+      for (int p = 0; p < Panels; ++p) write_panel<bf16>(call, row + r, panel + p, 0, sum[r][p]);
     }
   }
 };
 
-}  // namespace carousel
+#endif
 
-CAROUSEL_EXPORT int32_t carousel_packs_linear() { return 1; }
+void multiply(const LinearCall& call) {
+#if defined(CAROUSEL_HAS_TILES)
+  if (call.is_bf16 && fits_tiles(call.k)) return multiply_by_tiles(call);
+#endif
+#if defined(__AVX512BF16__)
+  if (call.is_bf16) return multiply_all(Bf16Kernel{call}, call.num_rows, call.n, call.k, call.num_threads);
+#endif
+  multiply_widened(call);
+}
 
 // Whether a call of this k may have a gate.
-CAROUSEL_EXPORT int32_t carousel_gates_linear(int32_t k) {
+bool takes_gate(int k, bool is_bf16) {
 #if defined(CAROUSEL_HAS_TILES)
-  return carousel::fits_tiles(k);
-#else
-  return 0;
+  if (is_bf16 && fits_tiles(k)) return true;
 #endif
+#if defined(__AVX512BF16__)
+  if (is_bf16) return false;
+#endif
+  (void)k, (void)is_bf16;
+  return true;
 }
 
-CAROUSEL_EXPORT void carousel_linear(const carousel::LinearCall* call) {
-  using namespace carousel;
-#if defined(CAROUSEL_HAS_TILES)
-  if (fits_tiles(call->k)) {
-    multiply_by_tiles(*call);
-    return;
-  }
-#endif
-  multiply_all(Bf16Kernel{*call}, call->num_rows, call->n, call->k, call->num_threads);
+}  // namespace carousel
+
+CAROUSEL_EXPORT int32_t carousel_gates_linear(int32_t k, int32_t is_bf16) {
+  return carousel::takes_gate(k, is_bf16 != 0);
 }
 
-#else
-
-CAROUSEL_EXPORT int32_t carousel_packs_linear() { return 0; }
-
-CAROUSEL_EXPORT int32_t carousel_gates_linear(int32_t) { return 0; }
-
-#endif
+CAROUSEL_EXPORT void carousel_linear(const carousel::LinearCall* call) { carousel::multiply(*call); }

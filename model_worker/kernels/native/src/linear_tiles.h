@@ -35,8 +35,6 @@ struct BlockSums {
 // Whether a task's panels stay in the second cache with all of k.
 inline bool keeps_panels(int k) { return (int64_t)kKeptPanels * kPanel * k * sizeof(bf16) <= kKeptBytes; }
 
-inline int num_columns(const LinearCall& call) { return call.gate ? call.n / 2 : call.n; }
-
 class TileKernel {
  public:
   explicit TileKernel(const LinearCall& call) : call_(call) {}
@@ -83,17 +81,17 @@ class TileKernel {
 
     void write(int rows) {
       for (rows = std::min(rows, left_), left_ -= rows; rows > 0; --rows, sums_ += 2 * kPanel) {
-        writer_.write(load(sums_), load(sums_ + kPanel));
+        writer_.write(sums_, sums_ + kPanel);
       }
     }
 
    private:
-    PairWriter writer_;
+    PairWriter<bf16> writer_;
     const float* sums_;
     int left_;
   };
 
-  const bf16* x_at(int row, int step) const { return call_.x + (int64_t)row * call_.k + step * kTileDepth; }
+  const bf16* x_at(int row, int step) const { return (const bf16*)call_.x + (int64_t)row * call_.k + step * kTileDepth; }
   const uint32_t* weight_at(int panel, int step) const {
     return call_.weight + panel * panel_words_ + step * kTileWords;
   }
@@ -113,7 +111,7 @@ class TileKernel {
         const int all_blocks = (call_.num_rows + kBlockRows - 1) / kBlockRows;
         const int64_t first = keeps_panels_ ? 0 : -begin * kTileWords;
         ask_for_share(columns * panel_words_ + first, end - begin, row / kBlockRows, all_blocks);
-        if ((panel + columns) * kPanel >= num_columns(call_)) lines_ahead_ = 0;
+        if (panel + columns >= num_columns(call_)) lines_ahead_ = 0;
       } else {  // the next part of these
         ask_for_share((end - begin) * kTileWords, end - begin, block, num_blocks);
       }
@@ -220,10 +218,10 @@ class TileKernel {
     }
     store_sums(sums_[0][0]);
     for (int pair = 0; pair < Pairs; ++pair) {
-      PairWriter writer(call_, row, panel + pair * columns_of_pair_);
+      PairWriter<bf16> writer(call_, row, panel + pair * columns_of_pair_);
       for (int r = 0; r < rows; ++r) {
         const float* sums = sums_[0][0].at[pair * kTileRows + r];
-        writer.write(load(sums), load(sums + kPanel));
+        writer.write(sums, sums + kPanel);
       }
     }
   }
@@ -242,7 +240,7 @@ class TileKernel {
     }
     CAROUSEL_STORE_SUMS(0, sums_[0][0].at[0]);
     see_memory();
-    for (int r = 0; r < rows; ++r) call_.write(row + r, panel, load(sums_[0][0].at[r]));
+    for (int r = 0; r < rows; ++r) write_panel<bf16>(call_, row + r, panel, 0, load(sums_[0][0].at[r]));
   }
 
 #undef CAROUSEL_STORE_SUMS
@@ -271,7 +269,7 @@ inline void multiply_by_tiles(const LinearCall& call) {
   const auto multiply = [&](int row, int end_row, int panel, int columns) {
     TileKernel(call).multiply_task(row, end_row, panel, columns);
   };
-  for_each_task(call.num_rows, num_columns(call), call.k, call.num_threads, most, multiply);
+  for_each_task(call.num_rows, num_columns(call) * kPanel, call.k, call.num_threads, most, multiply);
 }
 
 }  // namespace carousel

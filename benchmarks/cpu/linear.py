@@ -1,0 +1,118 @@
+"""Time of linear layers on the CPU, and what share of the machine's peaks that is.
+
+    python -m benchmarks.cpu.linear [--shapes 1024x512,512x1408] [--rows 1,8,64] [--builds SRC,SRC]
+                             [--cpu-isa avx2] [--dtype float32] [--memory-gb-per-s 40 --gflop-per-s 150]
+
+A shape is outputs x inputs. A build is a folder of C++ sources, such as another checkout's whose calls have
+the same fields; without --builds this checkout's alone. As many weights of a shape as fill --megabytes are
+taken in turn, as in a step, so that what one has read of a cache is not there the next time. One layer's
+microseconds, the least of all turns (with one thread its CPU time, which other work disturbs less), the rate
+at which weights are read, and that of multiplying and adding; with the two figures of benchmarks.cpu.machine
+also what share of those this is. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted_cache
+from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import PackedLinear, pack
+from runtime.base.cpu_isa import cpu_isa, usable_isas
+from runtime.base.environment import kernel_cache_dir
+
+LLAMA_60M = "1024x512,2816x512,512x1408,8192x512"
+MAX_WEIGHTS = 64
+
+
+def one_after_another(
+    kernels: NativeKernels, outputs: int, inputs: int, rows: int, dtype: torch.dtype, megabytes: float
+) -> tuple[Callable[[], object], int]:
+    """Multiply the same rows by each of many weights; and by how many."""
+    torch.manual_seed(0)
+    count = min(MAX_WEIGHTS, max(1, round(megabytes * 1e6 / (outputs * inputs * dtype.itemsize))))
+    layers = []
+    for _ in range(count):
+        weight = torch.randn(outputs, inputs).to(dtype)
+        pack(kernels, weight)
+        layers.append(PackedLinear(kernels, weight, None, out_dtype=dtype))
+    x = torch.randn(rows, inputs).to(dtype)
+
+    def run() -> None:
+        for layer in layers:
+            layer(x)
+
+    return run, count
+
+
+def least_s(functions: list[Callable[[], object]], seconds: float, clock: Callable[[], float]) -> list[float]:
+    """The least time of each, in turns."""
+    best = [float("inf")] * len(functions)
+    for function in functions:
+        function()
+    end = time.perf_counter() + seconds * len(functions)
+    while time.perf_counter() < end:
+        for number, function in enumerate(functions):
+            began = clock()
+            function()
+            best[number] = min(best[number], clock() - began)
+    return best
+
+
+def main() -> None:
+    def names(text: str) -> list[str]:
+        return text.split(",")
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--builds", type=names, default=[str(SOURCE_DIR)])
+    parser.add_argument("--shapes", type=names, default=names(LLAMA_60M))
+    parser.add_argument("--rows", type=names, default=["1", "4", "16", "64", "512"])
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--cpu-isa", choices=usable_isas(), default=cpu_isa())
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--megabytes", type=float, default=100.0, help="of all weights of a shape")
+    parser.add_argument("--memory-gb-per-s", type=float, default=0.0)
+    parser.add_argument("--gflop-per-s", type=float, default=0.0)
+    parser.add_argument("--seconds", type=float, default=1.0, help="for each case and build")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dtype: torch.dtype = getattr(torch, options.dtype)
+    with trusted_cache(kernel_cache_dir()) as cache:
+        builds = [
+            NativeKernels(build_library(cache, options.cpu_isa, Path(source))) for source in options.builds
+        ]
+    clock = time.thread_time if options.threads == 1 else time.perf_counter
+    results: dict[str, list[float]] = {}
+    for shape in options.shapes:
+        outputs, inputs = (int(size) for size in shape.split("x"))
+        for rows in map(int, options.rows):
+            cases = [
+                one_after_another(kernels, outputs, inputs, rows, dtype, options.megabytes)
+                for kernels in builds
+            ]
+            times = least_s([run for run, _ in cases], options.seconds, clock)
+            line = f"{shape:>12} {rows:>4} rows:"
+            for (_, count), total in zip(cases, times, strict=True):
+                seconds = total / count
+                read = outputs * inputs * dtype.itemsize / seconds / 1e9
+                computed = 2e-9 * rows * outputs * inputs / seconds
+                line += f"  {seconds * 1e6:8.1f} us {read:5.1f} GB/s {computed:6.1f} GFLOP/s"
+                if options.memory_gb_per_s and options.gflop_per_s:
+                    line += f" ({read / options.memory_gb_per_s:4.0%} {computed / options.gflop_per_s:4.0%})"
+            print(line, flush=True)
+            results[f"{shape}_{rows}"] = [
+                round(t / n * 1e6, 1) for t, (_, n) in zip(times, cases, strict=True)
+            ]
+    print(json.dumps({"isa": options.cpu_isa, "threads": options.threads, "dtype": options.dtype, **results}))
+
+
+if __name__ == "__main__":
+    main()
