@@ -31,6 +31,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "draw": {},
     "min-p 0.05": {"min_p": 0.05},
+    "top-n-sigma 1": {"top_n_sigma": 1.0},
     "top-k 50": {"top_k": 50},
     "top-p 0.9": {"top_p": 0.9},
     "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9},
