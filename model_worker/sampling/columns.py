@@ -21,7 +21,7 @@ LongArray: TypeAlias = npt.NDArray[np.int64]
 FeatureArray: TypeAlias = np.ndarray[tuple[int], np.dtype[np.uint16]]
 
 IN_PROMPT = 1 << 30
-"""Bit of a count of the tokens of a row (PenaltyCounts): the prompt holds the token."""
+"""Bit of a count of the tokens of a row (Penalties): the prompt holds the token."""
 
 
 @dataclass(slots=True)

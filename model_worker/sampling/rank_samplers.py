@@ -71,7 +71,7 @@ def make_sampler(
     vocab_size: int,
     kernels: NativeKernels | None = None,
 ) -> Sampler | FollowingSampler:
-    """What this rank of the group samples with; max_len: tokens of the longest sequence."""
+    """Make the sampler of this rank of the group; max_len: tokens of the longest sequence."""
     if group.rank > 0:
         return FollowingSampler(group)
     if group.size > 1:

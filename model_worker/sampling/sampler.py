@@ -85,7 +85,7 @@ class Sampler:
         return self.ops.logprobs(logits, tokens, num_top)
 
     def draw_kind(self, rows_host: LongArray) -> DrawKind | None:
-        """What a draw by row has to do for these rows; None: a draw is not all that they need."""
+        """The kind of draw that these rows need; None: it is not all that they need."""
         present = int(np.bitwise_or.reduce(self._columns.features[rows_host], initial=0))
         if present & ~DRAWABLE:
             return None

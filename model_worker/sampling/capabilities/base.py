@@ -23,7 +23,7 @@ from runtime.wire.plan import RowSetup
 
 @dataclass(frozen=True, slots=True)
 class SamplerContext:
-    """What all capabilities of a sampler share."""
+    """The parts of a sampler that all its capabilities share."""
 
     device: Device
     columns: SamplingColumns

@@ -21,7 +21,7 @@ from model_worker.sampling.step import SamplingStep, StepRows
 
 
 class DrawKind(enum.Enum):
-    """What rows need of which a draw is all that is wanted: their logits are not edited."""
+    """The kind of draw of rows that need nothing else: their logits are not edited."""
 
     WHOLE = enum.auto()  # greedy rows, and draws from the whole vocabulary
     TRUNCATED = enum.auto()  # some with top-n-sigma, top-k, top-p or min-p

@@ -16,8 +16,8 @@ from model_worker.sampling.step import SamplingStep, StepRows
 
 
 class NativeSampling(TorchSampling):
-    """What torch gives, but for a margin in the last bit of an exponential or a logarithm. Results of a row
-    are the same bits in any batch and with any number of threads. Small edits are torch's.
+    """Results are those of torch, but for a margin in the last bit of an exponential or a logarithm. Those of
+    a row are the same bits in any batch and with any number of threads. Small edits are torch's.
     """
 
     def __init__(self, columns: SamplingColumns, device: Device, kernels: NativeKernels) -> None:

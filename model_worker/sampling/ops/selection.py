@@ -17,7 +17,7 @@ SAMPLING_OPS = {
 
 
 def make_sampling_ops(columns: SamplingColumns, device: Device, kernels: NativeKernels | None) -> SamplingOps:
-    """What samples on that device; kernels: of C++, which go before."""
+    """Choose the operations for that device; kernels: those of C++, which go before."""
     if kernels is not None:
         return NativeSampling(columns, device, kernels)
     ops: SamplingOps = resolve("device", device.name, SAMPLING_OPS)(columns, device)

@@ -17,7 +17,7 @@ from runtime.sampling import features as bit
 
 
 class TritonSampling(TorchSampling):
-    """What torch gives, but for a margin in the last bit of an exponential or a logarithm."""
+    """Results are those of torch, but for a margin in the last bit of an exponential or a logarithm."""
 
     def draw(self, logits: Tensor, step: SamplingStep) -> Tensor:
         """See SamplingOps: all kinds of rows in the same few launches."""

@@ -27,7 +27,7 @@ IN_PROMPT: tl.constexpr = tl.constexpr(IN_PROMPT_COUNT)
 
 
 def penalize(logits: Tensor, rows: Tensor, counts: Tensor, columns: SamplingColumns) -> None:
-    """As PenaltyCounts.apply, in place: logits [S, V] float32 contiguous, rows [S] int64, counts
+    """Penalise rows in place, as TorchSampling does: logits [S, V] float32 contiguous, rows [S] int64, counts
     [max_rows, V] int32. Reads counts, and where one is not zero reads and writes the logit.
     """
     num_rows, vocab_size = logits.shape
@@ -40,7 +40,7 @@ def penalize(logits: Tensor, rows: Tensor, counts: Tensor, columns: SamplingColu
 
 
 def count_tokens(counts: Tensor, rows: Tensor, tokens: Tensor, columns: SamplingColumns) -> None:
-    """As PenaltyCounts.add, for those of rows [S] that have a penalty; tokens [S] int64."""
+    """Count the tokens [S] int64 of those of rows [S] that have a penalty."""
     if len(rows):
         repetition, presence, frequency = columns.repetition, columns.presence, columns.frequency
         _sites().count_tokens.launch(
@@ -61,8 +61,8 @@ def add_bias(logits: Tensor, rows: Tensor, table: Tensor) -> None:
 
 
 def forbid_masked(logits: Tensor, at: Tensor, words: Tensor) -> None:
-    """As apply_masks, in place: logits [S, V] float32 contiguous, at [m] int32, words [m, ceil(V / 32)] int32
-    contiguous. Reads the words, and writes where one forbids.
+    """Apply masks in place, as apply_masks does: logits [S, V] float32 contiguous, at [m] int32, words
+    [m, ceil(V / 32)] int32 contiguous. Reads the words, and writes where one forbids.
     """
     num_rows, num_words = words.shape
     vocab_size = logits.shape[1]

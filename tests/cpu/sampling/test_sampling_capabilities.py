@@ -28,7 +28,7 @@ Calls = list[tuple[Any, ...]]
 
 @pytest.fixture
 def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
-    """What a capability of ours is told, behind the others; it makes rows with MARKED sample id 3."""
+    """Calls of a capability of ours behind the others; it makes rows with MARKED sample id 3."""
     seen: Calls = []
 
     class Marked(SamplingCapability):

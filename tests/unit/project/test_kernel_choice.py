@@ -58,7 +58,7 @@ def imported_from(tree: ast.AST) -> dict[str, str]:
 
 
 def device_choices(text: str) -> list[str]:
-    """What a module asks that only the one which chooses may ask."""
+    """Everything that a module asks and that only the one which chooses may ask."""
     tree = ast.parse(text)
     modules = imported_from(tree)
     found = [ast.unparse(node) for node in ast.walk(tree) if getattr(node, "attr", "") == "is_cuda"]
