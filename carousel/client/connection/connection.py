@@ -65,7 +65,7 @@ class Connection:
         """Why the connection has ended; None while it has not."""
         self.max_waiting = 0
         """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
-        self._client_ids: tuple[int, ...] = ()
+        self.client_ids: tuple[int, ...] = ()
         self._ways: tuple[TokenizerWay, ...] = ()
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
@@ -91,10 +91,10 @@ class Connection:
     # -- callers' threads ------------------------------------------------------------------------------------
 
     def client_of(self, number: int) -> int:
-        return self._client_ids[self.lane_of(number)]
+        return self.client_ids[self.lane_of(number)]
 
     def lane_of(self, number: int) -> int:
-        return number % len(self._client_ids)
+        return number % len(self.client_ids)
 
     def tokenizer_of(self, number: int) -> int:
         return number % len(self._ways)
@@ -102,10 +102,6 @@ class Connection:
     @property
     def generation(self) -> int:
         return self._ring.generation
-
-    @property
-    def client_ids(self) -> tuple[int, ...]:
-        return self._client_ids
 
     @property
     def has_room(self) -> bool:
@@ -125,7 +121,7 @@ class Connection:
         self._wake()
 
     def abort_all(self) -> None:
-        for client_id in self._client_ids:
+        for client_id in self.client_ids:
             for tokenizer in range(len(self._ways)):
                 self._enqueue(AbortRequest(client=client_id), tokenizer)
 
@@ -212,7 +208,7 @@ class Connection:
             ways.append(TokenizerWay(connect(context, zmq.PUSH, self._target, address), self._requests))
             if self._target.wants_status:
                 self._links.append(Link(ways[-1].socket))
-        self._client_ids = tuple(lane.client_id for lane in self._lanes)
+        self.client_ids = tuple(lane.client_id for lane in self._lanes)
         self._ways = tuple(ways)
         self.max_waiting = first.max_waiting
         self._ring.begin(len(self._lanes), time.monotonic())

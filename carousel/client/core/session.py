@@ -60,14 +60,12 @@ class Ring(Protocol):
     """Why the connection has ended; None while it has not."""
     max_waiting: int
     """Sequences that the ring lets wait; valid, as all that follows, once `opened` is resolved."""
+    client_ids: tuple[int, ...]
+    """One for each detokenizer."""
 
     @property
     def generation(self) -> int:
         """How many restarts have been seen."""
-
-    @property
-    def client_ids(self) -> tuple[int, ...]:
-        """One for each detokenizer."""
 
     @property
     def has_room(self) -> bool:

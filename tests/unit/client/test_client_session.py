@@ -51,7 +51,7 @@ class Events:
 
     has_room = True
     max_waiting = 100
-    client_ids = CLIENT_IDS
+    client_ids: tuple[int, ...] = CLIENT_IDS
 
     def __init__(self, **about: Any) -> None:
         self.now = 1000.0
