@@ -43,7 +43,7 @@ def load(model_path: Path, device: CudaDevice | None = None) -> None:
         (100_000, r"loading the weights: .*--dtype.*--tp-size.*\(CUDA out of memory"),
         (350_000, r"recording the decode step of 2 rows: .*--disable-cuda-graph"),
         (450_000, r"a step of up to 16 tokens: lower --chunked-prefill-size"),
-        (530_000, r"no room for a KV cache: .*: raise --mem-fraction-static.*--chunked-prefill-size"),
+        (535_000, r"no room for a KV cache: .*: raise --mem-fraction-static.*--chunked-prefill-size"),
     ],
 )
 def test_where_memory_ends_says_what_to_turn(num_bytes: int, says: str, model_path: Path) -> None:
