@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,44 +40,44 @@ def _token_id(name: str, key: Any) -> Any:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
+class Kind(ABC):
     """A type with its bounds. `callers` is the type that a caller may write, `packed` the one on the wire and
     `json` the one in a body, each as Python text.
     """
 
     @property
-    def callers(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def callers(self) -> str: ...
 
     @property
-    def packed(self) -> str:
-        raise NotImplementedError
+    @abstractmethod
+    def packed(self) -> str: ...
 
     @property
     def json(self) -> str:
         return self.packed
 
     @property
+    @abstractmethod
     def described(self) -> str:
         """Its words in the documentation."""
-        raise NotImplementedError
 
     def accept(self, name: str, value: Any) -> Any:
         """Return what a caller may have written as the wire has it. Raises InvalidRequest."""
         return value
 
+    @abstractmethod
     def check(self, name: str, value: Any) -> None:
         """Raises InvalidRequest naming the parameter."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdKind(Kind):
     """A kind that holds token ids."""
 
+    @abstractmethod
     def token_ids(self, value: Any) -> Iterable[int]:
         """Return the ids that must be of the vocabulary."""
-        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -63,7 +63,7 @@ class Link:
         return self._was_lost
 
     def forgive(self) -> None:
-        """What was lost so far does not count."""
+        """Forget what was lost so far."""
         self._look()
         self._was_lost = False
 
@@ -156,7 +156,7 @@ class Lane:
 
 
 class TokenizerWay:
-    """What callers have for one tokenizer. Their threads add to it, the I/O thread sends it."""
+    """Messages of callers for one tokenizer. Their threads add to them, the I/O thread sends them."""
 
     def __init__(self, socket: Socket, codec: Codec) -> None:
         self.socket = socket

@@ -14,8 +14,9 @@ from runtime.wire.messages import ControlReply, SequenceOutput, TensorEntry
 from runtime.wire.transport import Frame
 
 WAKES_PER_TURN = 64
-"""Of the waiters that a step's output wakes, how many in one turn of the loop: about 5 ms of work
-where each writes an event to its connection."""
+"""Waiters woken in one turn of the loop, of those that a step's output wakes: about 5 ms of work where each
+writes an event to its connection.
+"""
 
 
 class TensorPart(NamedTuple):

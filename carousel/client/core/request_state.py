@@ -65,13 +65,13 @@ class SequenceState:
         self.index = index
         # -- noted by the session
         self.handle = sibling(request.handle, index)
-        """Of the newest attempt."""
+        """The newest attempt's."""
         self.is_open = True
         """It has no terminal."""
         self.ids = bytearray()
-        """What has come of its output, packed."""
+        """Output ids that have come, packed."""
         self.num_noted_chars = 0
-        """Of the text that has come."""
+        """Characters of the text that has come."""
         self._num_prompt_logprobs = 0
         self._cumulative_logprob = 0.0
         self._resumed_at = (0, 0)
@@ -271,7 +271,7 @@ class RequestState:
             for index in range(sampling.n)
         ]
         self._by_handle = {sequence.handle: sequence for sequence in self.sequences}
-        """Of every attempt: what has come under an old handle may still be unread."""
+        """Sequences by the handles of every attempt: what has come under an old one may still be unread."""
         # -- the session's
         self.put = put
         self.generation = generation

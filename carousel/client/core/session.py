@@ -88,7 +88,7 @@ class Ring(Protocol):
         """
 
     def resubmit(self, message: ToTokenizer, number: int) -> None:
-        """As `submit`, but never refused for want of room: what is made again is bounded by what was
+        """Do what `submit` does, never refused for want of room: what is made again is bounded by what was
         accepted.
         """
 

@@ -161,7 +161,7 @@ class Generation(Response):
         self._submissions = submissions
         self._sampling = submissions[0].sampling
         self._num_sequences = submissions[0].num_sequences
-        """Of each prompt, also what best_of does not choose."""
+        """Sequences of each prompt, also those that best_of does not choose."""
         self._param_names = param_names
         self._labels_are_chosen = labels_are_chosen
         self._answer = answer

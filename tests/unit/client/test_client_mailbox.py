@@ -1,4 +1,4 @@
-"""Who waits for what arrives: a thread until a deadline; of an event loop, in which turn it is woken."""
+"""Waiting for what arrives: a thread until a deadline; in an event loop, in which turn it is woken."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ RING_TIMEOUT_S = 60.0
 
 
 class Events:
-    """What happens to one client of a ring of two tokenizers and two detokenizers, as events, and what its
+    """Events of one client of a ring of two tokenizers and two detokenizers, and what its
     session and the ring's state command in answer.
     """
 
