@@ -17,6 +17,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -31,7 +32,6 @@ FLAGS = (
     "-std=c++17",
     "-O3",
     "-fPIC",
-    "-shared",
     "-pthread",
     "-ffp-contract=fast",  # to fused multiply-add: what GNU C++ does by default and ISO C++ does not
     "-fno-math-errno",
@@ -132,20 +132,29 @@ def _cpu() -> list[str]:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], source_dir: Path, library: Path) -> None:
-    """Write the library under a name of its own, then rename it: whoever sees it sees all of it."""
+    """Write the library in a folder of its own, then move it: whoever sees it sees all of it. Its sources are
+    compiled side by side, the largest first.
+    """
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=library.parent, prefix="building-", suffix=".so")
-    os.close(handle)
-    unfinished = Path(name)
-    try:
-        sources = sorted(str(path) for path in source_dir.glob("*.cpp"))
-        result = _run([compiler, *flags, *sources, "-o", name])
-        if result.returncode != 0:
-            raise BuildError(f"{compiler} failed: {result.stderr.strip()[-2000:]}")
+    sources = sorted(source_dir.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
+        objects = [f"{folder}/{source.stem}.o" for source in sources]
+        commands = [
+            [compiler, *flags, "-c", str(source), "-o", to]
+            for source, to in zip(sources, objects, strict=True)
+        ]
+        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+            list(pool.map(_run_compiler, commands))
+        unfinished = Path(folder, library.name)
+        _run_compiler([compiler, *flags, "-shared", *objects, "-o", str(unfinished)])
         unfinished.chmod(0o600)
         unfinished.replace(library)
-    finally:
-        unfinished.unlink(missing_ok=True)
+
+
+def _run_compiler(command: list[str]) -> None:
+    result = _run(command)
+    if result.returncode != 0:
+        raise BuildError(f"{command[0]} failed: {result.stderr.strip()[-2000:]}")
 
 
 def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
