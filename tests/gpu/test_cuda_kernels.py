@@ -195,7 +195,7 @@ def test_experts(stored: torch.dtype, device: Device) -> None:
     chosen, ids = normal(50, 8, seed=4).softmax(1).topk(3, dim=1)
     weights = chosen.bfloat16()
     got = fused_experts(
-        hidden.to(at), gate_up, down, weights.to(at), ids.to(at), silu_and_mul,
+        hidden.to(at), gate_up, down, weights.to(at), ids.to(at), partial(BY_TRITON.activate_and_mul, "silu"),
         gate_up_scale=gate_up_scale, down_scale=down_scale,
     )  # fmt: skip
     expected = experts_reference(hidden, wide_gate_up, wide_down, weights, ids)
