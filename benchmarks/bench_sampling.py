@@ -35,12 +35,11 @@ KINDS: dict[str, dict[str, Any]] = {
     "top-k 50": {"top_k": 50},
     "top-p 0.9": {"top_p": 0.9},
     "top-k 50, top-p 0.9": {"top_k": 50, "top_p": 0.9},
-    "greedy, 5 logprobs": {"temperature": 0.0, "num_logprobs": 5},
+    "greedy, 5 logprobs": {"temperature": 0.0, "logprobs": 5},
     "greedy, penalties": {
         "temperature": 0.0,
         "presence_penalty": 0.5,
         "repetition_penalty": 1.1,
-        "history_ids": pack_ids(range(500)),
     },
     "greedy, masks": {"temperature": 0.0},
 }
@@ -62,9 +61,11 @@ def make_step(
 ) -> Callable[[], object]:
     """Samples a token for each row of the logits."""
     num_rows, vocab_size = logits.shape
-    device = make_device("cpu", threaded=False)
+    device, prompt = make_device("cpu", threaded=False), pack_ids(range(500))
     sampler = Sampler(device, max_rows=num_rows, max_len=1024, vocab_size=vocab_size, kernels=kernels)
-    sampler.open_rows([RowSetup.of(row, 500, SamplingParams(seed=row, **kind)) for row in range(num_rows)])
+    sampler.open_rows(
+        [RowSetup.of(row, 500, SamplingParams(seed=row, **kind), prompt) for row in range(num_rows)]
+    )
     rows, positions = np.arange(num_rows), np.full(num_rows, 500)
     who = SampleRows(torch.from_numpy(rows), torch.from_numpy(positions), rows, positions)
     scratch = torch.empty_like(logits)
