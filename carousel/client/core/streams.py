@@ -30,9 +30,9 @@ class _Stream:
         self._closed = False
 
     @property
-    def _must_wait(self) -> bool:
-        """The next delta, or the end, is not there yet."""
-        return not self._closed and not self._deltas and (self.state is None or not self.state.is_complete)
+    def _is_over(self) -> bool:
+        """Nothing more comes than the deltas that are there."""
+        return self._closed or (self.state is not None and self.state.is_complete)
 
     def _check(self) -> None:
         """Raise the error that the request has failed with, once everything before it has been taken."""
@@ -67,7 +67,9 @@ class ResultStream(_Stream):
         return self
 
     def __next__(self) -> Delta:
-        while self._must_wait:
+        while self._closed or not self._deltas:
+            if self._is_over:
+                raise StopIteration
             try:
                 if self.state.error is None:
                     self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
@@ -75,8 +77,6 @@ class ResultStream(_Stream):
             except BaseException:
                 self.close()
                 raise
-        if self._closed or not self._deltas:
-            raise StopIteration
         return self._deltas.popleft()
 
     def completion(self) -> Completion:
@@ -124,12 +124,12 @@ class AsyncResultStream(_Stream):
         return self
 
     async def __anext__(self) -> Delta:
-        while self._must_wait:
+        while self._closed or not self._deltas:
+            if self._is_over:
+                raise StopAsyncIteration
             if self._is_awaited:
                 raise RuntimeError("another task is already waiting for this stream")
             await self._receive()
-        if self._closed or not self._deltas:
-            raise StopAsyncIteration
         return self._deltas.popleft()
 
     async def _receive(self) -> None:
