@@ -154,8 +154,7 @@ class AsyncClient:
         `truncate_prompt_tokens` as in SamplingParams; `timeout` is in seconds. Raises: as `generate`.
         """
         sampling = embedding_params(truncate_prompt_tokens)
-        completion = await self.generate(prompt, sampling, timeout=timeout, task="embed", **options)
-        return embedding_of(completion)
+        return embedding_of(await self.generate(prompt, sampling, timeout=timeout, task="embed", **options))
 
     def stream(
         self,
