@@ -51,10 +51,7 @@ class Mailbox:
 
     def take_now(self) -> list[Item]:
         """Everything that is there; maybe nothing. For one reader at a time: what he sees there stays."""
-        items: list[Item] = []
-        while not self._items.empty():
-            items.append(self._items.get())
-        return items
+        return [self._items.get_nowait() for _ in range(self._items.qsize())]
 
     def take(self, deadline: float | None) -> list[Item]:
         """Everything that is there, at least one item. Raises TimeoutError at the deadline."""
@@ -70,7 +67,8 @@ class Mailbox:
         if self._items.empty():
             self._waiter = asyncio.get_running_loop().create_future()
             await self._waiter
-        return self.take_now()
+        first = self._items.get_nowait()
+        return [first] if self._items.empty() else [first, *self.take_now()]
 
 
 def call_in_loop(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:

@@ -29,16 +29,6 @@ class _Stream:
         self._deltas: deque[Delta] = deque()
         self._closed = False
 
-    @property
-    def _is_over(self) -> bool:
-        """Nothing more comes than the deltas that are there."""
-        return self._closed or (self.state is not None and self.state.is_complete)
-
-    def _check(self) -> None:
-        """Raise the error that the request has failed with, once everything before it has been taken."""
-        if self.state is not None and (self._closed or not self._deltas):
-            self.state.check()
-
     def _abandon(self) -> None:
         self._closed = True
         if self._session is not None and self.state is not None:
@@ -68,12 +58,13 @@ class ResultStream(_Stream):
 
     def __next__(self) -> Delta:
         while self._closed or not self._deltas:
-            if self._is_over:
+            if self._closed or self.state.is_complete:
                 raise StopIteration
             try:
                 if self.state.error is None:
                     self._deltas.extend(self.state.receive(self._mailbox.take(self._deadline)))
-                self._check()
+                if self._closed or not self._deltas:
+                    self.state.check()
             except BaseException:
                 self.close()
                 raise
@@ -125,7 +116,8 @@ class AsyncResultStream(_Stream):
 
     async def __anext__(self) -> Delta:
         while self._closed or not self._deltas:
-            if self._is_over:
+            # Spelled out here, and not asked of a property, as often as tokens come.
+            if self._closed or (self.state is not None and self.state.is_complete):
                 raise StopAsyncIteration
             if self._is_awaited:
                 raise RuntimeError("another task is already waiting for this stream")
@@ -165,7 +157,8 @@ class AsyncResultStream(_Stream):
             is_much = num_logprob_bytes(items) > THREAD_LOGPROB_BYTES
             receive: Callable[[Sequence[Item]], list[Delta]] = self.state.receive
             self._deltas.extend(await asyncio.to_thread(receive, items) if is_much else receive(items))
-        self._check()
+        if self._closed or not self._deltas:
+            self.state.check()
 
     async def completion(self) -> Completion:
         """Wait for the end and return the whole. Raises: as the iteration."""
