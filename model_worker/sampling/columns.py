@@ -41,7 +41,6 @@ class SamplingColumns:
 
     # Written by python -m runtime.sampling.generate: begin.
     temperature: Tensor
-    top_n_sigma: Tensor  # ids more standard deviations below the largest are cut off; 0: none
     top_p: Tensor
     min_logit_gap: Tensor  # log of min-p: ids further below the largest are cut off
     repetition: Tensor
@@ -49,6 +48,7 @@ class SamplingColumns:
     frequency: Tensor
     top_p_decay: Tensor
     top_p_min: Tensor
+    top_n_sigma: Tensor  # ids more standard deviations below the largest are cut off; 0: none
     min_len: Tensor  # no stop id is drawn at a position below it
     is_greedy: Tensor
     top_k: Tensor  # 0: all

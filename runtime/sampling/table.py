@@ -121,6 +121,7 @@ SHARE = Number(low=0.0, high=1.0)
 SHARE_ABOVE_ZERO = Number(low=0.0, high=1.0, above=True)
 
 PARAMETERS: tuple[Parameter, ...] = (
+    # In the order of the arguments of SamplingParams, so a new one comes last.
     Parameter(
         name="max_tokens",
         kind=Integer(low=1, high=MAX_TOKENS_LIMIT),
@@ -162,25 +163,6 @@ PARAMETERS: tuple[Parameter, ...] = (
         example=0.8,
         array="temperature",
         recommended=("temperature", "Annotated[float, msgspec.Meta(ge=0)]"),
-    ),
-    Parameter(
-        name="top_n_sigma",
-        kind=Number(low=0.0, high=1e6),
-        neutral=0.0,
-        step="7",
-        doc="Keep ids whose logit is at most so many standard deviations of the logits below the largest; "
-        "0 keeps all.",
-        columns=(
-            Column(
-                "top_n_sigma",
-                "float32",
-                lambda p, stay: p.top_n_sigma,
-                "ids more standard deviations below the largest are cut off; 0: none",
-            ),
-        ),
-        feature=_above_zero(bit.TOP_N_SIGMA),
-        example=100.0,
-        array="top_n_sigma",
     ),
     Parameter(
         name="top_k",
@@ -479,5 +461,24 @@ PARAMETERS: tuple[Parameter, ...] = (
         nullable=True,
         doc="Keep so many of the prompt's last tokens; -1: as many as the context leaves beside "
         "`max_tokens`. None: a prompt that is too long is refused.",
+    ),
+    Parameter(
+        name="top_n_sigma",
+        kind=Number(low=0.0, high=1e6),
+        neutral=0.0,
+        step="7",
+        doc="Keep ids whose logit is at most so many standard deviations of the logits below the largest; "
+        "0 keeps all.",
+        columns=(
+            Column(
+                "top_n_sigma",
+                "float32",
+                lambda p, stay: p.top_n_sigma,
+                "ids more standard deviations below the largest are cut off; 0: none",
+            ),
+        ),
+        feature=_above_zero(bit.TOP_N_SIGMA),
+        example=100.0,
+        array="top_n_sigma",
     ),
 )

@@ -46,10 +46,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """No stop id can be drawn before so many output tokens."""
     temperature: float = 1.0
     """Logits are divided by it; below 1e-5 the most likely id is taken, the lowest of equals."""
-    top_n_sigma: float = 0.0
-    """Keep ids whose logit is at most so many standard deviations of the logits below the largest; 0 keeps
-    all.
-    """
     top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] = -1
     """Keep the k most likely tokens; -1 or 0 keeps all. Of equals at the border the lowest ids stay."""
     top_p: float = 1.0
@@ -126,6 +122,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Keep so many of the prompt's last tokens; -1: as many as the context leaves beside `max_tokens`. None:
     a prompt that is too long is refused.
     """
+    top_n_sigma: float = 0.0
+    """Keep ids whose logit is at most so many standard deviations of the logits below the largest; 0 keeps
+    all.
+    """
     # Written by python -m runtime.sampling.generate, fields: end.
 
     if TYPE_CHECKING:
@@ -136,7 +136,6 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             max_tokens: int | None = 16,
             min_tokens: int = 0,
             temperature: float = 1.0,
-            top_n_sigma: float = 0.0,
             top_k: int = -1,
             top_p: float = 1.0,
             min_p: float = 0.0,
@@ -167,6 +166,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             return_perf_metrics: bool = False,
             prompt_logprobs_start: int = 0,
             truncate_prompt_tokens: int | None = None,
+            top_n_sigma: float = 0.0,
             # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None: ...
 

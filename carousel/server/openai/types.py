@@ -73,7 +73,6 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     # Written by python -m runtime.sampling.generate: begin.
     min_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
@@ -99,6 +98,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     top_p_reset_ids: Annotated[list[TokenId], Meta(max_length=64)] | None = None
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
     model: str | None = None

@@ -35,7 +35,6 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     max_new_tokens: Annotated[int, Meta(ge=1, le=1 << 24)] | None = None
     min_new_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None
     temperature: Annotated[float, Meta(ge=0.0, le=100.0)] | None = None
-    top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     top_k: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_p: Annotated[float, Meta(gt=0.0, le=1.0)] | None = None
     min_p: Annotated[float, Meta(ge=0.0, le=1.0)] | None = None
@@ -62,6 +61,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     return_context_logits: bool | None = None
     return_generation_logits: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
+    top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
 

@@ -38,6 +38,22 @@ def test_the_rows_are_the_fields_of_sampling_params_in_their_order() -> None:
     assert [p.neutral for p in PARAMETERS] == list(SamplingParams.__struct_defaults__)
 
 
+ARGUMENTS = (
+    *("max_tokens", "min_tokens", "temperature", "top_k", "top_p", "min_p", "repetition_penalty"),
+    *("presence_penalty", "frequency_penalty", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    *("include_stop_str_in_output", "skip_special_tokens", "logit_bias", "logprobs", "n", "best_of"),
+    *("stop_words_ids", "bad_words", "bad_words_ids", "allowed_token_ids", "no_repeat_ngram_size"),
+    *("top_p_decay", "top_p_min", "top_p_reset_ids", "prompt_logprobs", "return_context_logits"),
+    *("return_generation_logits", "return_perf_metrics", "prompt_logprobs_start"),
+    *("truncate_prompt_tokens", "top_n_sigma"),
+)
+"""Positions by which callers may have given them; further ones come behind."""
+
+
+def test_arguments_keep_their_positions() -> None:
+    assert SamplingParams.__struct_fields__[: len(ARGUMENTS)] == ARGUMENTS
+
+
 @pytest.mark.parametrize("p", PARAMETERS, ids=lambda p: p.name)
 def test_default_and_example_are_values_that_may_be_asked_for(p: Parameter) -> None:
     p.check(p.neutral)

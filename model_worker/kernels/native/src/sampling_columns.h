@@ -8,7 +8,6 @@ namespace carousel {
 // Written by python -m runtime.sampling.generate: begin.
 struct FloatColumns {
   float temperature;
-  float top_n_sigma;  // ids more standard deviations below the largest are cut off; 0: none
   float top_p;
   float min_logit_gap;  // log of min-p: ids further below the largest are cut off
   float repetition;
@@ -16,6 +15,7 @@ struct FloatColumns {
   float frequency;
   float top_p_decay;
   float top_p_min;
+  float top_n_sigma;  // ids more standard deviations below the largest are cut off; 0: none
 };
 
 struct IntegerColumns {
