@@ -6,6 +6,7 @@ The worker uploads them without knowing a parameter; kernels know the layout as 
 from __future__ import annotations
 
 import struct
+from functools import lru_cache
 from itertools import compress
 from operator import attrgetter, ne
 from types import SimpleNamespace
@@ -22,10 +23,15 @@ ROW_DTYPE = np.dtype([("floats", np.float64, (len(FLOATS),)), ("integers", np.in
 """One row as it is packed. What is not finite in float32 is for the device to say, so it has room here."""
 ROW_BYTES = ROW_DTYPE.itemsize
 
+KEPT = 64
+"""Combinations of values that are kept packed."""
+_pack_own = struct.Struct("=q").pack
 _pack = struct.Struct(f"={len(FLOATS)}d{len(INTEGERS)}q").pack
 _PLACES = {c.name: i for i, c in enumerate((*FLOATS, *INTEGERS))}
-_OF_DEVICE = tuple(p for p in PARAMETERS if p.columns or p.example is not None)
-_values_of = attrgetter(*(p.name for p in _OF_DEVICE))
+_OF_DEVICE = tuple(p for p in PARAMETERS if (p.columns or p.example is not None) and not p.is_own)
+_OWN = tuple((8 * _PLACES[c.name], c.value) for p in PARAMETERS if p.is_own for c in p.columns)
+_NAMES = tuple(p.name for p in _OF_DEVICE)
+_values_of = attrgetter(*_NAMES)
 _NEUTRAL = tuple(p.neutral for p in _OF_DEVICE)
 _INDICES = range(len(_OF_DEVICE))
 _NEUTRAL_PARAMS = SimpleNamespace(**{p.name: p.neutral for p in PARAMETERS})
@@ -38,12 +44,22 @@ _ROWS = tuple(
 
 
 def pack_row(sampling: Any, stay: Stay) -> tuple[int, bytes]:
-    """Return the features that SamplingParams need, and their columns, ROW_BYTES of them.
+    """Return the features that SamplingParams need, and their columns, ROW_BYTES of them."""
+    features, columns = _pack_values(_values_of(sampling), stay)
+    for start, number in _OWN:
+        columns = columns[:start] + _pack_own(number(sampling, stay)) + columns[start + 8 :]
+    return features, columns
+
+
+@lru_cache(KEPT)
+def _pack_values(values: tuple[Any, ...], stay: Stay) -> tuple[int, bytes]:
+    """Do what pack_row does, without the columns of parameters that are each request's own: many requests ask
+    for the same otherwise.
 
     Only what is not neutral is looked at: of most requests that is little.
     """
+    sampling = SimpleNamespace(**dict(zip(_NAMES, values, strict=True)))
     numbers, features = list(_NEUTRAL_NUMBERS), NOISE
-    values = _values_of(sampling)
     for i in compress(_INDICES, map(ne, values, _NEUTRAL)):
         feature, neutral_bits, columns = _ROWS[i]
         features = features & ~neutral_bits | feature(values[i])

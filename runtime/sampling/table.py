@@ -90,6 +90,8 @@ class Parameter:
     """Name of the batch manager's array for it."""
     aliases: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     """Other names of the array. HTTP refuses them but for the values that ask for nothing."""
+    is_own: bool = False
+    """Nearly every request has a value of its own."""
     recommended: tuple[str, str] = ("", "")
     """Key of generation_config.json, and the type of its value."""
 
@@ -254,6 +256,7 @@ PARAMETERS: tuple[Parameter, ...] = (
         "signed or not: -1 is none, as in vLLM, and one that is not from 0 to 2^63 - 1 stands for its "
         "remainder by 2^63.",
         columns=(Column("seed", "int64", lambda p, stay: p.seed or 0),),
+        is_own=True,
         sglang="sampling_seed",
         array="seed",
         aliases={"random_seed": ()},
