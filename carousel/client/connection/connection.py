@@ -25,10 +25,17 @@ from typing import Any, TypeAlias
 
 import zmq
 
-from carousel.client.connection.lane import Lane, Link, TokenizerWay, connect
+from carousel.client.connection.lane import Lane, TokenizerWay
 from carousel.client.connection.target import Target
 from carousel.client.core import ring_state
-from carousel.client.core.ring_state import RING_TIMEOUT_S, Command, ReplaceLane, Restart, RingState
+from carousel.client.core.ring_state import (
+    RING_TIMEOUT_S,
+    Command,
+    ReplaceLane,
+    Restart,
+    RetryLink,
+    RingState,
+)
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
 from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
 from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Codec, Framed
@@ -69,8 +76,6 @@ class Connection:
         self._ways: tuple[TokenizerWay, ...] = ()
         self._lanes: list[Lane] = []
         self._poller = zmq.Poller()
-        self._links: list[Link] = []
-        """Of the tokenizers, where only the connections show that they are there."""
         self._target = target
         self._watch = target.open_watch()
         self._ring = RingState(target.name, is_remote=target.wants_status, ring_timeout_s=ring_timeout_s)
@@ -205,9 +210,7 @@ class Connection:
         ways: list[TokenizerWay] = []
         for index in range(first.num_tokenizers):
             address = self._target.tokenizer_in(index, first.num_detokenizers)
-            ways.append(TokenizerWay(connect(context, zmq.PUSH, self._target, address), self._requests))
-            if self._target.wants_status:
-                self._links.append(Link(ways[-1].socket))
+            ways.append(TokenizerWay(context, self._target, address, self._requests))
         self.client_ids = tuple(lane.client_id for lane in self._lanes)
         self._ways = tuple(ways)
         self.max_waiting = first.max_waiting
@@ -275,7 +278,10 @@ class Connection:
         watch, ring = self._watch, self._ring
         lost = [lane.index for lane in self._lanes if lane.is_lost]
         self._carry_out(ring.tick(now, watch.why_gone(), watch.status(), lost))
-        are_links_lost = bool(self._links) and all(link.is_lost for link in self._links)
+        links = [way.link for way in self._ways if way.link]
+        broken = [index for index, link in enumerate(links) if link.forgive()]
+        self._carry_out(ring.see_links(broken, [index for index, link in enumerate(links) if link.stands]))
+        are_links_lost = bool(links) and all(link.is_lost for link in links)
         ring.check(now, watch.why_gone(), are_links_lost=are_links_lost)
 
     def _carry_out(self, commands: Sequence[Command]) -> None:
@@ -289,6 +295,9 @@ class Connection:
                 self._on_restart(command)
             elif isinstance(command, ReplaceLane):
                 self._replace_lane(command.index)
+            elif isinstance(command, RetryLink):
+                if link := self._ways[command.index].link:
+                    link.retry()
             else:
                 self._lanes[command.index].ping()
 

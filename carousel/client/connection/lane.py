@@ -40,38 +40,64 @@ EncodedMessage: TypeAlias = bytes | bytearray
 
 
 class Link:
-    """Tells whether one socket's connection stands, where nothing but the connection itself says so."""
+    """Tells how one socket's connection is, where nothing but the connection itself says so."""
 
-    def __init__(self, socket: zmq.Socket[Any]) -> None:
+    EVENTS = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+    def __init__(self, socket: zmq.Socket[Any], address: str) -> None:
+        """Look at the connection that `socket` will make to `address`."""
         self._socket = socket
-        self._events = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_SUCCEEDED)
+        self._address = address
+        self._events = socket.get_monitor_socket(self.EVENTS)
+        self._stands = False
         self._is_lost = False
         self._was_lost = False
+        self._is_refused = False
+
+    @property
+    def stands(self) -> bool:
+        """The other end has let it in, and it has not broken since."""
+        self._look()
+        return self._stands
 
     @property
     def is_lost(self) -> bool:
-        """It stood once and does not now."""
+        """It stood once, or was refused, and does not stand now."""
         self._look()
         return self._is_lost
 
     @property
     def was_lost(self) -> bool:
-        """It has broken since it was forgiven, even if it stands again: ZMQ connects anew by itself, but the
-        other end takes that for somebody else.
+        """It has broken or was refused since it was forgiven, even if it stands again: the other end takes
+        the new one for somebody else.
         """
         self._look()
         return self._was_lost
 
-    def forgive(self) -> None:
-        """Forget what was lost so far."""
-        self._look()
+    def forgive(self) -> bool:
+        """Forget what was lost so far. Returns True if anything was."""
+        was_lost = self.was_lost
         self._was_lost = False
+        return was_lost
+
+    def retry(self) -> None:
+        """Connect again where the other end did not know our key: it may know it by now. ZMQ tries for ever
+        to reach an end that is not there, but gives up one that has refused it, with all that was sent.
+        """
+        self._look()
+        if self._is_refused:
+            self._is_refused = False
+            with contextlib.suppress(zmq.ZMQError):  # it may have been forgotten already
+                self._socket.disconnect(self._address)
+            self._socket.connect(self._address)
 
     def _look(self) -> None:
         while self._events.poll(0):
             event = recv_monitor_message(self._events)["event"]
-            self._is_lost = event == zmq.EVENT_DISCONNECTED
+            self._stands = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+            self._is_lost = not self._stands
             self._was_lost = self._was_lost or self._is_lost
+            self._is_refused = self._is_refused or event == zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
     def close(self) -> None:
         self._socket.disable_monitor()
@@ -98,8 +124,8 @@ class Lane:
         """Every handle of this lane starts with it; 0: the detokenizer draws one."""
         self.is_open = False
         """The detokenizer has answered."""
-        self.socket = connect(context, zmq.DEALER, target, target.client_out(index))
-        self._link = Link(self.socket) if target.wants_status else None
+        address = target.client_out(index)
+        self.socket, self._link = connect(context, zmq.DEALER, target, address)
         self._codec = Codec(ToClient, 0)
         self._bad_frames = bad_frames
         self._hello = Hello(PROTOCOL_VERSION, SCHEMA.hex(), target.wants_status, client_id)
@@ -107,6 +133,8 @@ class Lane:
 
     def greet(self) -> None:
         """Say who we are; again while there is no answer: who had our id may have to be given up first."""
+        if self._link is not None:
+            self._link.retry()
         with contextlib.suppress(zmq.Again):
             self.socket.send(self._codec.encode(self._hello), zmq.NOBLOCK)
 
@@ -158,8 +186,8 @@ class Lane:
 class TokenizerWay:
     """Messages of callers for one tokenizer. Their threads add to them, the I/O thread sends them."""
 
-    def __init__(self, socket: Socket, codec: Codec) -> None:
-        self.socket = socket
+    def __init__(self, context: zmq.Context[Any], target: Target, address: str, codec: Codec) -> None:
+        self.socket, self.link = connect(context, zmq.PUSH, target, address)
         self.unsent = KeepingOutbox[EncodedMessage](self._send)
         self.aborts: deque[bytes] = deque()
         """Handles of sequences to abort. Many callers may leave at once: one message for all of them."""
@@ -184,11 +212,15 @@ class TokenizerWay:
         return True
 
 
-def connect(context: zmq.Context[Any], kind: int, target: Target, address: str) -> Socket:
+def connect(context: zmq.Context[Any], kind: int, target: Target, address: str) -> tuple[Socket, Link | None]:
+    """Return a socket that connects to `address`, and its link where nothing else shows that its other end is
+    there.
+    """
     socket: Socket = context.socket(kind)
     socket.setsockopt(zmq.SNDHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.RCVHWM, HIGH_WATER_MARK)
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
     target.prepare(socket)
+    link = Link(socket, address) if target.wants_status else None
     socket.connect(address)
-    return socket
+    return socket, link

@@ -44,7 +44,14 @@ class Ping:
     index: int
 
 
-Command: TypeAlias = Restart | ReplaceLane | Ping
+@dataclass(frozen=True, slots=True)
+class RetryLink:
+    """Connect to a tokenizer anew if it has refused us: it may not have read our key yet."""
+
+    index: int
+
+
+Command: TypeAlias = Restart | ReplaceLane | Ping | RetryLink
 
 
 class RingState:
@@ -61,6 +68,8 @@ class RingState:
         self._heard_at: dict[int, float] = {}
         """When each detokenizer was heard that has answered: its lane is open."""
         self._num_lanes = 0
+        self._broken_links: set[int] = set()
+        """Tokenizers whose connections were lost or refused and do not stand again."""
         self._whole_at = 0.0
         """When every process could serve, last."""
         self._next_tick_at = 0.0
@@ -100,12 +109,19 @@ class RingState:
             if process.epoch == known or not process.is_ready:
                 continue
             self._epochs[role, index] = process.epoch
-            if role != "detokenizer":
-                commands.append(self._restart(role, index))
-            elif not self._is_remote:
-                # Over TCP its connection is lost, which says it sooner and is no hearsay.
-                commands.append(self._replace(index))
+            # Over TCP the connections of the others are lost, which says it sooner and is no hearsay.
+            if role == "engine" or not self._is_remote:
+                commands.append(self._replace(index) if role == "detokenizer" else self._restart(role, index))
         return commands
+
+    def see_links(self, broken: Collection[int], standing: Collection[int]) -> list[Command]:
+        """Take in the tokenizers whose connections have `broken` since the last call, or were refused, and
+        those whose connections stand now. What was sent on one that broke may be lost.
+        """
+        self._broken_links.update(broken)
+        healed = self._broken_links.intersection(standing)
+        self._broken_links -= healed
+        return [self._restart("tokenizer", index) for index in sorted(healed)]
 
     def is_due(self, now: float) -> bool:
         return now >= self._next_tick_at
@@ -124,6 +140,7 @@ class RingState:
         if now >= self._next_ping_at:
             self._next_ping_at = now + PING_S
             commands += map(Ping, range(self._num_lanes))
+            commands += map(RetryLink, sorted(self._broken_links))
         commands += self.see(status)
         # One that hangs will be replaced; one that could not hear us for so long has forgotten us.
         commands += [
@@ -147,7 +164,7 @@ class RingState:
         elif now - self._whole_at > self._ring_timeout_s:
             raise RingClosed(
                 f"the runtime at {self._name} has lacked a process, or one that answers, for "
-                f"{self._ring_timeout_s:g} s"
+                f"{self._ring_timeout_s:g} s{self._link_hint()}"
             )
 
     def check_gone(self, why_gone: str) -> None:
@@ -158,6 +175,7 @@ class RingState:
         """Every process can serve, as far as can be seen. One that hangs may be replaced like a dead one."""
         return (
             self._are_processes_whole
+            and not self._broken_links
             and len(self._heard_at) == self._num_lanes
             and all(now - heard_at <= SILENCE_S for heard_at in self._heard_at.values())
         )
@@ -171,6 +189,12 @@ class RingState:
         self._whole_at = now
         self._next_tick_at = self._looks_away_until = now + PING_S
         return [self._replace(lane) for lane in list(self._heard_at)]
+
+    def _link_hint(self) -> str:
+        if not self._broken_links:
+            return ""
+        indices = ", ".join(map(str, sorted(self._broken_links)))
+        return f"; out of reach, or refusing this client's key: tokenizer {indices}"
 
     def _replace(self, lane: int) -> ReplaceLane:
         self._heard_at.pop(lane, None)

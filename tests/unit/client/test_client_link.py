@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 import zmq
+from zmq.auth.thread import ThreadAuthenticator
 
 from carousel.client.connection.lane import Link
+from tests.harness.ring.launched import wait_until
 
 WAIT_S = 20.0
 
@@ -41,8 +43,9 @@ def test_a_connection_that_stands_again_before_anybody_looked_was_lost_all_the_s
     """The other end takes the new one for somebody else, who has to introduce himself."""
     first, port = listen(context)
     dealer = context.socket(zmq.DEALER)
-    dealer.connect(f"tcp://127.0.0.1:{port}")
-    link = Link(dealer)
+    address = f"tcp://127.0.0.1:{port}"
+    link = Link(dealer, address)
+    dealer.connect(address)
     dealer.send(b"hello")
     assert first.poll(int(WAIT_S * 1000))
     assert not link.was_lost
@@ -59,3 +62,47 @@ def test_a_connection_that_stands_again_before_anybody_looked_was_lost_all_the_s
     link.close()
     for socket in (dealer, second):
         socket.close(linger=0)
+
+
+class Keys:
+    """Decides who is let in."""
+
+    are_read = False
+
+    def callback(self, domain: str, key: bytes) -> bool:
+        return self.are_read
+
+
+@pytest.mark.parametrize("kind", [zmq.PUSH, zmq.DEALER])
+def test_a_connection_that_was_refused_is_made_again_only_when_we_ask(
+    context: zmq.Context[Any], kind: int
+) -> None:
+    """A server may read a client's key later than the client connects, each of its processes for itself."""
+    authenticator, keys = ThreadAuthenticator(context), Keys()
+    authenticator.start()
+    authenticator.configure_curve_callback(domain="test", credentials_provider=keys)
+    server = context.socket(zmq.ROUTER if kind == zmq.DEALER else zmq.PULL)
+    server.curve_server = True
+    public, server.curve_secretkey = zmq.curve_keypair()
+    server.setsockopt_string(zmq.ZAP_DOMAIN, "test")
+    server.bind("tcp://127.0.0.1:*")
+    address = server.last_endpoint.decode()
+    client = context.socket(kind)
+    client.curve_publickey, client.curve_secretkey = zmq.curve_keypair()
+    client.curve_serverkey = public
+    link = Link(client, address)
+    client.connect(address)
+    wait_until(lambda: link.was_lost, WAIT_S, "it is refused")
+    assert not link.stands
+    assert link.forgive()
+    keys.are_read = True
+    link.retry()
+    wait_until(lambda: link.stands, WAIT_S, "it is let in")
+    link.retry()  # asks for nothing: it stands
+    client.send(b"x", zmq.NOBLOCK)
+    assert server.poll(int(WAIT_S * 1000))
+    assert not link.was_lost
+    link.close()
+    for socket in (client, server):
+        socket.close(linger=0)
+    authenticator.stop()

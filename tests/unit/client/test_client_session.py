@@ -20,6 +20,7 @@ from carousel.client.core.ring_state import (
     Ping,
     ReplaceLane,
     Restart,
+    RetryLink,
     RingState,
 )
 from carousel.client.core.session import Session
@@ -266,6 +267,31 @@ def test_over_tcp_the_ring_is_gone_when_all_connections_are() -> None:
     events.now += TICK_S
     events.tick(lost=[1], are_links_lost=True)
     assert str(events.error) == "the connection to the runtime at here was lost"
+
+
+def test_over_tcp_what_a_lost_or_refused_connection_swallowed_is_sent_again_when_it_stands() -> None:
+    events = Events(is_remote=True)
+    events.ask()  # number 0, by the tokenizer whose connection breaks
+    events.ask()
+    assert events.ring.see_links([0], []) == []
+    assert not events.ring.is_whole(events.now)
+    events.pass_time(2 * PING_S)
+    assert events.of_kind(RetryLink) == [RetryLink(0)] * 2
+    assert len(events.sent) == 2, "nothing is made again while it does not stand"
+    events._note(events.ring.see_links([], [0, 1]))
+    assert events.ring.is_whole(events.now)
+    assert [attempt_of(message.handle) for message in events.sent] == [0, 0, 1]  # type: ignore[union-attr]
+    events.replace("tokenizer")
+    assert len(events.sent) == 3, "its connection has said it already"
+    events._note(events.ring.see_links([1], [0, 1]))
+    assert len(events.sent) == 4, "one that stands again before anybody looked was lost all the same"
+
+
+def test_a_tokenizer_that_never_takes_our_key_is_named_when_the_time_is_over() -> None:
+    events = Events(is_remote=True)
+    events.ring.see_links([1], [0])
+    events.pass_time(RING_TIMEOUT_S + 1)
+    assert str(events.error).endswith("; out of reach, or refusing this client's key: tokenizer 1")
 
 
 def test_each_detokenizer_is_pinged_once_a_while() -> None:
