@@ -195,6 +195,28 @@ def test_every_waiter_ends_when_the_ring_is_gone(tmp_path: Path) -> None:
     run(tmp_path, lambda request: [], test)
 
 
+@pytest.mark.parametrize("has_connected", [True, False])
+def test_a_call_after_the_end_keeps_no_frames_of_the_calls_before_it(
+    tmp_path: Path, has_connected: bool
+) -> None:
+    async def main(ring: FakeRing) -> None:
+        client = AsyncClient(tmp_path, connect_timeout=WAIT_S if has_connected else 0.05)
+        ring.shakes_hands = has_connected
+        if has_connected:
+            await client.connect()
+            ring.set_state("launcher", "failed")
+        depths = []
+        for _ in range(4):
+            with pytest.raises(RingClosed) as raised:
+                await client.generate("x", timeout=WAIT_S)
+            depths.append(len(raised.traceback))
+        assert depths[1] == depths[2] == depths[3]
+        await client.aclose()
+
+    with fake_ring(tmp_path, say_nothing) as ring:
+        asyncio.run(main(ring))
+
+
 def test_closing_gives_the_waiters_the_error_of_the_caller(tmp_path: Path) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
         call = asyncio.create_task(client.generate("x"))
