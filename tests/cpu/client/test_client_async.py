@@ -261,6 +261,22 @@ def test_a_stream_that_is_closed_while_its_client_connects_asks_for_nothing(tmp_
         asyncio.run(main(ring))
 
 
+def test_a_stream_that_ended_before_its_request_did_has_no_completion(tmp_path: Path) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        aborted = client.submit("x")
+        aborted.abort()
+        with pytest.raises(RequestAborted, match="before its end"):
+            await aborted.completion()
+        assert not ring.requests
+        closed = client.stream("x")
+        await anext(closed)
+        await closed.aclose()
+        with pytest.raises(RequestAborted, match="before its end"):
+            await closed.completion()
+
+    run(tmp_path, one_letter, test)
+
+
 def test_a_second_reader_of_a_stream_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
         stream = client.stream("x")
