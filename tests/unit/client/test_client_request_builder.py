@@ -100,6 +100,8 @@ def test_lists_are_understood(name: str, spelled: Any, wire: Any) -> None:
         ("x", {}, {"time_limit": 10**400}, "time_limit"),
         ("x", {}, {"arrival_time": 10**400}, "arrival_time"),
         ("x", {"temperature": 10**400}, {}, "temperature"),
+        ("x", {"temperature": 10**5000}, {}, "temperature"),
+        ("x", {"max_tokens": -(10**5000)}, {}, "max_tokens"),
         ("x", {}, {"time_limit": True}, "time_limit"),
         ("x", {}, {"time_limit": "1"}, "time_limit"),
         ("x", {}, {"arrival_time": -1.0}, "arrival_time"),
