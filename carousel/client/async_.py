@@ -188,10 +188,11 @@ class AsyncClient:
             )
         if loop is not link.loop:
             raise RuntimeError("an AsyncClient belongs to the event loop that it was first used in")
-        opened = link.session.connection.opened
-        if not opened.done():
-            await asyncio.shield(asyncio.wrap_future(opened))
-        opened.result()
+        connection = link.session.connection
+        if not connection.opened.done():
+            await asyncio.shield(asyncio.wrap_future(connection.opened))
+        if connection.error is not None:
+            raise connection.error.with_traceback(None)
         return link.session
 
     @documented_as(Client.abort)

@@ -21,6 +21,13 @@ def power(number: int, base: str = "2^") -> str:
     return f"{base}{number.bit_length() - 1}" if number >= 1 << 16 else str(number)
 
 
+def _shown(number: float) -> str:
+    """Write a wrong number down. Of an integer of thousands of digits Python refuses to."""
+    if isinstance(number, int) and number.bit_length() > 1024:
+        return f"an integer of {number.bit_length()} bits"
+    return str(number)
+
+
 def as_tuple(name: str, value: Any) -> tuple[Any, ...]:
     """Raises InvalidRequest for what is neither a sequence nor None."""
     if value is None:
@@ -102,7 +109,7 @@ class Integer(Kind):
             raise InvalidRequest(f"{name} must be an integer, got {type(value).__name__}", param=name)
         if not self.low <= value <= self.high:
             raise InvalidRequest(
-                f"{name} must be between {self.low} and {self.high}, got {value}", param=name
+                f"{name} must be between {self.low} and {self.high}, got {_shown(value)}", param=name
             )
 
 
@@ -158,7 +165,7 @@ class Number(Kind):
                 if self.above
                 else f"between {self.low} and {self.high}"
             )
-            raise InvalidRequest(f"{name} must be {bounds}, got {value}", param=name)
+            raise InvalidRequest(f"{name} must be {bounds}, got {_shown(value)}", param=name)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -147,7 +147,7 @@ class Connection:
 
     def _check_usable(self) -> None:
         if self.error is not None:
-            raise self.error
+            raise self.error.with_traceback(None)  # with it each call would keep the frames of all before
         if self._stop:
             raise RingClosed("the client is closed")
         if os.getpid() != self._pid:

@@ -27,4 +27,4 @@ class LabelBook:
     def release(self, tenant: str, label: str, holder: object) -> None:
         """Give a label back; without effect unless this holder has it."""
         if self._holders.get((tenant, label)) == holder:
-            del self._holders[tenant, label]
+            self._holders.pop((tenant, label), None)  # another thread may have been faster

@@ -29,6 +29,16 @@ class _Stream:
         self._deltas: deque[Delta] = deque()
         self._closed = False
 
+    def _whole(self) -> Completion:
+        """The completion, when there are no more deltas. Raises the error that the request has failed with,
+        RequestAborted when it was left before its end.
+        """
+        if self.state is not None:
+            self.state.check()
+        if self.state is None or not self.state.ended:
+            raise RequestAborted("the stream was closed before its end")
+        return self.state.completion()
+
     def _abandon(self) -> None:
         self._closed = True
         if self._session is not None and self.state is not None:
@@ -74,7 +84,7 @@ class ResultStream(_Stream):
         """Wait for the end and return the whole. Raises: as the iteration."""
         for _ in self:
             pass
-        return self.state.completion()
+        return self._whole()
 
     def close(self) -> None:
         """Abort unless finished. Idempotent."""
@@ -165,8 +175,7 @@ class AsyncResultStream(_Stream):
         async with self:
             async for _ in self:
                 pass
-            assert self.state is not None
-            return self.state.completion()
+            return self._whole()
 
     async def aclose(self) -> None:
         """Abort unless finished; a task that waits for the next delta gets RequestAborted. Idempotent."""

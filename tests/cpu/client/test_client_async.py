@@ -195,6 +195,28 @@ def test_every_waiter_ends_when_the_ring_is_gone(tmp_path: Path) -> None:
     run(tmp_path, lambda request: [], test)
 
 
+@pytest.mark.parametrize("has_connected", [True, False])
+def test_a_call_after_the_end_keeps_no_frames_of_the_calls_before_it(
+    tmp_path: Path, has_connected: bool
+) -> None:
+    async def main(ring: FakeRing) -> None:
+        client = AsyncClient(tmp_path, connect_timeout=WAIT_S if has_connected else 0.05)
+        ring.shakes_hands = has_connected
+        if has_connected:
+            await client.connect()
+            ring.set_state("launcher", "failed")
+        depths = []
+        for _ in range(4):
+            with pytest.raises(RingClosed) as raised:
+                await client.generate("x", timeout=WAIT_S)
+            depths.append(len(raised.traceback))
+        assert depths[1] == depths[2] == depths[3]
+        await client.aclose()
+
+    with fake_ring(tmp_path, say_nothing) as ring:
+        asyncio.run(main(ring))
+
+
 def test_closing_gives_the_waiters_the_error_of_the_caller(tmp_path: Path) -> None:
     async def test(client: AsyncClient, ring: FakeRing) -> None:
         call = asyncio.create_task(client.generate("x"))
@@ -237,6 +259,22 @@ def test_a_stream_that_is_closed_while_its_client_connects_asks_for_nothing(tmp_
 
     with fake_ring(tmp_path, spell("a")) as ring:
         asyncio.run(main(ring))
+
+
+def test_a_stream_that_ended_before_its_request_did_has_no_completion(tmp_path: Path) -> None:
+    async def test(client: AsyncClient, ring: FakeRing) -> None:
+        aborted = client.submit("x")
+        aborted.abort()
+        with pytest.raises(RequestAborted, match="before its end"):
+            await aborted.completion()
+        assert not ring.requests
+        closed = client.stream("x")
+        await anext(closed)
+        await closed.aclose()
+        with pytest.raises(RequestAborted, match="before its end"):
+            await closed.completion()
+
+    run(tmp_path, one_letter, test)
 
 
 def test_a_second_reader_of_a_stream_is_refused_and_the_first_goes_on(tmp_path: Path) -> None:

@@ -134,6 +134,17 @@ def test_every_pending_sequence_ends_when_the_ring_is_gone(tmp_path: Path, state
             client.generate("x")
 
 
+def test_a_call_after_the_end_keeps_no_frames_of_the_calls_before_it(tmp_path: Path) -> None:
+    with fake_ring(tmp_path) as ring, Client(tmp_path) as client:
+        ring.set_state("launcher", "failed")
+        depths = []
+        for _ in range(4):
+            with pytest.raises(RingClosed) as raised:
+                client.generate("x", timeout=WAIT_S)
+            depths.append(len(raised.traceback))
+        assert depths[1] == depths[2] == depths[3]
+
+
 def test_a_dead_launcher_is_noticed_though_its_page_still_says_ready(tmp_path: Path) -> None:
     launcher = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     with fake_ring(tmp_path) as ring:

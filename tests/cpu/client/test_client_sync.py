@@ -266,6 +266,24 @@ def test_closing_a_stream_ends_the_thread_that_waits_for_it(tmp_path: Path) -> N
         ring.wait_abort()
 
 
+def test_a_stream_that_was_closed_early_has_no_completion(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, lambda request: [output(request, "a")]), Client(tmp_path) as client:
+        stream = client.stream("x", timeout=WAIT_S)
+        next(stream)
+        stream.close()
+        with pytest.raises(RequestAborted, match="before its end"):
+            stream.completion()
+
+
+def test_a_stream_that_has_failed_says_so_as_often_as_its_completion_is_asked_for(tmp_path: Path) -> None:
+    with fake_ring(tmp_path, lambda request: [failure(request, "enough", 500)]), Client(tmp_path) as client:
+        stream = client.stream("x", timeout=WAIT_S)
+        for _ in range(2):
+            with pytest.raises(RequestError) as raised:
+                stream.completion()
+            assert raised.value.code == "enough"
+
+
 def test_an_unknown_keyword_is_a_type_error(client: Client) -> None:
     options: dict[str, Any] = {"cach_salt": "y"}
     with pytest.raises(TypeError, match="cach_salt"):

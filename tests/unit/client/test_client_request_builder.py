@@ -100,6 +100,8 @@ def test_lists_are_understood(name: str, spelled: Any, wire: Any) -> None:
         ("x", {}, {"time_limit": 10**400}, "time_limit"),
         ("x", {}, {"arrival_time": 10**400}, "arrival_time"),
         ("x", {"temperature": 10**400}, {}, "temperature"),
+        ("x", {"temperature": 10**5000}, {}, "temperature"),
+        ("x", {"max_tokens": -(10**5000)}, {}, "max_tokens"),
         ("x", {}, {"time_limit": True}, "time_limit"),
         ("x", {}, {"time_limit": "1"}, "time_limit"),
         ("x", {}, {"arrival_time": -1.0}, "arrival_time"),
@@ -222,3 +224,17 @@ def test_a_label_has_one_holder_at_a_time_and_only_he_releases_it() -> None:
     book.release("a", "mine", 1)
     book.hold("a", "mine", 3)
     assert len(book) == 2
+
+
+def test_a_label_that_two_threads_release_at_once_is_free() -> None:
+    """Who leaves a request while it is made again releases it beside the connection's thread."""
+    book = LabelBook()
+
+    class Holder:
+        def __eq__(self, other: object) -> bool:
+            book.release("a", "mine", 1)  # what the other thread does in between
+            return True
+
+    book.hold("a", "mine", 1)
+    book.release("a", "mine", Holder())
+    assert len(book) == 0
