@@ -129,9 +129,6 @@ class ModelRunner:
 
     def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
         """Apply the plan and compute its tokens. A StepOutput where nothing is to be sampled."""
-        assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
-            "BatchPlan.drafts: verification is not built"
-        )
         if self._recording is None or not self._recording.fits(plan):
             return self._compute(plan)
         if plan.setups or plan.page_copies:
@@ -171,9 +168,14 @@ class ModelRunner:
         if tokens is not None:
             return StepOutput(self._group.broadcast(tokens).int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
-        self._future.store(forward.who.rows, sampled.tokens)
+        self._future.store(forward.who, sampled.tokens)
         return StepOutput(
-            sampled.tokens.int(), sampled.logprobs, sampled.logits, sampled.logits_of, forward.prompt
+            sampled.tokens.int(),
+            sampled.logprobs,
+            sampled.logprobs_of,
+            sampled.logits,
+            sampled.logits_of,
+            forward.prompt,
         )
 
     @torch.inference_mode()

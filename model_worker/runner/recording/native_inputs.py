@@ -11,6 +11,7 @@ import torch
 from model_worker.kernels.native.step_calls import StageCall
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
+from model_worker.runner.sampled_places import has_drafts
 from model_worker.sampling.columns import SampleRows
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.plan import BatchPlan
@@ -59,6 +60,7 @@ class NativeInputs:
             len(plan.input_ids) // TOKEN_BYTES <= self.max_tokens
             and len(plan.rows) // TOKEN_BYTES <= self.max_seqs
             and not plan.prompt_positions
+            and not has_drafts(plan)
         )
 
     def describe(self, plan: BatchPlan) -> None:
