@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from model_worker.sampling.columns import SampleRows
-
 
 class FutureMap:
     """last_token [max_rows + 1] int64; the last row is nobody's, for the padding of a batch.
@@ -16,16 +14,12 @@ class FutureMap:
     """
 
     def __init__(self, max_rows: int, device: torch.device) -> None:
-        self._nobody = max_rows
         self.last_token = torch.zeros(max_rows + 1, dtype=torch.int64, device=device)
 
     def resolve(self, input_ids: Tensor, at: Tensor, rows: Tensor) -> None:
         """input_ids[at[i]] = last token of rows[i], in place; all [n] int64."""
         input_ids[at] = self.last_token[rows]
 
-    def store(self, who: SampleRows, tokens: Tensor) -> None:
-        """Remember tokens [S] int64 as the last ones of their rows; with guesses, the last that counts."""
-        rows = who.rows
-        if who.drafts is not None:
-            rows = who.drafts.last_tokens_of(rows, tokens, self._nobody)
+    def store(self, rows: Tensor, tokens: Tensor) -> None:
+        """Remember tokens [n] as the last ones of rows [n], both int64."""
         self.last_token[rows] = tokens

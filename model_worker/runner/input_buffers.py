@@ -15,7 +15,6 @@ from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.prompt_positions import num_positions
 from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.sampling.columns import LongArray, SampleRows
-from model_worker.sampling.draft_tokens import DraftTokens
 from runtime.wire.format import IntArray, unpack_ids
 from runtime.wire.plan import BatchPlan
 
@@ -34,7 +33,7 @@ class TokenLayout:
     sample_indices: LongArray  # [S] the tokens after which one is sampled, index into T
     sample_rows: LongArray  # [S]
     sample_positions: LongArray  # [S] of the token to be sampled
-    guesses: LongArray | None = None  # [S] as DraftTokens has them, of a plan with drafts
+    guesses: LongArray | None = None  # [S] see sampling/guesses.py; of a plan with drafts
 
 
 @dataclass(slots=True)
@@ -92,7 +91,7 @@ class InputBuffers:
                 who_positions,
                 at.sample_rows,
                 at.sample_positions,
-                None if at.guesses is None else DraftTokens(at.guesses, self._device),
+                at.guesses,
             ),
         )
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
@@ -29,6 +30,7 @@ from model_worker.runner.recording.base import Recording, StepParts
 from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.guesses import rows_that_end
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import ConfigError
@@ -168,7 +170,7 @@ class ModelRunner:
         if tokens is not None:
             return StepOutput(self._group.broadcast(tokens).int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
-        self._future.store(forward.who, sampled.tokens)
+        self._remember(forward.who, sampled.tokens)
         return StepOutput(
             sampled.tokens.int(),
             sampled.logprobs,
@@ -177,6 +179,13 @@ class ModelRunner:
             sampled.logits_of,
             forward.prompt,
         )
+
+    def _remember(self, who: SampleRows, tokens: Tensor) -> None:
+        """For plans that say -1. The row behind all others is nobody's."""
+        rows = who.rows
+        if who.guesses is not None:
+            rows = rows_that_end(who.guesses, rows, tokens, self.max_rows, self._device)
+        self._future.store(rows, tokens)
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from model_worker.sampling.columns import LongArray
-from model_worker.sampling.draft_tokens import NO_GUESS
+from model_worker.sampling.guesses import NO_GUESS
 from runtime.wire.format import unpack_ids
 from runtime.wire.plan import BatchPlan
 

@@ -14,7 +14,7 @@ from model_worker.device.base import Device
 from model_worker.runner.prompt_positions import FLOAT_BYTES, PromptOutput
 from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.sampling.columns import LongArray, SampleRows
-from model_worker.sampling.draft_tokens import places_that_count
+from model_worker.sampling.guesses import places_that_count
 from model_worker.sampling.logprobs import Logprobs
 from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, PromptLogprobs, StepResult, StepTensor

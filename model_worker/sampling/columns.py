@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
-from model_worker.sampling.draft_tokens import DraftTokens
 from runtime.sampling.columns import FLOATS, INTEGERS, ROW_DTYPE
 from runtime.sampling.features import MIN_LEN
 from runtime.wire.format import IntArray, unpack_ids
@@ -27,15 +26,13 @@ IN_PROMPT = 1 << 30
 
 @dataclass(slots=True)
 class SampleRows:
-    """Whose tokens are sampled, on the device and on the host: [S] int64 each. A row comes several times only
-    with guesses.
-    """
+    """Whose tokens are sampled, on the device and on the host: [S] int64 each."""
 
     rows: Tensor
     positions: Tensor  # of the token to be sampled, from the start of the sequence
     rows_host: LongArray
     positions_host: LongArray
-    drafts: DraftTokens | None = None  # None: no row has guesses
+    guesses: LongArray | None = None  # see guesses.py; None: there are none, and no row comes twice
 
 
 class SamplingColumns:

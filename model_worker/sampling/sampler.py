@@ -70,7 +70,7 @@ class Sampler:
         logits [S, V] float32 are overwritten. masks: row → bitmask, bit i of int32 word j allows 32 * j + i.
         With guesses, tokens behind a wrong one mean nothing, nor does what is reported of them.
         """
-        if who.drafts is not None and looks_back(self._columns.features, who, masks):
+        if who.guesses is not None and looks_back(self._columns.features, who, masks):
             return sample_in_turns(self._sample, logits, who, masks, self._device)
         return self._sample(logits, who, masks)
 

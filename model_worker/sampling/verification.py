@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows
-from model_worker.sampling.draft_tokens import NO_GUESS, first_places
+from model_worker.sampling.guesses import NO_GUESS, first_places
 from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.step import Sampled
 from runtime.sampling.features import REMEMBERS
@@ -26,8 +26,8 @@ Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], Sampled]
 
 def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, bytes]) -> bool:
     """Tell whether a row with guesses does; others are sampled at all places at once. features: by row."""
-    assert who.drafts is not None
-    guessing = who.rows_host[who.drafts.guesses != NO_GUESS]
+    assert who.guesses is not None
+    guessing = who.rows_host[who.guesses != NO_GUESS]
     assert masks.keys().isdisjoint(guessing.tolist()), "a mask for a row with guesses"
     return bool((features[guessing] & REMEMBERS).any())
 
@@ -36,16 +36,16 @@ def sample_in_turns(
     sample: Sample, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes], device: Device
 ) -> Sampled:
     """Sample the places that count; the tokens of others are 0. See Sampler.sample."""
-    assert who.drafts is not None
+    assert who.guesses is not None
     tokens = torch.zeros(len(who.rows_host), dtype=torch.int64, device=logits.device)
-    places, turns = first_places(who.drafts.guesses), list[tuple[LongArray, Sampled]]()
+    places, turns = first_places(who.guesses), list[tuple[LongArray, Sampled]]()
     while len(places):
         at = device.tensor(places)
         those = SampleRows(who.rows[at], who.positions[at], who.rows_host[places], who.positions_host[places])
         sampled = sample(logits[at], those, masks)
         tokens[at] = sampled.tokens
         turns.append((places, sampled))
-        is_right = sampled.tokens.cpu().numpy() == who.drafts.guesses[places]
+        is_right = sampled.tokens.cpu().numpy() == who.guesses[places]
         places, masks = places[is_right] + 1, {}
     return _joined(tokens, turns, device)
 
