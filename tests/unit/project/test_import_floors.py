@@ -31,6 +31,7 @@ FLOORS: dict[str, set[str]] = {
     "runtime.ring": {"runtime.base", "runtime.wire", "runtime.settings"},
     "runtime.checkpoint": {"runtime.base", "runtime.sampling", "runtime.settings"},
     "runtime.text": {"runtime.base", "runtime.wire"},
+    "runtime.guides": {"runtime.base"},
     "runtime.launcher": {
         *("runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"),
     },
