@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from carousel.client.offline import LLM
     from carousel.client.sync import Client
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
+    from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from carousel.trtllm.batch_manager import BatchManager
     from carousel.trtllm.executor import ExecutorStats, GenerationExecutor
     from carousel.trtllm.executor_config import (
         CapacitySchedulerPolicy,
         ExecutorConfig,
+        GuidedDecodingConfig,
         KvCacheConfig,
         SchedulerConfig,
     )
@@ -43,12 +45,14 @@ if TYPE_CHECKING:
     from runtime.wire.sampling_params import SamplingParams
 
 __all__ = [
-    "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CapacitySchedulerPolicy", "CarouselError",
-    "Client", "Completion", "CompletionOutput", "ConfigError", "Delta", "ExecutorConfig", "ExecutorStats",
-    "GenerationExecutor", "GenerationRequest", "GenerationResult", "InferenceRequest", "InvalidRequest",
+    "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CapacitySchedulerPolicy",
+    "CarouselError", "Client", "Completion", "CompletionOutput", "ConfigError", "Delta",
+    "ExecutorConfig", "ExecutorStats", "GenerationExecutor", "GenerationRequest", "GenerationResult",
+    "GuidedDecodingConfig", "GuidedDecodingParams", "InferenceRequest", "InvalidRequest",
     "KvCacheConfig", "KvCacheRetentionConfig", "ModelError", "Overloaded", "ProtocolMismatch",
     "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
-    "SchedulerConfig", "StartError", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
+    "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
+    "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
 _MODULES = {
@@ -67,6 +71,8 @@ _MODULES = {
     "GenerationExecutor": "carousel.trtllm.executor",
     "GenerationRequest": "carousel.trtllm.generation_request",
     "GenerationResult": "carousel.trtllm.generation_result",
+    "GuidedDecodingConfig": "carousel.trtllm.executor_config",
+    "GuidedDecodingParams": "carousel.structured_outputs",
     "InferenceRequest": "carousel.trtllm.inference_request",
     "InvalidRequest": "runtime.base.errors",
     "KvCacheConfig": "carousel.trtllm.executor_config",
@@ -83,6 +89,7 @@ _MODULES = {
     "SamplingParams": "runtime.wire.sampling_params",
     "SchedulerConfig": "carousel.trtllm.executor_config",
     "StartError": "runtime.base.errors",
+    "StructuredOutputsParams": "carousel.structured_outputs",
     "TokenLogprob": "carousel.client.core.result",
     "TokenRangeRetentionConfig": "carousel.retention",
     "Usage": "runtime.wire.messages",

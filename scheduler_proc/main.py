@@ -38,6 +38,8 @@ from scheduler_proc.core.output import Output, make_output
 from scheduler_proc.core.rows import Rows
 from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
+from scheduler_proc.features.grammar_client import GrammarClient
+from scheduler_proc.features.guided import attach_guide
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
@@ -79,9 +81,10 @@ def build_scheduler(
     profile_dir: Path | None = None,
     roster: Roster | None = None,
     suspects: Suspects = NO_SUSPECTS,
+    grammar: GrammarClient | None = None,
 ) -> Scheduler:
     """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
-    `suspects`: as Intake's.
+    `suspects`: as Intake's; `grammar`: None where no guides are kept.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -123,7 +126,7 @@ def build_scheduler(
         ),
         embedding_factories(config, output)
         if config.task == "embed"
-        else feature_factories(output, kv, port.now_s),
+        else feature_factories(output, kv, port.now_s, grammar),
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
@@ -224,9 +227,12 @@ def make_questions(
     return StatsQuestions(StepStats(lifecycle, kept, port.now_s, port.wall_s), lifecycle.output)
 
 
-def feature_factories(output: Output, kv: KVCacheManager, clock: Clock) -> tuple[FeatureFactory, ...]:
+def feature_factories(
+    output: Output, kv: KVCacheManager, clock: Clock, grammar: GrammarClient | None = None
+) -> tuple[FeatureFactory, ...]:
     """In the order of their hooks: the last ones report what counts."""
     return (
+        attach_guide(grammar),
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
         attach_generation_logits(output.add_tensor),
         attach_perf_metrics(kv, clock),
@@ -293,13 +299,21 @@ def main(context: ProcessContext) -> None:
         context.outbox(context.endpoints.detokenizer_in(i)) for i in range(config.detokenizer_workers)
     ]
     profile_dir = Path(config.profile_dir or context.endpoints.run_dir).absolute()
+    has_grammar = config.grammar_backend != "none"
+    masks = context.inbox("grammar_out", context.endpoints.grammar_out) if has_grammar else None
     port = Port(
         inbox,
         outboxes,
         context.epoch,
         is_client_alone=lambda: context.status.read("detokenizer").num_clients <= 1,
         new_tenants=TenantsFile(context.endpoints.tenants_file).read_new,
+        grammar=masks,
+        wait_for_grammar=Waiter([masks.socket] if masks else []).wait,
     )
+    grammar = None
+    if has_grammar:
+        to_grammar = context.outbox(context.endpoints.grammar_in)
+        grammar = GrammarClient(to_grammar.send, port.grammar_news, port.now_s)
     scheduler = build_scheduler(
         config,
         eos_ids,
@@ -309,6 +323,7 @@ def main(context: ProcessContext) -> None:
         profile_dir,
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
+        grammar=grammar,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

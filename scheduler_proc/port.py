@@ -1,8 +1,10 @@
 """Port: everything that comes to the scheduler from outside, and the only module that reads a clock or draws.
 
-    time               read when a turn begins and when a step's result has come; in between it stands still
+    time               read when a turn begins and when something has come that was waited for; in between it
+                       stands still
     inbox, outboxes    messages; whether there was room for what was sent
     results of steps   and with each the time at which it came
+    masks              of the grammar process, and the time after a wait for them
     readiness          whether what a feature waits for is there
     tenants, clients   the launcher's table; whether one client is connected and no other
     epoch, randomness  given once
@@ -22,7 +24,7 @@ from typing import Any, Protocol, TypeAlias
 
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.tenants import Tenants
-from runtime.wire.messages import ToScheduler
+from runtime.wire.messages import FromGrammar, ToScheduler
 from runtime.wire.plan import StepResult
 from runtime.wire.transport import Inbox, Outbox
 
@@ -58,9 +60,12 @@ class Port:
         is_client_alone: Callable[[], bool] = lambda: False,
         new_tenants: Callable[[], Tenants | None] = lambda: None,
         seed: int | None = None,
+        grammar: Inbox | None = None,
+        wait_for_grammar: Callable[[float], object] = lambda _: None,
     ) -> None:
         """`outboxes`: one for each detokenizer; `is_client_alone`: whether one client is connected and no
         other; `new_tenants`: as TenantsFile.read_new; `seed`: of the randomness, drawn where none is given.
+        `grammar`: where masks come, and `wait_for_grammar` waits for some.
         """
         self.outboxes = outboxes
         self.epoch = epoch
@@ -71,6 +76,8 @@ class Port:
         self._wall_clock = wall_clock
         self._is_client_alone = is_client_alone
         self._new_tenants = new_tenants
+        self._grammar = grammar
+        self._wait_for_grammar = wait_for_grammar
         self.read_time()
 
     # -- time -----------------------------------------------------------------------------------------------
@@ -103,6 +110,17 @@ class Port:
         result = handle.result()
         self.read_time()
         return result
+
+    def grammar_news(self, wait_s: float) -> list[FromGrammar]:
+        """Return what has come from the grammar process; wait so long for it while there is nothing."""
+        if self._grammar is None:
+            return []
+        messages = self._grammar.drain()
+        if not messages and wait_s > 0.0:
+            self._wait_for_grammar(wait_s)
+            messages = self._grammar.drain()
+            self.read_time()
+        return messages
 
     def is_ready(self, feature: Readiness) -> bool:
         """Tell whether a waiting request may start, by this feature of it. Raises RequestError."""

@@ -14,6 +14,7 @@ from runtime.base.errors import RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.format import IntArray, unpack_ids
 from runtime.wire.messages import ErrorInfo, ToScheduler
+from runtime.wire.plan import SampleMasks
 from scheduler_proc.batching.batch_builder import BatchBuilder
 from scheduler_proc.batching.prefill_adder import PrefillTotals
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
@@ -24,7 +25,7 @@ from scheduler_proc.core.request import Request
 from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.row_columns import BoolArray, RowArray, all_of
 from scheduler_proc.core.samples import Sampled
-from scheduler_proc.core.scheduled_row import ScheduledRow
+from scheduler_proc.core.scheduled_row import NoMask, ScheduledRow
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.observe.step_log import StepLog
@@ -121,9 +122,26 @@ class Scheduler:
         batch.publish_prefills(self.kv)
         if plan.defer_sampling:  # its masks need the tokens of every earlier step
             self._commit_down_to(0)
-            self.executor.sample(handle, batch.masks())
+            self.executor.sample(handle, self._masks(batch))
         self.in_flight.append((batch, handle))
         self.profile.mark("launch", step=self.num_steps, num_rows=len(batch))
+
+    def _masks(self, batch: ScheduleBatch) -> SampleMasks:
+        """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
+        masks: list[tuple[int, bytes]] = []
+        for req, make_mask in batch.masked():
+            try:
+                mask = make_mask()
+            except RequestError as error:
+                self.lifecycle.finish(req, "error", error=error_info(error))
+                continue
+            if mask is NoMask.COMPLETE:
+                self.lifecycle.finish(req, "stop")
+            elif mask is NoMask.LATE:
+                self.lifecycle.retract(req)
+            else:
+                masks.append((req.row, mask))
+        return SampleMasks(batch.step, tuple(masks))
 
     def _commit_oldest(self) -> None:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""

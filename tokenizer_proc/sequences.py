@@ -75,6 +75,7 @@ class SequenceMaker:
                 arrived_s=job.arrived_s,
                 deadline_s=job.deadline_s,
                 retention=request.retention,
+                guide=request.guide,
                 tenant=request.tenant,
                 is_again=job.is_again,
             )

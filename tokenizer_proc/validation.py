@@ -60,6 +60,8 @@ class Validator:
         self._check_sequences(request)
         if request.retention is not None:
             request.retention.validate()
+        if request.guide is not None:
+            request.guide.validate()
         if request.resume is not None:
             self._check_resume(request.resume)
         given: list[PromptField] = []

@@ -133,6 +133,27 @@ class KvCacheConfig:
         return asked
 
 
+@dataclass(frozen=True)
+class GuidedDecodingConfig:
+    """Guides are kept; `backend` is LLGUIDANCE, the one that there is. The server reads the tokenizer and
+    its stop ids from the model's files, so nothing of them is to be given.
+    """
+
+    backend: str | Enum = "LLGUIDANCE"
+    encoded_vocab: Any = None
+    tokenizer_str: Any = None
+    stop_token_ids: Any = None
+
+    def checked_backend(self, field: str) -> str:
+        """Return the name of the setting's value. Raises ConfigError."""
+        for name in ("encoded_vocab", "tokenizer_str", "stop_token_ids"):
+            if getattr(self, name) is not None:
+                raise ConfigError(f"{field}.{name}: the model's files say it; leave it out")
+        if _name(self.backend) != "LLGUIDANCE":
+            raise ConfigError(f"{field}.backend: LLGUIDANCE is what is built, got {self.backend!r}")
+        return "llguidance"
+
+
 @dataclass(slots=True, kw_only=True)
 class ExecutorConfig:
     """An executor's configuration as a whole. Its defaults are TensorRT-LLM's."""
@@ -158,6 +179,8 @@ class ExecutorConfig:
     max_queue_size: int | None = None
     """Requests that may wait; more are refused."""
     gather_generation_logits: bool = False
+    guided_decoding_config: GuidedDecodingConfig | None = None
+    """Guides are kept without it, too."""
     parallel_config: Any = None
     """Not built, nor what follows."""
     peft_cache_config: Any = None
@@ -170,7 +193,6 @@ class ExecutorConfig:
     recv_poll_period_ms: int = 0
     max_seq_idle_microseconds: int = 180_000_000
     spec_dec_config: Any = None
-    guided_decoding_config: Any = None
     additional_model_outputs: Any = None
     cache_transceiver_config: Any = None
     prompt_table_offloading: bool = False
@@ -195,9 +217,18 @@ class ExecutorConfig:
         if self.scheduler_config is not None or batching == "INFLIGHT":
             asked.extend(asked_of("scheduler_config", self.scheduler_config or SchedulerConfig()))
         asked.extend(asked_of("kv_cache_config", self.kv_cache_config or KvCacheConfig()))
+        self._add_guides(asked)
         self._add_flags(asked)
         self._add_counts(asked)
         return asked
+
+    def _add_guides(self, asked: Asked) -> None:
+        config, field = self.guided_decoding_config, "executor_config.guided_decoding_config"
+        if config is None:
+            return
+        if not isinstance(config, GuidedDecodingConfig):
+            raise ConfigError(f"{field}: a carousel.GuidedDecodingConfig, got {type(config).__name__}")
+        asked.add(field, "grammar_backend", config.checked_backend(field), is_default=False)
 
     def _add_flags(self, asked: Asked) -> None:
         _check_bool("executor_config.normalize_log_probs", self.normalize_log_probs)
@@ -237,7 +268,6 @@ UNBUILT: dict[str, tuple[Any, ...]] = {
     "recv_poll_period_ms": (0,),
     "max_seq_idle_microseconds": (180_000_000,),
     "spec_dec_config": (None,),
-    "guided_decoding_config": (None,),
     "additional_model_outputs": (None, []),
     "cache_transceiver_config": (None,),
     "prompt_table_offloading": (False,),

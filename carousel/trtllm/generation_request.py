@@ -18,6 +18,7 @@ from carousel.client.core.request_builder import (
     build_request,
 )
 from carousel.retention import KvCacheRetentionConfig
+from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 
@@ -26,7 +27,6 @@ NOT_BUILT = frozenset(
         "additional_model_outputs",
         "disaggregated_params",
         "external_draft_tokens_config",
-        "guided_decoding_params",
         "logits_post_processor_name",
         "logits_processor",
         "lora_config",
@@ -54,6 +54,7 @@ class GenerationRequest:
     allotted_time_ms: when so much time is over, it ends with what there is and finish_reason "timeout".
     return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones.
     kv_cache_retention_config: how firmly its KV is kept.
+    guided_decoding_params: what the output must look like.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -74,6 +75,7 @@ class GenerationRequest:
         return_all_generated_tokens: bool = False,
         exclude_input_from_output: bool = True,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        guided_decoding_params: GuidedDecodingParams | StructuredOutputsParams | None = None,
         **others: Any,
     ) -> None:
         """Copy the prompt; nothing is checked against a model.
@@ -108,6 +110,7 @@ class GenerationRequest:
                 param="exclude_input_from_output",
             )
         self.kv_cache_retention_config = kv_cache_retention_config
+        self.guided_decoding_params = guided_decoding_params
         self._id = 0
 
     @property
@@ -136,6 +139,8 @@ class GenerationRequest:
             options["arrival_time"] = self.arrival_time
         if self.kv_cache_retention_config is not None:
             options["kv_cache_retention_config"] = self.kv_cache_retention_config
+        if self.guided_decoding_params is not None:
+            options["structured_outputs"] = self.guided_decoding_params
         if self.allotted_time_ms is not None:
             options["time_limit"] = self.allotted_time_ms / 1000
         return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)

@@ -32,6 +32,7 @@ ENGINE = "engine"
 MODULES = {
     "worker": "model_worker.main",
     "scheduler": "scheduler_proc.main",
+    "grammar": "grammar_proc.main",
     "detokenizer": "detokenizer_proc.main",
     "tokenizer": "tokenizer_proc.main",
     "api": "carousel.server",
@@ -81,6 +82,7 @@ def places(config: RuntimeConfig) -> list[Place]:
         # On CUDA rank 0 of the model is in the scheduler's process.
         "worker": range(0 if config.device == "cpu" else 1, config.tp_size),
         "scheduler": range(1),
+        "grammar": range(0 if config.grammar_backend == "none" else 1),
         "detokenizer": range(config.detokenizer_workers),
         "tokenizer": range(config.tokenizer_workers),
         "api": range(0 if config.no_http else config.api_workers),

@@ -8,6 +8,7 @@ import os
 import re
 import ssl
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
@@ -108,6 +109,7 @@ def resolve(
     _check_attention_backend(config.attention_backend, device)
     _check_tokenizer(config)
     _check_task(config, model_path)
+    grammar_backend = _grammar_backend(config)
     _check_http(config)
     _check_tls(config)
     _check_tcp(config)
@@ -131,6 +133,7 @@ def resolve(
         dtype=dtype if own == "auto" else own,
         model_impl="native" if has_spec else "transformers",
         batching_type=config.batching,
+        grammar_backend=grammar_backend,
         capacity_scheduler="auto" if config.request_scheduler else config.capacity_policy,
         device=device,
         context_length=config.context_length or context_length,
@@ -254,6 +257,14 @@ def _check_task(config: RuntimeConfig, model_path: Path) -> None:
                 raise ConfigError(f"{name}: an embedding model has no logits")
     elif config.pooling != "auto":
         raise ConfigError(f"pooling: {config.pooling} is for an embedding model; add --task embed")
+
+
+def _grammar_backend(config: RuntimeConfig) -> Literal["llguidance", "none"]:
+    needed = {"skip_tokenizer_init": config.skip_tokenizer_init, "task embed": config.task == "embed"}
+    has_none = [name for name, is_so in needed.items() if is_so]
+    if config.grammar_backend == "llguidance" and has_none:
+        raise ConfigError(f"grammar_backend: with {has_none[0]} there is no text to guide; leave it out")
+    return "none" if has_none or config.grammar_backend == "none" else "llguidance"
 
 
 def _check_profile_dir(config: RuntimeConfig) -> None:

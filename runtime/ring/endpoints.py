@@ -43,6 +43,15 @@ class Endpoints:
     def scheduler_in(self) -> str:
         return self._ipc("scheduler_in")
 
+    @property
+    def grammar_in(self) -> str:
+        return self._ipc("grammar_in")
+
+    @property
+    def grammar_out(self) -> str:
+        """Bound by the scheduler, which waits for masks in the middle of a turn."""
+        return self._ipc("grammar_out")
+
     def detokenizer_in(self, index: int = 0) -> str:
         """A sequence belongs to detokenizer `client` mod their number: each draws its clients' ids so."""
         return self._ipc(f"detokenizer_in{index}")

@@ -79,6 +79,7 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
             "tokenizer": self.tokenizer_workers,
             "detokenizer": self.detokenizer_workers,
             "api": self.api_workers,
+            "grammar": 0 if self.grammar_backend == "none" else 1,
         }
 
     def http_url(self, port: int) -> str:

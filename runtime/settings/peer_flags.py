@@ -24,7 +24,7 @@ _SEVERAL = "start several servers behind a load balancer of yours"
 _NO_LORA = "LoRA adapters are not built; merge one into its model"
 _NO_TOOLS = "tool calls are not built; a request with tools is refused"
 _NO_DRAFTS = "speculative decoding is not built; leave it out"
-_NO_GRAMMAR = "structured output is not built; a request that asks for it is refused"
+_GRAMMAR = "give llguidance, which is what is built, or none"
 _NO_IMAGES = "models are served for text only; leave it out"
 _NO_NODES = "a launch runs on one machine; --tp-size divides a model among its GPUs or cores"
 _NO_TRANSFER = "a KV cache is its server's alone; leave it out"
@@ -136,13 +136,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         refused="reasoning is not told apart: it comes as part of the text; leave it out",
     ),
     no_switch("--enable-reasoning", refused="reasoning comes as part of the text; leave it out"),
-    value(
-        "--grammar-backend",
-        taken="no grammar is built",
-        neutral=("none",),
-        refused=_NO_GRAMMAR,
-    ),
-    no_value("--guided-decoding-backend", "--structured-outputs-config", refused=_NO_GRAMMAR),
+    no_value("--structured-outputs-config", refused="choose a backend with --grammar-backend"),
     no_value(
         *("--speculative-config", "--speculative-model", "--speculative-algorithm", "--spec-method"),
         *("--speculative-draft-model-path", "--speculative-num-steps", "--speculative-eagle-topk"),
@@ -329,6 +323,7 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
 
 VALUES: Mapping[str, Mapping[str, str]] = {
     "kv_cache_dtype": {"fp8": "fp8_e4m3"},
+    "grammar_backend": {"guidance": "llguidance"},
     "log_level": {"critical": "error"},
     "log_level_http": {"critical": "error", "trace": "debug"},
     "model_impl": {"vllm": "native", "sglang": "native"},
@@ -350,6 +345,7 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
     "chunked_prefill_size": {
         "-1": "--disable-chunked-prefill computes prompts whole, those of up to --chunked-prefill-size tokens"
     },
+    "grammar_backend": dict.fromkeys(("xgrammar", "outlines", "lm-format-enforcer"), _GRAMMAR),
     "context_length": dict.fromkeys(
         ("-1", "auto"), "leave it out for the model's own length, or name one that fits the KV cache"
     ),

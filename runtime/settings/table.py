@@ -321,6 +321,15 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disable_overlap_schedule: Annotated[
         bool, setting("wait for each step before planning the next", "--no-async-scheduling")
     ] = False
+    grammar_backend: Annotated[
+        Literal["auto", "llguidance", "none"],
+        setting(
+            "what keeps output to a JSON schema, a regular expression or a grammar "
+            "(docs/structured_output.md); none: a request that asks for it is refused; auto: llguidance "
+            "where text is generated",
+            "--guided-decoding-backend",
+        ),
+    ] = "auto"
     iter_stats_max_iterations: Annotated[
         int, setting("steps of which statistics are kept to be asked for; 0: none", ge=0, le=100_000)
     ] = 1000

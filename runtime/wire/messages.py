@@ -24,6 +24,7 @@ from runtime.wire.format import (
     ShortText,
     Text,
 )
+from runtime.wire.guide import Guide
 from runtime.wire.handle import MAX_ABORT_HANDLES
 from runtime.wire.perf_metrics import RequestPerfMetrics
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
@@ -99,6 +100,8 @@ class GenerateRequest(Message, frozen=True):
     """`embed`: the vector of the prompt, and no output. A server does one or the other."""
     retention: Retention | None = None
     """None: its KV is kept like any other, and what was said of it stays."""
+    guide: Guide | None = None
+    """What its output must look like; None: anything."""
     tenant: Label = ""
     """Whose request it is (runtime.ring.tenants). Believed of who can open the run directory; what comes over
     TCP gets the name of the key that it came with.
@@ -182,6 +185,7 @@ class TokenizedRequest(Message, frozen=True):
     deadline_s: float = 0.0
     """CLOCK_MONOTONIC at which it ends with reason `timeout`; 0.0: never."""
     retention: Retention | None = None
+    guide: Guide | None = None
     tenant: Label = ""
     is_again: bool = False
     """It was let in before and is made again after a restart: limits of the queue do not refuse it."""
@@ -258,6 +262,64 @@ class ControlReply(Message, frozen=True):
     body: Raw
     """JSON-like data of the operation; an ErrorInfo when `ok` is false."""
     ok: bool = True
+
+
+# -- scheduler ↔ grammar -----------------------------------------------------------------------------------
+
+
+class ForgetMatchers(Message, frozen=True):
+    """A scheduler has come: what earlier ones have opened is closed."""
+
+
+class OpenMatcher(Message, frozen=True):
+    """Compile a guide, unless that was done before, and match the output of a sequence with it; in the place
+    of a matcher that it has. Answered by a MatcherState or a GuideRefused.
+    """
+
+    handle: Handle
+    guide: Guide
+    output_ids: PackedIds = b""
+    """Output that there is already."""
+
+
+class AdvanceMatchers(Message, frozen=True):
+    """Some sequences got tokens. Each is answered by a MatcherState."""
+
+    entries: tuple[tuple[Handle, Count, PackedIds], ...]
+    """(sequence, its output tokens with the new ones, the new ones)."""
+
+
+class CloseMatcher(Message, frozen=True):
+    """The sequence has ended; who compiles for it alone may stop."""
+
+    handle: Handle
+
+
+class MatcherState(Record, frozen=True):
+    handle: Handle
+    num_tokens: Count
+    """Output tokens that the matcher has seen."""
+    mask: bytes
+    """Bitmask of what may follow, stop ids apart: int32 words, bit i of word j allows id 32 * j + i. Empty:
+    nothing may.
+    """
+    is_complete: bool
+    """The output may end here."""
+
+
+class MatcherStates(Message, frozen=True):
+    states: tuple[MatcherState, ...]
+
+
+class GrammarStarted(Message, frozen=True):
+    """A grammar process has come and has no matchers: open all again."""
+
+
+class GuideRefused(Message, frozen=True):
+    """A guide cannot be kept, or no longer."""
+
+    handle: Handle
+    error: ErrorInfo
 
 
 # -- detokenizer ↔ client ----------------------------------------------------------------------------------
@@ -398,7 +460,9 @@ class ProcessFailed(Message, frozen=True):
 
 
 ToTokenizer: TypeAlias = GenerateRequest | AbortRequest | ControlRequest
-ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest
+ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest | GuideRefused
+ToGrammar: TypeAlias = ForgetMatchers | OpenMatcher | AdvanceMatchers | CloseMatcher
+FromGrammar: TypeAlias = MatcherStates | GrammarStarted
 ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
@@ -409,6 +473,8 @@ ToLauncher: TypeAlias = ProcessReady | ProcessFailed
 UNIONS = {
     "tokenizer_in": ToTokenizer,
     "scheduler_in": ToScheduler,
+    "grammar_in": ToGrammar,
+    "grammar_out": FromGrammar,
     "detokenizer_in": ToDetokenizer,
     "client_out": ToClient,
     "client_in": FromClient,

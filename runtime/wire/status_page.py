@@ -25,10 +25,10 @@ from runtime.wire.handle import NO_HANDLE
 _COUNTER = struct.Struct("@Q")
 _FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?")
 MAGIC = b"CRSP"
-VERSION = 8
+VERSION = 9
 HEADER_BYTES = 256
 SLOT_BYTES = 512
-ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api")
+ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api", "grammar")
 _HEADER = struct.Struct(f"<4sH{len(ROLES)}H")
 STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 

@@ -60,6 +60,9 @@ class Admission:
                 num_skipped += 1
                 continue
             try:
+                if req.features and not all(map(self._is_ready, req.features)):
+                    num_skipped += 1
+                    continue
                 prefix = self.prefix_if_it_may_start(req)
             except RequestError as error:
                 failed.append((req, error_info(error)))  # the error itself would hold this frame in a cycle

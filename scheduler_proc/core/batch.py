@@ -10,15 +10,17 @@ loose ones:
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from runtime.wire.format import IntArray, pack_ids
-from runtime.wire.plan import BatchPlan, PromptPositions, SampleMasks
+from runtime.wire.plan import BatchPlan, PromptPositions
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.row_columns import BoolArray, RowArray, TenancyArray
 from scheduler_proc.core.rows import Rows
-from scheduler_proc.core.scheduled_row import FUTURE, ScheduledRow
+from scheduler_proc.core.scheduled_row import FUTURE, NoMask, ScheduledRow
 
 NO_ROWS: RowArray = np.empty(0, np.intp)
 NO_COUNTS: IntArray = np.empty(0, np.int32)
@@ -109,12 +111,11 @@ class ScheduleBatch:
         """[len(order)] which rows are in the same hands as when the step was planned."""
         return self.rows.still_held(self.order, self._tenancies)
 
-    def masks(self) -> SampleMasks:
-        """The masks that the plan defers to, for the rows that still want their token."""
+    def masked(self) -> list[tuple[Request, Callable[[], bytes | NoMask]]]:
+        """The rows whose masks the plan defers to, if they still want their token, and what makes these."""
         held = self.still_held()[len(self.order) - len(self.loose) :].tolist()
-        masks = [
-            (scheduled.row, scheduled.make_mask())
+        return [
+            (scheduled.req, scheduled.make_mask)
             for scheduled, is_held in zip(self.loose, held, strict=True)
             if scheduled.make_mask is not None and is_held
         ]
-        return SampleMasks(self.step, tuple(masks))

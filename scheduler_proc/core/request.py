@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.plan import RowSetup
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.core.row_columns import MAX_STOP_IDS, RowColumns
@@ -103,6 +104,8 @@ class Request:
     """Where it waits, while it does: see WaitingQueue."""
     retained: tuple[RetainedPages, ...] = ()
     """How firmly the cache is to keep its pages."""
+    guide: Guide | None = None
+    """What its output must look like."""
     features: tuple[RequestFeature, ...] = ()
     slot: Hashable = None
     """What it leases of the device's slots while it holds a row."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 import numpy as np
@@ -17,6 +18,15 @@ R = TypeVar("R")
 FUTURE = -1
 """An input id that only the device knows: FutureMap[row]."""
 ONE_FUTURE: IntArray = np.array([FUTURE], np.int32)
+
+
+class NoMask(Enum):
+    """Why a row that needs a mask gets none."""
+
+    LATE = "late"
+    """Its token cannot be drawn now: the row is taken back, and comes again when the feature is ready."""
+    COMPLETE = "complete"
+    """The output is complete as it is."""
 
 
 class WantedPositions(NamedTuple):
@@ -45,8 +55,10 @@ class ScheduledRow(Generic[R]):
     is_prefill: bool
     guesses: list[int] | tuple[()] = ()
     """Ids to verify behind them."""
-    make_mask: Callable[[], bytes] | None = None
-    """Makes the bitmask of allowed ids; asked after every earlier step is committed."""
+    make_mask: Callable[[], bytes | NoMask] | None = None
+    """Makes the bitmask of allowed ids, or says why there is none; asked after every earlier step is
+    committed. Raises RequestError to end the request.
+    """
     wanted: WantedPositions | None = None
 
     @property

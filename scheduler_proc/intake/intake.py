@@ -16,7 +16,7 @@ from runtime.ring.roster import NO_SUSPECTS, Suspects
 from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
-from runtime.wire.messages import AbortRequest, StopMatched, TokenizedRequest, ToScheduler
+from runtime.wire.messages import AbortRequest, GuideRefused, StopMatched, TokenizedRequest, ToScheduler
 from runtime.wire.retention import Retention
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.cache.tenants import tenant_of
@@ -108,6 +108,8 @@ class Intake:
             self._abort(message)
         elif isinstance(message, StopMatched):
             self._stop_matched(message)
+        elif isinstance(message, GuideRefused):
+            self._guide_refused(message)
         else:
             self._controls.receive(message)
 
@@ -174,6 +176,7 @@ class Intake:
             message.num_prompt_logprobs,
             cached_tokens=cached_tokens,
             retained=() if message.retention is None else self._retained(message.retention, num_prompt),
+            guide=message.guide,
             tenant=message.tenant,
             is_again=message.is_again,
         )
@@ -269,6 +272,11 @@ class Intake:
         req = self._live(message.handle)
         if req is not None:
             self._lifecycle.finish(req, "stop_string")
+
+    def _guide_refused(self, message: GuideRefused) -> None:
+        req = self._live(message.handle)
+        if req is not None:
+            self._lifecycle.finish(req, "error", error=message.error)
 
     def _live(self, handle: bytes) -> Request | None:
         req = self._lifecycle.requests.get(sequence_key(handle))

@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
+from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.sampling.kinds import IdKind, Texts
@@ -94,6 +95,8 @@ class RequestOptions(EmbedOptions, total=False):
     """Set by the calls that embed."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
     """How firmly the server keeps its KV for requests that begin the same."""
+    structured_outputs: StructuredOutputsParams | GuidedDecodingParams | None
+    """What the output must look like."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +195,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         time_limit_ms=_milliseconds(options.get("time_limit")),
         task=_task(options.get("task", "generate")),
         retention=retention_for_wire(options.get("kv_cache_retention_config")),
+        guide=guide_for_wire(options.get("structured_outputs")),
         tenant=submission.tenant,
     )
 

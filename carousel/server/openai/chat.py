@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.guides import asked_guide
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import read_body
@@ -40,11 +41,13 @@ async def create_chat_completion(request: Request) -> Response:
         logprobs=_num_logprobs(body),
         prompt_logprobs=body.prompt_logprobs,
     )
+    guide = asked_guide(body)
     options = request_options(
         priority=body.priority,
         cache_salt=body.cache_salt,
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
+        guide=guide.params,
     )
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
@@ -70,7 +73,7 @@ async def create_chat_completion(request: Request) -> Response:
         (view.prompt_ids,) = ids
         check_prompt_logprobs(sampling, len(view.prompt_ids))
         asked = with_ids(asked, ids)
-    return Generation(server, asked, ChatFormat(view), NAMES)
+    return Generation(server, asked, ChatFormat(view), {**NAMES, **guide.names})
 
 
 def _max_tokens(body: ChatBody, server: ServerState) -> int:

@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
+from carousel.server.openai.guides import asked_guide
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import CompletionBody
 from carousel.server.request.body import read_body
@@ -26,6 +27,7 @@ from carousel.server.request.sampling import (
 )
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
+from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 
@@ -40,7 +42,8 @@ async def create_completion(request: Request) -> Response:
     check_stream_options(body)
     max_tokens = _max_tokens(body, server.config.default_max_tokens or DEFAULT_MAX_TOKENS)
     sampling = _sampling(body, server, max_tokens)
-    options = _options(body)
+    guide = asked_guide(body)
+    options = _options(body, guide.params)
     prompts = prompts_of(body.prompt)
     labels = request_labels(request.state.request_id, len(prompts))
     asked = submissions_for(prompts, sampling, options, labels, stream=body.stream)
@@ -57,7 +60,7 @@ async def create_completion(request: Request) -> Response:
         counts_continuously=counts_continuously(body),
     )
     asked = await _look_at_tokens(server, body, asked, view, tenant_of(request.scope).name)
-    return Generation(server, asked, CompletionFormat(view, len(asked)), PARAM_NAMES)
+    return Generation(server, asked, CompletionFormat(view, len(asked)), {**PARAM_NAMES, **guide.names})
 
 
 async def _look_at_tokens(
@@ -131,12 +134,13 @@ def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
     return not server.tokenizer.is_there if body.return_token_ids is None else body.return_token_ids
 
 
-def _options(body: CompletionBody) -> RequestOptions:
+def _options(body: CompletionBody, guide: StructuredOutputsParams | None) -> RequestOptions:
     options = request_options(
         priority=body.priority,
         cache_salt=body.cache_salt,
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
+        guide=guide,
     )
     if body.add_special_tokens is not None:
         options["add_special_tokens"] = body.add_special_tokens

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct, field
 
 from carousel.client.core.request_builder import MAX_PRIORITY
+from carousel.server.openai.guides import GuideFields
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS
@@ -67,7 +68,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
     include_obfuscation: Literal[False] | None = None
 
 
-class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
+class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
     """What both kinds of request share. Null is the same as absent."""
 
     # Written by python -m runtime.sampling.generate: begin.

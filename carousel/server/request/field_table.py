@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from carousel.server.openai.embedding_types import EmbeddingBody
+from carousel.server.openai.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.types import (
     TEXT_ONLY,
     ChatBody,
@@ -97,7 +98,7 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "ec_transfer_params": ({},),
     "echo": (False,),
     "guided_choice": ([],),
-    "guided_decoding_backend": ("",),
+    "guided_decoding_backend": ("", "auto", "guidance", "llguidance"),
     "guided_grammar": ("",),
     "guided_json": (),
     "guided_regex": ("",),
@@ -327,7 +328,10 @@ _GENERATE_HINTS = (
     }
 )
 _RETENTION = {"kv_cache_retention_config": RetentionBody}
-_OPENAI = FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions, **_RETENTION})
+_GUIDES = {"response_format": ResponseFormatBody, "structured_outputs": StructuredOutputsBody}
+_OPENAI = FieldTable(
+    TAKEN, REFUSED, HINTS, _GENERATING, {"stream_options": StreamOptions, **_RETENTION, **_GUIDES}
+)
 _CONVERSATION = {"messages": MessageBody}
 
 FIELD_TABLES: dict[type, FieldTable] = {
@@ -345,6 +349,12 @@ FIELD_TABLES: dict[type, FieldTable] = {
     TokenizeBody: FieldTable(TAKEN, REFUSED, HINTS, nested=_CONVERSATION),
     DetokenizeBody: FieldTable(TAKEN, REFUSED, HINTS),
     StreamOptions: FieldTable(),
+    ResponseFormatBody: FieldTable(nested={"json_schema": JsonSchemaBody}),
+    JsonSchemaBody: FieldTable(),
+    StructuredOutputsBody: FieldTable(
+        {"disable_fallback": bool},
+        {"structural_tag": (), "whitespace_pattern": (), "disable_additional_properties": (False,)},
+    ),
     RetentionBody: FieldTable(nested={"token_range_retention_configs": RetainedRangeBody}),
     RetainedRangeBody: FieldTable(),
     GenerateSampling: FieldTable(

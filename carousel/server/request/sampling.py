@@ -14,6 +14,7 @@ import msgspec
 from carousel.client.core.request_builder import RequestOptions
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from carousel.server.openai.types import GenerationBody, RetentionBody
+from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.wire.sampling_params import SamplingParams
@@ -67,6 +68,7 @@ def request_options(
     cache_salt: str | None,
     time_limit: float | None,
     retention: RetentionBody | None = None,
+    guide: StructuredOutputsParams | None = None,
 ) -> RequestOptions:
     options = RequestOptions()
     if priority is not None:
@@ -77,6 +79,8 @@ def request_options(
         options["time_limit"] = time_limit
     if retention is not None:
         options["kv_cache_retention_config"] = _retention(retention)
+    if guide is not None:
+        options["structured_outputs"] = guide
     return options
 
 

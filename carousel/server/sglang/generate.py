@@ -9,6 +9,7 @@ from starlette.responses import Response
 
 from carousel.client.core.request_builder import Prompt, Submission
 from carousel.server.http.errors import respelled
+from carousel.server.openai.guides import asked_guide_of_sampling
 from carousel.server.request.body import read_body
 from carousel.server.request.generation import (
     Generation,
@@ -47,12 +48,14 @@ async def generate(request: Request) -> Response:
     server.check_serving()
     field, prompts = _prompts(body)
     is_list = prompts[0] is not getattr(body, field)
-    names = {**PARAM_NAMES, "prompt": field}
+    guide = asked_guide_of_sampling(sampling_body)
+    names = {**PARAM_NAMES, "prompt": field, **guide.names}
     options = request_options(
         priority=body.priority,
         cache_salt=body.cache_salt,
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
+        guide=guide.params,
     )
     try:
         sampling = _sampling(body, sampling_body, server)

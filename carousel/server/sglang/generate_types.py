@@ -64,6 +64,10 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     text: str | list[str] | None = None

@@ -37,6 +37,7 @@ class Door(NamedTuple):
 DOORS = {
     "tokenizer_in": Door(Endpoints.tokenizer_in),
     "scheduler_in": Door(lambda endpoints: endpoints.scheduler_in),
+    "grammar_in": Door(lambda endpoints: endpoints.grammar_in),
     "detokenizer_in": Door(Endpoints.detokenizer_in),
     "client_out": Door(Endpoints.client_out, zmq.DEALER, "client_in"),
     "rank_in": Door(lambda endpoints: endpoints.rank_in(0)),

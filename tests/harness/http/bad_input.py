@@ -155,7 +155,10 @@ HTTP_CASES = (
     completion("a bias beyond the vocabulary", "logit_bias", logit_bias={str(VOCABULARY * 16): 1}),
     completion("5,000 biases", "logit_bias", logit_bias={str(i): 1 for i in range(5000)}),
     # fields
-    completion("not built", "guided_json", guided_json={}, code=UNSUPPORTED),
+    completion("not built", "structural_tag", structural_tag="{}", code=UNSUPPORTED),
+    completion("two guides", "guided_regex", guided_json={}, guided_regex="a", part="guided_json"),
+    completion("an empty guide", "guided_regex", guided_regex="", part="empty"),
+    completion("nothing to choose from", "guided_choice", guided_choice=[], part="at least one"),
     completion("a lora", "lora_path", lora_path="x", code=UNSUPPORTED),
     completion("a misspelling", "max_token", max_token=5, code=UNKNOWN, part="max_tokens"),
     completion("another misspelling", "temprature", temprature=0, code=UNKNOWN, part="temperature"),
@@ -211,7 +214,13 @@ HTTP_CASES = (
         part="text only",
     ),
     chat("tools", "tools", tools=[{"type": "function"}], code=UNSUPPORTED),
-    chat("a response format", "response_format", response_format={"type": "json_object"}, code=UNSUPPORTED),
+    chat(
+        "a structural tag",
+        "response_format",
+        response_format={"type": "structural_tag"},
+        part="structural_tag is not supported",
+    ),
+    chat("a response format without a schema", "response_format", response_format={"type": "json_schema"}),
     chat("top_logprobs alone", "top_logprobs", top_logprobs=2),
     chat("two limits", "max_completion_tokens", max_completion_tokens=2),
     chat(

@@ -9,17 +9,22 @@ import msgspec
 
 from runtime.ring.process import FIRST_EPOCH
 from runtime.wire.format import HEADER_BYTES, PROTOCOL_VERSION, Message, pack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle
 from runtime.wire.messages import (
     UNIONS,
     AbortRequest,
+    AdvanceMatchers,
     ChatMessage,
     Closed,
+    CloseMatcher,
     ControlReply,
     ControlRequest,
     ErrorInfo,
     GenerateRequest,
+    GuideRefused,
     Hello,
+    OpenMatcher,
     Ping,
     ProcessFailed,
     ProcessReady,
@@ -78,7 +83,14 @@ def samples() -> dict[str, list[Message]]:
             TokenizedRequest(HANDLE, pack_ids([7]), SAMPLING, _raw(opened)),
             AbortRequest((HANDLE,), 12345),
             StopMatched(HANDLE, 2),
+            GuideRefused(HANDLE, ErrorInfo("no")),
             ControlRequest(12345, 1, "flush_cache"),
+        ],
+        "grammar_in": [
+            OpenMatcher(HANDLE, Guide("regex", "a+"), pack_ids([1])),
+            OpenMatcher(HANDLE, Guide("json_schema", '{"type": "object"}')),
+            AdvanceMatchers(((HANDLE, 2, pack_ids([1])),)),
+            CloseMatcher(HANDLE),
         ],
         "detokenizer_in": [
             TokenBatch(1, HANDLE * 2, pack_ids([5, 6]), (_raw(opened),), epoch=FIRST_EPOCH),

@@ -57,6 +57,8 @@ UNDERSTOOD = """
 --scheduling-policy priority | schedule_policy = priority
 --api-server-count 2 | api_workers = 2
 --skip-tokenizer-init | skip_tokenizer_init = True
+--guided-decoding-backend guidance | grammar_backend = llguidance
+--grammar-backend none | grammar_backend = none
 --model-impl transformers | model_impl = transformers
 --model-path /nonexistent | model = /nonexistent
 --tp 4 | tp_size = 4
@@ -122,7 +124,7 @@ REFUSED = """
 --enable-lora | LoRA adapters are not built
 --chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info
---grammar-backend xgrammar | structured output is not built
+--grammar-backend xgrammar | give llguidance
 """
 
 

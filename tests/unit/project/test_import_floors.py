@@ -31,11 +31,13 @@ FLOORS: dict[str, set[str]] = {
     "runtime.ring": {"runtime.base", "runtime.wire", "runtime.settings"},
     "runtime.checkpoint": {"runtime.base", "runtime.sampling", "runtime.settings"},
     "runtime.text": {"runtime.base", "runtime.wire"},
+    "runtime.guides": {"runtime.base"},
     "runtime.launcher": {
         *("runtime.base", "runtime.wire", "runtime.settings", "runtime.ring", "runtime.checkpoint"),
     },
     "tokenizer_proc": {*RUNTIME, "runtime.text"},
     "scheduler_proc": RUNTIME,
+    "grammar_proc": {*RUNTIME, "runtime.guides"},
     "detokenizer_proc": {*RUNTIME, "runtime.text"},
     "model_worker": RUNTIME,
     "carousel": {"runtime.base", "runtime.wire"},
@@ -49,11 +51,13 @@ FLOORS: dict[str, set[str]] = {
         "runtime.ring",
     },
     "carousel.client.core": {
-        *("carousel.retention", "runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
+        *("carousel.retention", "carousel.structured_outputs"),
+        *("runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
     },
     "carousel.client.connection": {"carousel.client.core", "runtime.base", "runtime.wire", "runtime.ring"},
     "carousel.trtllm": {
         "carousel.retention",
+        "carousel.structured_outputs",
         "carousel.client",
         "runtime.base",
         "runtime.sampling",
@@ -63,7 +67,9 @@ FLOORS: dict[str, set[str]] = {
         "runtime.checkpoint",  # what reads as a name on the Hub
     },
     # text: logprobs show tokens
-    "carousel.server": {"carousel.client", "carousel.retention", *RUNTIME, "runtime.text"},
+    "carousel.server": {
+        *("carousel.client", "carousel.retention", "carousel.structured_outputs", *RUNTIME, "runtime.text"),
+    },
     "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length
     "launch": {"runtime.launcher"},
     # The worker's own, from the device up.
@@ -137,6 +143,7 @@ SCHEDULER_ORDER = [
 
 TORCH_FREE = [
     "runtime",
+    "grammar_proc",
     "tokenizer_proc",
     "scheduler_proc",
     "detokenizer_proc",
@@ -148,6 +155,7 @@ TORCH_FREE = [
 TORCH_FREE_MODULES = [
     "scheduler_proc.main",
     "tokenizer_proc.main",
+    "grammar_proc.main",
     "detokenizer_proc.main",
     "carousel.server.main",
     "bench_serving.main",

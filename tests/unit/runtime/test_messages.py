@@ -12,6 +12,7 @@ import pytest
 from runtime.base.errors import ProtocolMismatch
 from runtime.wire import messages, plan
 from runtime.wire.format import HEADER_BYTES, Message, header, pack_ids, schema_hash, unpack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.handle import attempt_of, client_of, describe, make_handle, sequence_key, split_handle
 from runtime.wire.messages import UNIONS
 from runtime.wire.sampling_params import SamplingParams
@@ -31,6 +32,13 @@ SAMPLES: list[Message] = [
     messages.ControlRequest(5, 1, "server_info"),
     messages.TokenizedRequest(HANDLE, pack_ids([1, 2]), SamplingParams(seed=1), RAW, namespace=b"n"),
     messages.StopMatched(HANDLE, 4),
+    messages.GuideRefused(HANDLE, messages.ErrorInfo("why")),
+    messages.ForgetMatchers(),
+    messages.OpenMatcher(HANDLE, Guide("regex", "a+"), pack_ids([1])),
+    messages.AdvanceMatchers(((HANDLE, 2, pack_ids([1])),)),
+    messages.CloseMatcher(HANDLE),
+    messages.MatcherStates((messages.MatcherState(HANDLE, 2, b"\xff", True),)),
+    messages.GrammarStarted(),
     messages.TokenBatch(
         3,
         HANDLE,

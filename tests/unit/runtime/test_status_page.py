@@ -31,7 +31,8 @@ def test_every_process_has_a_slot_that_all_can_read(tmp_path: Path) -> None:
     reader = StatusPage(tmp_path / "status")
     slots = list(reader.slots())
     assert sorted(slots) == sorted(
-        [("launcher", 0), ("scheduler", 0), ("worker", 0), ("detokenizer", 0), ("api", 0), ("api", 1)]
+        [("launcher", 0), ("scheduler", 0), ("worker", 0), ("grammar", 0)]
+        + [("detokenizer", 0), ("api", 0), ("api", 1)]
         + [("tokenizer", index) for index in range(3)]
     )
     for n, (role, index) in enumerate(slots):

@@ -1,0 +1,140 @@
+"""Guides of a body: the fields of OpenAI, vLLM and SGLang that say what the output must look like, as one.
+
+`response_format`, `structured_outputs` and `guided_*` stand in the bodies of both OpenAI endpoints, SGLang's
+`json_schema`, `regex` and `ebnf` there and in the `sampling_params` of /generate.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+from msgspec import Raw, Struct, field
+
+from carousel.structured_outputs import StructuredOutputsParams
+from runtime.base.errors import InvalidRequest
+
+
+class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    name: str | None = None
+    description: str | None = None
+    strict: bool | None = None
+    """A schema is always kept to."""
+    schema: Raw = field(default_factory=Raw)
+
+
+class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    type: Literal["text", "json_object", "json_schema", "structural_tag"]
+    json_schema: JsonSchemaBody | None = None
+
+
+class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    json: Raw = field(default_factory=Raw)
+    regex: str | None = None
+    choice: list[str] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+    disable_any_whitespace: bool | None = None
+
+
+class GuideFields(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Fields of the OpenAI bodies."""
+
+    response_format: ResponseFormatBody | None = None
+    structured_outputs: StructuredOutputsBody | None = None
+    guided_json: Raw = field(default_factory=Raw)
+    """A schema, or a text that is one."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+
+
+class AskedGuide(NamedTuple):
+    params: StructuredOutputsParams | None
+    names: dict[str, str]
+    """How the body calls what errors name."""
+
+
+KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structured_outputs")
+
+
+def asked_guide(body: GuideFields) -> AskedGuide:
+    """Return the one guide of a body. Raises InvalidRequest where there are two."""
+    given: dict[str, StructuredOutputsParams] = {}
+    for name in GuideFields.__struct_fields__:
+        value = getattr(body, name)
+        params = None if _is_absent(value) else _MAKERS[name](value)
+        if params is not None:
+            given[name] = params
+    return one_guide(given)
+
+
+def one_guide(given: dict[str, StructuredOutputsParams], where: str = "") -> AskedGuide:
+    """`given`: by field. `where`: what stands before the names of fields. Raises InvalidRequest."""
+    if not given:
+        return AskedGuide(None, {})
+    first, *others = given
+    if others:
+        raise InvalidRequest(
+            f"{where}{others[0]}: an output has one guide, and {where}{first} is given, too",
+            param=f"{where}{others[0]}",
+        )
+    return AskedGuide(given[first], dict.fromkeys(KINDS, where + first))
+
+
+def _is_absent(value: Any) -> bool:
+    return value is None or (isinstance(value, Raw) and bytes(value) in (b"", b"null"))
+
+
+def _of_response_format(body: ResponseFormatBody) -> StructuredOutputsParams | None:
+    name = "response_format"
+    if body.type == "structural_tag":
+        raise InvalidRequest(f"{name}: structural_tag is not supported", param=name)
+    if (body.type == "json_schema") != (body.json_schema is not None):
+        raise InvalidRequest(f"{name}: json_schema is needed with its type, and only there", param=name)
+    if body.json_schema is not None:
+        if _is_absent(body.json_schema.schema):
+            raise InvalidRequest(f"{name}.json_schema.schema is needed", param=name)
+        return StructuredOutputsParams(json=_schema_text(body.json_schema.schema))
+    return None if body.type == "text" else StructuredOutputsParams(json_object=True)
+
+
+def _of_structured_outputs(body: StructuredOutputsBody) -> StructuredOutputsParams:
+    return StructuredOutputsParams(
+        json=None if _is_absent(body.json) else _schema_text(body.json),
+        regex=body.regex,
+        choice=body.choice,
+        grammar=body.grammar,
+        json_object=body.json_object,
+        disable_any_whitespace=bool(body.disable_any_whitespace),
+    )
+
+
+def _schema_text(raw: Raw) -> str:
+    """Return the text of a schema, which may come as a text in JSON."""
+    text = bytes(raw).decode()
+    return msgspec.json.decode(text, type=str) if text.startswith('"') else text
+
+
+_MAKERS: dict[str, Any] = {
+    "response_format": _of_response_format,
+    "structured_outputs": _of_structured_outputs,
+    "guided_json": lambda value: StructuredOutputsParams(json=_schema_text(value)),
+    "guided_regex": lambda value: StructuredOutputsParams(regex=value),
+    "guided_choice": lambda value: StructuredOutputsParams(choice=value),
+    "guided_grammar": lambda value: StructuredOutputsParams(grammar=value),
+    "json_schema": lambda value: StructuredOutputsParams(json=value),
+    "regex": lambda value: StructuredOutputsParams(regex=value),
+    "ebnf": lambda value: StructuredOutputsParams(ebnf=value),
+}
+SGLANG_FIELDS = ("json_schema", "regex", "ebnf")
+
+
+def asked_guide_of_sampling(sampling: Any) -> AskedGuide:
+    """Return the guide of SGLang's sampling parameters. Raises InvalidRequest where there are two."""
+    values = {name: getattr(sampling, name) for name in SGLANG_FIELDS}
+    given = {name: _MAKERS[name](value) for name, value in values.items() if value is not None}
+    return one_guide(given, "sampling_params.")

@@ -1,0 +1,82 @@
+"""From a guide to a grammar of llguidance's. Runs in a process that may be killed: what comes here is a
+caller's, and may take any time.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import llguidance
+from llguidance.gbnf_to_lark import gbnf_to_lark
+
+from runtime.base.errors import InvalidRequest
+from runtime.guides.json_schema import schema_of
+from runtime.wire.format import MAX_SHORT_CHARS
+from runtime.wire.guide import Guide
+
+MAX_WHITESPACE = 20
+"""Characters between two tokens of JSON: without a bound a model may never leave them."""
+MAX_CHOICES = 10_000
+MAX_WORDS = MAX_SHORT_CHARS // 2
+
+
+def grammar_of(guide: Guide) -> str:
+    """Return a grammar that LLMatcher takes, though it may find it wrong. Raises InvalidRequest."""
+    match guide.kind:
+        case "json":
+            return _json_grammar({"type": "object"}, guide)
+        case "json_schema":
+            return _json_grammar(schema_of(guide.text), guide)
+        case "regex":
+            return llguidance.LLMatcher.grammar_from_regex(guide.text)
+        case "choice":
+            return llguidance.LLMatcher.grammar_from_lark(_choices(guide.text))
+        case "ebnf":
+            return llguidance.LLMatcher.grammar_from_lark(_lark_of(guide.text))
+        case "lark":
+            return llguidance.LLMatcher.grammar_from_lark(guide.text)
+
+
+def _json_grammar(schema: Any, guide: Guide) -> str:
+    if schema is False:
+        raise InvalidRequest("json_schema: no value matches false", param="json_schema")
+    options: Any = {
+        "whitespace_flexible": guide.any_whitespace,
+        "whitespace_pattern": rf"[ \n\r\t]{{0,{MAX_WHITESPACE}}}",
+        "coerce_one_of": False,
+        "lenient": False,
+    }
+    if not guide.any_whitespace:
+        del options["whitespace_pattern"]
+    return llguidance.LLMatcher.grammar_from_json_schema(
+        json.dumps(schema if isinstance(schema, dict) else {}), overrides=options
+    )
+
+
+def _choices(text: str) -> str:
+    try:
+        choices = json.loads(text)
+    except (ValueError, RecursionError):
+        choices = None
+    is_list = isinstance(choices, list) and all(isinstance(each, str) and each for each in choices)
+    if not is_list or not 1 <= len(choices) <= MAX_CHOICES:
+        raise InvalidRequest(
+            f"choice: a list of 1 to {MAX_CHOICES} texts is needed, none of them empty", param="choice"
+        )
+    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+
+
+def _lark_of(ebnf: str) -> str:
+    """Raises InvalidRequest."""
+    try:
+        return str(gbnf_to_lark(ebnf))
+    except Exception as error:  # the converter raises plain Exception
+        raise refused("ebnf", str(error)) from None
+
+
+def refused(kind: str, words: str) -> InvalidRequest:
+    """Say why a guide is wrong, in the compiler's words."""
+    return InvalidRequest(
+        f"{kind}: {words[:MAX_WORDS] or 'it cannot be compiled'}", code="invalid_guide", param=kind
+    )

@@ -1,0 +1,214 @@
+"""The grammar process's work loop: guides and ids in, masks out.
+
+A guide is tried in a child, made again here by a thread, and copied for each sequence that has it. What was
+refused once is refused at once the next time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections import OrderedDict
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import llguidance
+
+from grammar_proc.compile_child import Compiled
+from grammar_proc.compiler import GuideCompiler, key_of
+from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.vocabulary import Vocabulary, reason_of
+from runtime.base.errors import InvalidRequest, RequestError
+from runtime.wire.error_info import error_info
+from runtime.wire.format import Message
+from runtime.wire.messages import (
+    AdvanceMatchers,
+    CloseMatcher,
+    ErrorInfo,
+    ForgetMatchers,
+    GrammarStarted,
+    GuideRefused,
+    MatcherState,
+    MatcherStates,
+    OpenMatcher,
+    ToGrammar,
+)
+from runtime.wire.outbox import KeepingOutbox
+from runtime.wire.transport import Inbox, Outbox
+
+MAX_DRAIN = 256
+MAX_STATES = 64
+"""In one message, so that the first ones need not wait for the last."""
+MAX_READY = 256
+"""Guides that are kept compiled."""
+BUSY_WAIT_S = 0.02
+
+
+@dataclass(slots=True, eq=False)
+class _Wait:
+    """Sequences that wait for one guide, with the output that each has."""
+
+    output_ids: dict[bytes, bytes] = field(default_factory=dict)
+
+
+class GrammarLoop:
+    """`turn` whenever something can be read."""
+
+    def __init__(
+        self,
+        inbox: Inbox,
+        scheduler: Outbox,
+        masks_out: Outbox,
+        vocabulary: Vocabulary,
+        compiler: GuideCompiler,
+    ) -> None:
+        """`scheduler`: where refusals go; `masks_out`: where it waits for masks."""
+        self._inbox = inbox
+        self._scheduler = KeepingOutbox[Message](scheduler.send)
+        self._masks_out = KeepingOutbox[Message](masks_out.send)
+        self._vocabulary = vocabulary
+        self._compiler = compiler
+        self._matchers = Matchers(vocabulary)
+        self._ready: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
+        self._waits: dict[bytes, _Wait] = {}
+        self._waiting_for: dict[bytes, bytes] = {}
+        """Key of the guide that a sequence waits for."""
+        self._thread = ThreadPoolExecutor(1, "compile")
+        self._made: dict[bytes, Future[llguidance.LLMatcher]] = {}
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK)
+        self._masks_out.send(GrammarStarted())
+
+    @property
+    def files(self) -> list[int]:
+        """Return what becomes readable when there is something to do, besides the inbox."""
+        return [self._bell, *self._compiler.files]
+
+    @property
+    def num_matchers(self) -> int:
+        return len(self._matchers)
+
+    def turn(self) -> float:
+        """Do what there is. Returns the seconds after which to look again if nothing comes."""
+        for message in self._inbox.drain(MAX_DRAIN):
+            self._receive(message)
+        for key, compiled in self._compiler.poll():
+            self._take(key, compiled)
+        self._take_made()
+        while self._matchers.has_news:
+            self._tell(MAX_STATES)
+        is_clear = self._scheduler.flush() and self._masks_out.flush()
+        return BUSY_WAIT_S if self._compiler.is_busy or not is_clear else 1.0
+
+    def _receive(self, message: ToGrammar) -> None:
+        if isinstance(message, AdvanceMatchers):
+            for handle, num_tokens, ids in message.entries:
+                self._matchers.advance(handle, num_tokens, ids)
+        elif isinstance(message, OpenMatcher):
+            self._open(message)
+        elif isinstance(message, CloseMatcher):
+            self._close(message.handle)
+        elif isinstance(message, ForgetMatchers):
+            self._matchers.clear()
+            for handle in list(self._waiting_for):
+                self._close(handle)
+
+    # -- guides ---------------------------------------------------------------------------------------------
+
+    def _open(self, message: OpenMatcher) -> None:
+        self._close(message.handle)
+        key = key_of(message.guide)
+        start = self._ready.get(key)
+        if start is not None:
+            self._ready.move_to_end(key)
+            self._begin(message.handle, start, message.output_ids)
+            return
+        known = self._compiler.result(key)
+        if known is not None and known.error is not None:
+            self._refuse(message.handle, known.error)
+            return
+        try:
+            if known is None:
+                self._compiler.begin(key, message.guide)
+            else:
+                self._make(key, known)
+        except RequestError as error:
+            self._refuse(message.handle, error_info(error))
+            return
+        self._waits.setdefault(key, _Wait()).output_ids[message.handle] = message.output_ids
+        self._waiting_for[message.handle] = key
+
+    def _close(self, handle: bytes) -> None:
+        self._matchers.close(handle)
+        key = self._waiting_for.pop(handle, None)
+        if key is not None:
+            wait = self._waits[key]
+            del wait.output_ids[handle]
+            if not wait.output_ids:
+                del self._waits[key]
+                self._compiler.cancel(key)
+
+    def _take(self, key: bytes, compiled: Compiled) -> None:
+        """A guide was tried."""
+        if compiled.error is None:
+            if key in self._waits:
+                self._make(key, compiled)
+            return
+        for handle in self._end_wait(key):
+            self._refuse(handle, compiled.error)
+
+    def _make(self, key: bytes, compiled: Compiled) -> None:
+        if key not in self._made:
+            made = self._made[key] = self._thread.submit(self._vocabulary.compile, compiled.grammar)
+            made.add_done_callback(lambda _: os.eventfd_write(self._bell, 1))
+
+    def _take_made(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+        done = [key for key, made in self._made.items() if made.done()]
+        for key in done:
+            start = self._made.pop(key).result()
+            waiting = self._end_wait(key)
+            if start.is_error():
+                error = error_info(InvalidRequest(f"guide: {reason_of(start)}", code="invalid_guide"))
+                for handle in waiting:
+                    self._refuse(handle, error)
+                continue
+            self._ready[key] = start
+            while len(self._ready) > MAX_READY:
+                self._ready.popitem(last=False)
+            for handle, output_ids in waiting.items():
+                self._begin(handle, start, output_ids)
+
+    def _end_wait(self, key: bytes) -> dict[bytes, bytes]:
+        wait = self._waits.pop(key, None)
+        if wait is None:
+            return {}
+        for handle in wait.output_ids:
+            del self._waiting_for[handle]
+        return wait.output_ids
+
+    def _begin(self, handle: bytes, start: llguidance.LLMatcher, output_ids: bytes) -> None:
+        try:
+            self._matchers.open(handle, start, output_ids)
+        except RequestError as error:
+            self._refuse(handle, error_info(error))
+
+    def _refuse(self, handle: bytes, error: ErrorInfo) -> None:
+        self._scheduler.send(GuideRefused(handle, error))
+
+    # -- masks ----------------------------------------------------------------------------------------------
+
+    def _tell(self, most: int) -> None:
+        states: list[MatcherState] = []
+        for each in self._matchers.news(most):
+            if isinstance(each, GuideBroken):
+                self._refuse(each.handle, error_info(each))
+            else:
+                states.append(each)
+        if states:
+            self._masks_out.send(MatcherStates(tuple(states)))
+
+    def close(self) -> None:
+        self._compiler.close()
+        self._thread.shutdown(wait=False)
+        os.close(self._bell)

@@ -1,0 +1,41 @@
+"""The grammar process: puts the loop together and runs it until it is told to stop."""
+
+from __future__ import annotations
+
+import gc
+import os
+from pathlib import Path
+
+import zmq
+
+from grammar_proc.compiler import GuideCompiler
+from grammar_proc.loop import GrammarLoop
+from grammar_proc.vocabulary import MAX_THREADS, Vocabulary
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+
+
+def main(context: ProcessContext) -> None:
+    num_cores = len(os.sched_getaffinity(0))
+    compiler = GuideCompiler(context.config.tokenizer)
+    inbox = context.inbox("grammar_in", context.endpoints.grammar_in)
+    loop = GrammarLoop(
+        inbox,
+        context.outbox(context.endpoints.scheduler_in),
+        context.outbox(context.endpoints.grammar_out),
+        Vocabulary.read(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
+        compiler,
+    )
+    gc.freeze()
+    context.ready()
+    while not context.stop.is_set():
+        wait_s = min(loop.turn(), HEARTBEAT_S / 2)
+        context.beat(num_running=loop.num_matchers)
+        poller = zmq.Poller()  # the children's files change
+        for source in (inbox.socket, *loop.files):
+            poller.register(source, zmq.POLLIN)
+        poller.poll(int(wait_s * 1000))
+    loop.close()
+
+
+if __name__ == "__main__":
+    run_process("grammar", main)

@@ -1,0 +1,89 @@
+"""Vocabulary of a grammar process: matchers over the tokenizer's ids, and the masks that they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import llguidance
+import numpy as np
+
+from runtime.base.errors import ModelError
+from runtime.wire.format import IntArray
+
+WORD_BITS = 32
+STATE_SIGN = "\n<"
+"""Sign of the parser's state, which follows what is said of an error."""
+MAX_THREADS = 8
+MAX_PROBES = 16
+
+
+class Vocabulary:
+    """Ids with the bytes that they stand for. Special tokens stand for none, so no guide allows one."""
+
+    def __init__(self, tokenizer_json: str, num_threads: int) -> None:
+        """Raises ModelError."""
+        try:
+            self._tokenizer = llguidance.LLTokenizer(tokenizer_json)
+        except Exception as error:  # of the library's: any kind
+            raise ModelError(
+                f"guides: the tokenizer cannot be read: {error}; --grammar-backend none serves without guides"
+            ) from None
+        self._num_words = -(-self._tokenizer.vocab_size // WORD_BITS)
+        self._limits = llguidance.LLParserLimits(verbose_errors=False)
+        self._executor = llguidance.LLExecutor(num_threads)
+        ends = np.zeros((self._num_words, WORD_BITS), np.uint8)
+        ends.flat[list(self._tokenizer.eos_tokens)] = 1
+        self._others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
+        """[words] all ids but those that llguidance takes for the end of a text."""
+
+    @staticmethod
+    def read(directory: Path, num_threads: int) -> Vocabulary:
+        """Read the tokenizer of a directory. Raises ModelError."""
+        path = directory / "tokenizer.json"
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ModelError(f"{path} cannot be read: {error}") from error
+        return Vocabulary(text, num_threads)
+
+    def compile(self, grammar: str) -> llguidance.LLMatcher:
+        """Return a matcher at the beginning of a grammar that was tried; look whether it `is_error`. Other
+        threads run meanwhile.
+        """
+        matcher = llguidance.LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        if not matcher.is_error():
+            matcher.compute_bitmask()  # what is looked up once for all
+        return matcher
+
+    def after_one(self, matcher: llguidance.LLMatcher) -> llguidance.LLMatcher:
+        """Return the matcher after one of the tokens that may come first: one in error, if there is one. What
+        is too complex shows there, not before.
+        """
+        (mask,) = self.masks([matcher])
+        ids = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+        for token in ids[:MAX_PROBES].tolist():
+            copy = matcher.deep_copy()
+            copy.consume_token(token)
+            if copy.is_error():
+                return copy
+        return matcher
+
+    def masks(self, matchers: Sequence[llguidance.LLMatcher]) -> IntArray:
+        """Return [n, words]: what each allows, without the ids that end a text."""
+        n = len(matchers)
+        masks = np.zeros((n, self._num_words), np.int32)
+        open_ = [(matcher, i) for i, matcher in enumerate(matchers) if not matcher.is_stopped()]
+        if len(open_) == 1:
+            matcher, i = open_[0]
+            matcher.unsafe_compute_mask_ptr(masks[i].ctypes.data, self._num_words * 4)
+        elif open_:
+            self._executor.unsafe_compute_mask_ptr(open_, masks.ctypes.data, self._num_words * 4, n)
+        masks &= self._others
+        return masks
+
+
+def reason_of(matcher: llguidance.LLMatcher) -> str:
+    """Say why a matcher is in error."""
+    words = matcher.get_error().partition(STATE_SIGN)[0].strip()
+    return "no output can match it" if words.startswith("NoExtension") else words

@@ -1,0 +1,1 @@
+"""Guides of structured output: which there are, and which JSON schemas can be kept."""

@@ -1,0 +1,38 @@
+"""Guide: what the output of a request must look like, as the wire carries it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import Record
+
+GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark"]
+MAX_GUIDE_CHARS = 1 << 18
+"""Longer than any schema that a model can follow; each process on the way holds it."""
+
+
+class Guide(Record, frozen=True):
+    """One of a request, for all of its sequences."""
+
+    kind: GuideKind
+    text: Annotated[str, Meta(max_length=MAX_GUIDE_CHARS)] = ""
+    """A JSON schema, a regular expression, a grammar, or a JSON list of the texts to choose from; empty with
+    kind `json`, any JSON object.
+    """
+    any_whitespace: bool = True
+    """Of JSON: up to 20 characters of white space between two tokens. False: none."""
+
+    def validate(self) -> None:
+        """Raises InvalidRequest that names the kind."""
+        if bool(self.text) == (self.kind == "json"):
+            raise InvalidRequest(
+                f"{self.kind}: it takes no text" if self.text else f"{self.kind}: it is empty",
+                param=self.kind,
+            )
+        if len(self.text) > MAX_GUIDE_CHARS:
+            raise InvalidRequest(
+                f"{self.kind}: at most {MAX_GUIDE_CHARS} characters, got {len(self.text)}", param=self.kind
+            )
