@@ -30,6 +30,7 @@ class PromptEncoder(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation, special tokens included."""
 

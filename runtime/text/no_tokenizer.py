@@ -46,6 +46,7 @@ class NoTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> NoReturn:
         raise needs_tokenizer("messages")
 

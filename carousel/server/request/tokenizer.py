@@ -108,6 +108,7 @@ class Vocabulary:
             add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=continues,
             template_kwargs=options.get("chat_template_kwargs"),
+            tools=msgspec.json.decode(options.get("tools") or b"[]"),
         )
 
 
@@ -167,7 +168,7 @@ class ServerTokenizer:
             max_chars = None if is_cut else vocabulary.max_chars_of(self._context_length)
             return vocabulary.encode(prompt, options, max_chars)
 
-        return await self._threads.run(tenant, encode, num_chars(prompt))
+        return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, tenant: str = OWNER) -> str:
         """The text of a tenant's ids. Raises Overloaded."""
