@@ -42,6 +42,10 @@ class Codec(PromptEncoder, Protocol):
     def vocab_size(self) -> int:
         """One more than the highest id."""
 
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
 

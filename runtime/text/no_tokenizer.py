@@ -50,6 +50,10 @@ class NoTokenizer:
     ) -> NoReturn:
         raise needs_tokenizer("messages")
 
+    @property
+    def special_texts(self) -> frozenset[str]:
+        return frozenset()
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> NoReturn:
         raise needs_tokenizer("tokens")
 

@@ -131,6 +131,11 @@ class Tokenizer:
         around = added[:start], added[start + len(alone) :]
         return np.concatenate([np.array(around[0], np.int32), ids, np.array(around[1], np.int32)])
 
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+        return frozenset(self.vocabulary[token_id] for token_id in self.special_ids)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
         with _panics_as_errors():

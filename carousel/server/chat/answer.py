@@ -1,4 +1,4 @@
-"""AnswerParser: one sequence's text to the events of its items."""
+"""AnswerParser: one sequence's text to the events of its items. Knows no endpoint's spelling."""
 
 from __future__ import annotations
 
@@ -22,6 +22,9 @@ class AnswerPlan:
     left_out: Markers = NO_MARKERS
     """Special tokens that are in the text only because others are needed to read it."""
 
+    shows_reasoning: bool = True
+    """False leaves it out of the answer."""
+
     @property
     def special(self) -> tuple[str, ...]:
         """Spellings needed to read an answer, which a tokenizer may leave out of its text."""
@@ -43,6 +46,15 @@ class AnswerParser:
     @property
     def num_whole_calls(self) -> int:
         return self._reader.num_whole_calls
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self._reader.has_reasoning
+
+    @property
+    def is_thinking(self) -> bool:
+        """The text so far ends in reasoning."""
+        return self._reader.is_thinking
 
     def push(self, text: str) -> list[Event]:
         """Take the next text; return what it tells."""

@@ -86,6 +86,7 @@ def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps
         r.rewind()
         if not is_open:
             return
+    r.is_thinking = True
     while (yield from r.take("\n")):
         pass
     held = ""
@@ -101,6 +102,7 @@ def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps
     if marker != tags.end:
         r.say(held, "reasoning")
     r.end_item()
+    r.is_thinking = not marker
     if marker != tags.end:
         r.rewind()
         return

@@ -67,6 +67,8 @@ class Reader:
         "_space",
         "ended",
         "events",
+        "has_reasoning",
+        "is_thinking",
         "last_is_whole",
         "num_whole_calls",
         "pos",
@@ -83,6 +85,9 @@ class Reader:
         """Nothing follows `text`."""
         self.events: list[Event] = []
         self.tools = tools
+        self.has_reasoning = False
+        self.is_thinking = False
+        """It is in reasoning, which has not ended."""
         self.num_whole_calls = 0
         self.last_is_whole = False
         """The arguments of the last call are complete."""
@@ -167,6 +172,7 @@ class Reader:
         if self._item != kind:
             self.end_item()
             self._item = kind
+            self.has_reasoning |= kind == "reasoning"
             self.events.append(ItemBegun(kind))
 
     # -- what is tried ---------------------------------------------------------------------------------------

@@ -210,7 +210,7 @@ HTTP_CASES = (
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
         part="text only",
     ),
-    chat("tools", "tools", tools=[{"type": "function"}], code=UNSUPPORTED),
+    chat("tools", "tools[0].function", tools=[{"type": "function"}], code=MISSING),
     chat("a response format", "response_format", response_format={"type": "json_object"}, code=UNSUPPORTED),
     chat("top_logprobs alone", "top_logprobs", top_logprobs=2),
     chat("two limits", "max_completion_tokens", max_completion_tokens=2),
