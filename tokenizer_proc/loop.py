@@ -250,6 +250,7 @@ class TokenizerLoop:
         self._validator.check_messages(job.request)
         assert job.request.messages is not None
         num_chars = sum(len(message.content) + len(message.further) for message in job.request.messages)
+        num_chars += len(job.request.tools)
         is_long = num_chars > MAX_BATCH_CHARS
         if self._tokenizer.is_template_open and not is_long:
             self._turn_chars += CHARS_PER_MESSAGE * len(job.request.messages)
@@ -300,6 +301,7 @@ class TokenizerLoop:
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=request.continue_final_message,
             template_kwargs=self._validator.template_kwargs(request),
+            tools=self._validator.tools(request),
         )
         # The template has written the special tokens already.
         return _TextPrompt(job, field, text, add_special_tokens=False)

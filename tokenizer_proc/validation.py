@@ -33,6 +33,7 @@ RETRY_AFTER_S = 1.0
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations that may be asked of a ring without changing anything."""
 
+_decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_map = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
@@ -96,6 +97,16 @@ class Validator:
             raise InvalidRequest(
                 f"chat_template_kwargs: not a map from names to values: {error}", param="chat_template_kwargs"
             ) from error
+
+    def tools(self, request: GenerateRequest) -> list[dict[str, Any]]:
+        """Return the definitions of tools for the chat template. Raises InvalidRequest."""
+        if not request.tools:
+            return []
+        try:
+            return _decode_tools(request.tools)
+        except DECODE_ERRORS as error:
+            reason = "nested too deeply" if isinstance(error, RecursionError) else error
+            raise InvalidRequest(f"tools: no list of objects: {reason}", param="tools") from error
 
     def input_ids(self, request: GenerateRequest) -> IntArray:
         """The ids of a prompt that came as ids. Raises InvalidRequest."""
@@ -209,6 +220,8 @@ def _check_no_template_options(request: GenerateRequest) -> None:
         raise InvalidRequest(
             "chat_template_kwargs: only a prompt of messages has a template", param="chat_template_kwargs"
         )
+    if request.tools:
+        raise InvalidRequest("tools: only a prompt of messages has a template", param="tools")
 
 
 def _check_ids_only(request: GenerateRequest, prompt: PromptField) -> None:

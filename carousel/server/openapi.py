@@ -44,6 +44,7 @@ def describe(config: RuntimeConfig) -> dict[str, Any]:
     types = _types()
     schemas, components = msgspec.json.schema_components(types, ref_template=REF_TEMPLATE)
     components[FunctionBody.__name__]["properties"]["arguments"] = {"type": ["string", "object", "null"]}
+    components["ChatBody"]["properties"]["tools"] = {"type": ["array", "null"], "items": {"type": "object"}}
     for kind in FIELD_TABLES:
         schema = components[kind.__name__]
         schema["properties"] |= described_fields(kind)

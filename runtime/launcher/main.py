@@ -22,6 +22,7 @@ from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.overrides import read_overridden
 from runtime.checkpoint.own_spec import own_row
 from runtime.checkpoint.weight_files import check_weight_files
+from runtime.launcher.checks.chat_formats import with_chat_formats
 from runtime.launcher.checks.device import check_device
 from runtime.launcher.checks.tokenizer import check_tokenizer
 from runtime.launcher.command_line import parse_command_line
@@ -63,7 +64,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         check_device(config.device)
         if config.load_format != "dummy":
             check_weight_files(model_path)
-        check_tokenizer(config)
+        config = with_chat_formats(config, check_tokenizer(config))
         return Supervisor(config).run()
     except KeyboardInterrupt:
         return EXIT_OK

@@ -22,7 +22,6 @@ from runtime.settings.peer_flag import (
 
 _SEVERAL = "start several servers behind a load balancer of yours"
 _NO_LORA = "LoRA adapters are not built; merge one into its model"
-_NO_TOOLS = "tool calls are not built; a request with tools is refused"
 _NO_DRAFTS = "speculative decoding is not built; leave it out"
 _GRAMMAR = "give llguidance, which is what is built, or none"
 _NO_IMAGES = "models are served for text only; leave it out"
@@ -128,14 +127,13 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         neutral=("20",),
         refused="a request may ask for up to 20 log-probabilities a token, and that is not changed",
     ),
-    no_switch("--enable-auto-tool-choice", refused=_NO_TOOLS),
-    no_value("--tool-call-parser", "--tool-parser-plugin", "--tool-server", refused=_NO_TOOLS),
+    switch("--enable-auto-tool-choice", taken="tools may be called wherever --tool-call-parser reads calls"),
     no_value(
-        "--reasoning-parser",
-        "--reasoning-config",
-        refused="reasoning is not told apart: it comes as part of the text; leave it out",
+        "--tool-parser-plugin", refused="parsers are those of --tool-call-parser; one of your own is not read"
     ),
-    no_switch("--enable-reasoning", refused="reasoning comes as part of the text; leave it out"),
+    no_value("--tool-server", refused="tools are called by the client; leave it out"),
+    no_value("--reasoning-config", refused="--reasoning-parser names the format of reasoning"),
+    switch("--enable-reasoning", taken="reasoning is told apart wherever --reasoning-parser knows it"),
     no_value("--structured-outputs-config", refused="choose a backend with --grammar-backend"),
     no_value(
         *("--speculative-config", "--speculative-model", "--speculative-algorithm", "--spec-method"),

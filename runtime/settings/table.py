@@ -39,6 +39,20 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ),
     ] = ""
     chat_template: Annotated[str, setting("file with a Jinja chat template that replaces the model's")] = ""
+    tool_call_parser: Annotated[
+        str,
+        setting(
+            "format in which the model writes calls of tools (docs/tools.md), or none: requests with tools "
+            "are refused; auto: as the chat template has it"
+        ),
+    ] = "auto"
+    reasoning_parser: Annotated[
+        str,
+        setting(
+            "format in which the model writes reasoning (docs/reasoning.md), or none: it is a part of the "
+            "text; auto: as the chat template has it"
+        ),
+    ] = "auto"
     allow_special_tokens: Annotated[
         bool,
         setting(

@@ -29,6 +29,9 @@ _ERRORS = (
     AttributeError,
     RecursionError,
 )
+_VARIABLES = "chat_template_kwargs"
+_PARAMS = {name: name for name in ("continue_final_message", "tools")}
+"""Options of a rendering that are no variables of the caller's."""
 _TOO_DEEP = "lists and maps are nested too deeply"
 # Variables that a template gets in other ways, and options of its rendering.
 _ARGUMENTS = frozenset(
@@ -57,6 +60,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         continue_final_message: bool,
         template_kwargs: Mapping[str, object],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """See Tokenizer.apply_chat_template."""
         if not self.exists:
@@ -73,10 +77,12 @@ class ChatTemplate:
             )
         self._check_names(template_kwargs)
         messages = [_with_arguments(message) for message in messages]
-        shielded = None if self._shield is None else self._apply(self._shield, messages, template_kwargs)
+        options: dict[str, Any] = (
+            {**template_kwargs, "tools": list(tools)} if tools else dict(template_kwargs)
+        )
+        shielded = None if self._shield is None else self._apply(self._shield, messages, options)
         if shielded:
-            messages, template_kwargs = shielded.messages, shielded.variables
-        options: dict[str, Any] = dict(template_kwargs)
+            messages, options = shielded.messages, dict(shielded.variables)
         if continue_final_message:
             options["continue_final_message"] = True
         try:
@@ -98,16 +104,17 @@ class ChatTemplate:
 
     @staticmethod
     def _apply(
-        shield: Shield, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, object]
+        shield: Shield, messages: Sequence[Mapping[str, Any]], options: Mapping[str, object]
     ) -> Shielded | None:
         try:
-            return shield.apply(messages, template_kwargs)
+            return shield.apply(messages, options)
         except RecursionError as error:
-            param = "chat_template_kwargs"
-            try:
-                shield.apply(messages, {})
-            except RecursionError:
-                param = "messages"
+            param = "messages"
+            for name, value in options.items():
+                try:
+                    shield.apply([], {name: value})
+                except RecursionError:
+                    param = _PARAMS.get(name, _VARIABLES)
             raise InvalidRequest(f"{param}: {_TOO_DEEP}", param=param) from error
 
     def _check_names(self, template_kwargs: Mapping[str, object]) -> None:
@@ -139,13 +146,11 @@ class ChatTemplate:
         options: Mapping[str, Any],
     ) -> str:
         """What a template that has raised does not take: it is what it can do without, or the messages."""
-        continues = {name: value for name, value in options.items() if name == "continue_final_message"}
-        variables = {name: value for name, value in options.items() if name not in continues}
-        for param, given, others in (
-            ("chat_template_kwargs", variables, continues),
-            ("continue_final_message", continues, variables),
-        ):
-            if not given:
+        for param in (_VARIABLES, *_PARAMS):
+            others = {
+                name: value for name, value in options.items() if _PARAMS.get(name, _VARIABLES) != param
+            }
+            if len(others) == len(options):
                 continue
             try:
                 self._render(messages, add_generation_prompt, others)

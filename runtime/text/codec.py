@@ -30,6 +30,7 @@ class PromptEncoder(Protocol):
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation, special tokens included."""
 
@@ -40,6 +41,10 @@ class Codec(PromptEncoder, Protocol):
     @property
     def vocab_size(self) -> int:
         """One more than the highest id."""
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""

@@ -46,8 +46,13 @@ class NoTokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> NoReturn:
         raise needs_tokenizer("messages")
+
+    @property
+    def special_texts(self) -> frozenset[str]:
+        return frozenset()
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> NoReturn:
         raise needs_tokenizer("tokens")

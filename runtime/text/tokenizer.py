@@ -131,6 +131,11 @@ class Tokenizer:
         around = added[:start], added[start + len(alone) :]
         return np.concatenate([np.array(around[0], np.int32), ids, np.array(around[1], np.int32)])
 
+    @property
+    def special_texts(self) -> frozenset[str]:
+        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+        return frozenset(self.vocabulary[token_id] for token_id in self.special_ids)
+
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of a whole sequence. Ids that the tokenizer does not know stand for no text."""
         with _panics_as_errors():
@@ -162,20 +167,22 @@ class Tokenizer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, object] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt of a conversation, special tokens included: encode it as it is, with
         add_special_tokens=False. It is a ShieldedText when callers have spelled special tokens.
 
         `continue_final_message`: the prompt ends where the last message does, which the model then goes on
-        with. `template_kwargs`: further variables of the template.
-        Raises: InvalidRequest that names messages, continue_final_message or chat_template_kwargs when there
-        is no template or it does not take these.
+        with. `template_kwargs`: further variables of the template. `tools`: definitions that it shows.
+        Raises: InvalidRequest that names messages, tools, continue_final_message or chat_template_kwargs when
+        there is no template or it does not take these.
         """
         return self._chat_template.render(
             messages,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs or {},
+            tools=tools,
         )
 
 

@@ -34,6 +34,7 @@ from runtime.wire.sampling_params import SamplingParams
 MAX_TEMPLATE_KWARGS_BYTES = 1 << 16
 MAX_ROLE_CHARS = 64
 MAX_FURTHER_BYTES = 1 << 20
+MAX_TOOLS_BYTES = 1 << 20
 FURTHER_FIELDS = frozenset({"tool_calls", "tool_call_id", "reasoning_content"})
 Task: TypeAlias = Literal["generate", "embed"]
 MAX_PROFILE_STEPS = 10_000
@@ -106,6 +107,8 @@ class GenerateRequest(Message, frozen=True):
     """Whose request it is (runtime.ring.tenants). Believed of who can open the run directory; what comes over
     TCP gets the name of the key that it came with.
     """
+    tools: Annotated[bytes, Meta(max_length=MAX_TOOLS_BYTES)] = b""
+    """A JSON list of the tools that the chat template shows; empty for none."""
 
 
 class AbortRequest(Message, frozen=True):

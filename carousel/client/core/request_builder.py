@@ -36,6 +36,7 @@ from runtime.wire.messages import (
     FURTHER_FIELDS,
     MAX_FURTHER_BYTES,
     MAX_TEMPLATE_KWARGS_BYTES,
+    MAX_TOOLS_BYTES,
     ChatMessage,
     GenerateRequest,
     Role,
@@ -91,6 +92,8 @@ class RequestOptions(EmbedOptions, total=False):
     """Of a conversation: its last message is the beginning of the answer."""
     chat_template_kwargs: Mapping[str, Any] | None
     """Of a conversation: further variables of the chat template, JSON-like."""
+    tools: bytes
+    """Of a conversation: a JSON list of the tools that the chat template shows."""
     task: Task
     """Set by the calls that embed."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
@@ -173,9 +176,11 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
     sampling = normalize(submission.sampling)
     text, input_ids, messages = _prompt_forms(submission.prompt)
     template_kwargs = pack_template_kwargs(options.get("chat_template_kwargs"))
+    tools = _tools(options.get("tools", b""))
     if messages is None:
         _refuse_for_other_prompts("continue_final_message", continues)
         _refuse_for_other_prompts("chat_template_kwargs", template_kwargs)
+        _refuse_for_other_prompts("tools", tools)
     add_generation_prompt = _ends_with_header(options.get("add_generation_prompt"), continues)
     return GenerateRequest(
         handle,
@@ -197,6 +202,7 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         retention=retention_for_wire(options.get("kv_cache_retention_config")),
         guide=guide_for_wire(options.get("structured_outputs")),
         tenant=submission.tenant,
+        tools=tools,
     )
 
 
@@ -291,6 +297,12 @@ def pack_template_kwargs(values: Any) -> bytes:
     if len(packed) > MAX_TEMPLATE_KWARGS_BYTES:
         raise InvalidRequest(f"{name}: at most {MAX_TEMPLATE_KWARGS_BYTES} bytes", param=name)
     return packed
+
+
+def _tools(tools: Any) -> bytes:
+    if not isinstance(tools, bytes) or len(tools) > MAX_TOOLS_BYTES:
+        raise InvalidRequest(f"tools must be JSON of at most {MAX_TOOLS_BYTES} bytes", param="tools")
+    return tools
 
 
 def _milliseconds(time_limit: Any) -> int:

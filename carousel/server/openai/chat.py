@@ -1,4 +1,4 @@
-"""/v1/chat/completions: a conversation in, `n` versions of the assistant's next turn out. Text only."""
+"""/v1/chat/completions: a conversation in, `n` versions of the assistant's next turn out."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.server.openai.chat_format import ChatFormat, ChatView
+from carousel.server.openai.chat_plan import plan_answer
 from carousel.server.openai.guides import asked_guide
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
@@ -52,6 +53,9 @@ async def create_chat_completion(request: Request) -> Response:
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
     )
+    tenant = tenant_of(request.scope).name
+    answer = await plan_answer(server, body, sampling, options, tenant)
+    sampling = answer.sampling
     labels = request_labels(request.state.request_id, 1)
     asked = submissions_for([conversation(body.messages)], sampling, options, labels, stream=body.stream)
     check_size(asked, server.config.context_length)
@@ -63,12 +67,13 @@ async def create_chat_completion(request: Request) -> Response:
         shows_ids=bool(body.return_token_ids),
         streams_usage=includes_usage(body),
         counts_continuously=counts_continuously(body),
+        plan=answer.plan,
+        vocabulary=answer.vocabulary,
     )
     if view.shows_logprobs or view.num_prompt_logprobs is not None:
         vocabulary = await server.tokenizer.vocabulary()
         view.speller = TokenSpeller(vocabulary, as_ids=bool(body.return_tokens_as_token_ids))
     if view.shows_ids or view.counts_continuously or view.num_prompt_logprobs is not None:
-        tenant = tenant_of(request.scope).name
         ids = (await encode_prompts(server, asked, NAMES, tenant)).ids
         (view.prompt_ids,) = ids
         check_prompt_logprobs(sampling, len(view.prompt_ids))

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from msgspec import UNSET, UnsetType
 
 from carousel.client.core.result import Completion, CompletionOutput, Delta
+from carousel.server.chat.answer import AnswerPlan
 from carousel.server.openai.logprobs import (
     TokenSpeller,
     chat_logprobs,
@@ -16,6 +17,7 @@ from carousel.server.openai.logprobs import (
     delta_pieces,
     prompt_logprobs_json,
 )
+from carousel.server.openai.message import MessageReader, is_text
 from carousel.server.openai.responses import (
     ChatChoice,
     ChatChunk,
@@ -27,9 +29,10 @@ from carousel.server.openai.responses import (
     PromptLogprobs,
     UsageBody,
 )
-from carousel.server.openai.stop_reason import finish_reason_of, stop_reason_of
+from carousel.server.openai.stop_reason import finish_reason_of, reason_with_calls, stop_reason_of
 from carousel.server.openai.usage import UsageCount, usage_of
 from carousel.server.request.sse import TEXT_MARK, TextEvent, sse_event
+from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import new_id
 
 
@@ -48,6 +51,10 @@ class ChatView:
     """Given where there are logprobs of any kind."""
     prompt_ids: list[int] = field(default_factory=list)
     """Given where the answer shows or counts them."""
+    plan: AnswerPlan | None = None
+    """Given where the answer is more than text."""
+    vocabulary: Vocabulary | None = None
+    """Given where reasoning is counted."""
 
 
 class ChatFormat:
@@ -57,7 +64,12 @@ class ChatFormat:
         self._view = view
         self._plain: list[TextEvent | None] = [None] * view.num_choices
         self._begun: set[int] = set()
+        self._messages: list[MessageReader] = []
+        if (plan := view.plan) is not None:
+            self._messages = [MessageReader(plan, view.vocabulary) for _ in range(view.num_choices)]
         self._usage = UsageCount(1)
+        if view.vocabulary is not None:
+            self._usage.reasoning = dict.fromkeys(range(view.num_choices), 0)
         if view.prompt_ids:
             self._usage.expect_prompts([len(view.prompt_ids)])
         self._is_plain = not (view.counts_continuously or view.shows_ids or view.shows_logprobs)
@@ -68,22 +80,43 @@ class ChatFormat:
         if delta.index not in self._begun:
             data = self._first_event(delta.index)  # with the usage before the tokens that follow it
         self._usage.add(prompt, delta)
-        if delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids):
+        reason = finish_reason_of(delta)
+        if self._messages:
+            for part in delta_pieces(delta):
+                data += self._message_events(part)
+                if data:
+                    yield data
+                data = b""
+            reason = reason_with_calls(reason, self._messages[delta.index].num_whole_calls)
+        elif delta.text or delta.logprobs or (self._view.shows_ids and delta.token_ids):
             for part in delta_pieces(delta):
                 yield data + self._text_event(part)
                 data = b""
         if delta.finish_reason is not None:
             choice = ChatChunkChoice(
-                delta.index,
-                ChatDelta(),
-                None,
-                finish_reason_of(delta),
-                delta.matched_stop,
-                stop_reason_of(delta),
+                delta.index, ChatDelta(), None, reason, delta.matched_stop, stop_reason_of(delta)
             )
             data += self._event(choice)
         if data:
             yield data
+
+    def _message_events(self, delta: Delta) -> bytes:
+        """Spell what the text of a delta tells. Its logprobs and ids come with the first event."""
+        message = self._messages[delta.index]
+        deltas = message.read(delta)
+        if self._usage.reasoning is not None:
+            self._usage.reasoning[delta.index] = message.num_reasoning_tokens
+        has_more = bool(delta.logprobs or (self._view.shows_ids and delta.token_ids))
+        if self._is_plain and len(deltas) == 1 and is_text(deltas[0]):
+            return self._plain_event(delta.index, deltas[0].content or "")
+        data = b""
+        for number, each in enumerate(deltas or [ChatDelta()] * has_more):
+            choice = ChatChunkChoice(delta.index, each)
+            if not number and has_more:
+                choice.logprobs = self._logprobs(delta)
+                choice.token_ids = delta.token_ids if self._view.shows_ids else None
+            data += self._event(choice)
+        return data
 
     def last_events(self) -> bytes:
         if not self._view.streams_usage:
@@ -94,9 +127,9 @@ class ChatFormat:
         (completion,) = completions
         view = self._view
         choices = [self._whole_choice(output) for output in completion.outputs]
-        response = ChatResponse(
-            self._id, "chat.completion", self._created, view.model, choices, usage_of(completions)
-        )
+        counts = [message.num_reasoning_tokens for message in self._messages]
+        usage = usage_of(completions, None if view.vocabulary is None else sum(counts))
+        response = ChatResponse(self._id, "chat.completion", self._created, view.model, choices, usage)
         if view.num_prompt_logprobs is not None:
             response.prompt_logprobs = self._prompt_logprobs(completion, view.num_prompt_logprobs)
         if view.shows_ids:
@@ -116,11 +149,14 @@ class ChatFormat:
             if self._view.shows_ids:
                 choice.token_ids = delta.token_ids
             return self._event(choice)
-        event = self._plain[delta.index]
+        return self._plain_event(delta.index, delta.text)
+
+    def _plain_event(self, index: int, text: str) -> bytes:
+        event = self._plain[index]
         if event is None:
-            choice = ChatChunkChoice(delta.index, ChatDelta(content=TEXT_MARK))
-            event = self._plain[delta.index] = TextEvent(self._chunk([choice], self._event_usage()))
-        return event.with_text(delta.text)
+            choice = ChatChunkChoice(index, ChatDelta(content=TEXT_MARK))
+            event = self._plain[index] = TextEvent(self._chunk([choice], self._event_usage()))
+        return event.with_text(text)
 
     def _event(self, choice: ChatChunkChoice) -> bytes:
         return sse_event(self._chunk([choice], self._event_usage()))
@@ -136,9 +172,14 @@ class ChatFormat:
     def _whole_choice(self, output: CompletionOutput) -> ChatChoice:
         reason = finish_reason_of(output)
         assert reason is not None, "the sequence has not finished"
+        message = ChatMessageBody("assistant", output.text)
+        if self._messages:
+            reader = self._messages[output.index]
+            message = reader.whole(output)
+            reason = reason_with_calls(reason, reader.num_whole_calls)
         choice = ChatChoice(
             output.index,
-            ChatMessageBody("assistant", output.text),
+            message,
             self._logprobs(output),
             reason,
             output.matched_stop,

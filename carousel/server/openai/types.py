@@ -154,6 +154,15 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """The same by vLLM's name."""
 
 
+class NamedFunctionBody(Struct, forbid_unknown_fields=True):
+    name: str
+
+
+class ToolChoiceBody(Struct, forbid_unknown_fields=True):
+    function: NamedFunctionBody
+    type: Literal["function"]
+
+
 Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
 
 
@@ -166,3 +175,11 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    tools: Raw = field(default_factory=Raw)
+    """A list of definitions, which the chat template gets as it is."""
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceBody | None = None
+    parallel_tool_calls: bool | None = None
+    separate_reasoning: bool | None = None
+    """SGLang's: false leaves reasoning in the text."""
+    include_reasoning: bool | None = None
+    """vLLM's: false leaves it out of the answer."""

@@ -70,7 +70,7 @@ async def _decode_large(large: LargeJson, kind: type[T], max_ids: int, fields: F
                 name, large, spans[name], hints[name], large_fields[name], max_ids, fields
             )
         except msgspec.ValidationError as error:
-            raise _field_error(str(error), within=name) from None
+            raise field_error(str(error), within=name) from None
         setattr(body, name, value)
     return body
 
@@ -84,7 +84,7 @@ def _decode(data: bytes | bytearray, kind: type[T], fields: FieldFilter) -> T:
                 raise
             return msgspec.json.decode(fields.clean(data, kind), type=kind)
     except msgspec.ValidationError as error:
-        raise _field_error(str(error)) from None
+        raise field_error(str(error)) from None
     except DECODE_ERRORS as error:
         raise _no_json(error) from None
 
@@ -106,7 +106,7 @@ def _no_json(error: Exception) -> InvalidRequest:
     return InvalidRequest(f"the body is not valid JSON: {reason}", code="invalid_json")
 
 
-def _field_error(message: str, within: str = "") -> InvalidRequest:
+def field_error(message: str, within: str = "") -> InvalidRequest:
     """`within`: the field that was decoded by itself."""
     at = _AT.search(message)
     # An entry of an object has no name there: logit_bias[...].

@@ -22,11 +22,13 @@ from carousel.server.openai.types import (
     CompletionBody,
     FunctionBody,
     MessageBody,
+    NamedFunctionBody,
     RetainedRangeBody,
     RetentionBody,
     StreamOptions,
     TextPart,
     ToolCallBody,
+    ToolChoiceBody,
 )
 from carousel.server.sglang.generate_types import GenerateBody, GenerateSampling
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
@@ -336,7 +338,9 @@ _CONVERSATION = {"messages": MessageBody}
 
 FIELD_TABLES: dict[type, FieldTable] = {
     CompletionBody: _OPENAI,
-    ChatBody: FieldTable(TAKEN, REFUSED, HINTS, _GENERATING, {**_OPENAI.nested, **_CONVERSATION}),
+    ChatBody: FieldTable(
+        TAKEN, REFUSED, HINTS, _GENERATING, {**_OPENAI.nested, **_CONVERSATION, "tool_choice": ToolChoiceBody}
+    ),
     GenerateBody: FieldTable(
         TAKEN,
         {**REFUSED, "add_special_tokens": (True,)},
@@ -374,6 +378,8 @@ FIELD_TABLES: dict[type, FieldTable] = {
     ),
     TextPart: FieldTable({"cache_control": Object}, PART_REFUSED, dict.fromkeys(PART_REFUSED, TEXT_ONLY)),
     ToolCallBody: FieldTable(nested={"function": FunctionBody}),
+    ToolChoiceBody: FieldTable(nested={"function": NamedFunctionBody}),
+    NamedFunctionBody: FieldTable(),
     FunctionBody: FieldTable(),
 }
 

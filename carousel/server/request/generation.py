@@ -46,7 +46,7 @@ LARGE_WRITE_BYTES = 64 << 10
 DELTAS_AT_ONCE = 128
 """Events of one step that are spelled before other tasks of the event loop run: about 2 ms."""
 EncodingOption: TypeAlias = Literal[
-    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs"
+    "add_special_tokens", "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools"
 ]
 ENCODING_OPTIONS: tuple[EncodingOption, ...] = get_args(EncodingOption)
 

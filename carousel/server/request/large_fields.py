@@ -24,7 +24,7 @@ from carousel.server.sglang.generate_types import GenerateBody
 from carousel.server.sglang.tokenize_types import DetokenizeBody, TokenizeBody
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_TURNS
-from runtime.wire.messages import MAX_FURTHER_BYTES
+from runtime.wire.messages import MAX_FURTHER_BYTES, MAX_TOOLS_BYTES
 from runtime.wire.sampling_params import TokenId
 
 GROUP_BYTES = PIECE_BYTES // 2
@@ -51,11 +51,14 @@ class LargeField:
     has_texts: bool = True
     has_ids: bool = True
     is_conversation: bool = False
+    max_raw_bytes: int = 0
+    """Most bytes of a field that stays JSON; 0: it is decoded."""
 
     @property
     def stand_in(self) -> bytes:
         """A value that the field may hold while the others are decoded."""
-        return b"[]" if self.is_conversation or not self.has_texts else b'""'
+        is_list = self.is_conversation or self.max_raw_bytes or not self.has_texts
+        return b"[]" if is_list else b'""'
 
 
 PROMPT = LargeField()
@@ -64,7 +67,7 @@ IDS = LargeField(has_texts=False)
 CONVERSATION = LargeField(is_conversation=True)
 LARGE_FIELDS: dict[type, dict[str, LargeField]] = {
     CompletionBody: {"prompt": PROMPT},
-    ChatBody: {"messages": CONVERSATION},
+    ChatBody: {"messages": CONVERSATION, "tools": LargeField(max_raw_bytes=MAX_TOOLS_BYTES)},
     GenerateBody: {"text": TEXTS, "input_ids": IDS},
     EmbeddingBody: {"input": LargeField(MAX_INPUTS)},
     TokenizeBody: {"prompt": TEXTS, "messages": CONVERSATION},
@@ -125,6 +128,10 @@ async def decode_large(
 
     Raises: msgspec's errors, InvalidRequest.
     """
+    if field.max_raw_bytes:
+        if span.size > field.max_raw_bytes:
+            raise InvalidRequest(f"{name}: at most {field.max_raw_bytes} bytes, got {span.size}", param=name)
+        return msgspec.Raw(await body.read(span))
     first = body.first(span)
     if span.size > GROUP_BYTES and first == QUOTE and field.has_texts and not field.is_conversation:
         return await body.text(span)

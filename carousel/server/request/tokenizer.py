@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -27,6 +27,9 @@ T = TypeVar("T")
 TokenText: TypeAlias = Callable[[int], str]
 
 NUM_THREADS = 2
+PROBE = [{"role": "user", "content": "x"}]
+END_CHARS = 256
+MAX_KEY_BYTES, MAX_ENDS = 1 << 10, 256
 
 
 class Vocabulary:
@@ -73,6 +76,25 @@ class Vocabulary:
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
 
+    @cached_property
+    def special_texts(self) -> frozenset[str]:
+        """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
+        return self._tokenizer.special_texts
+
+    def num_up_to(self, mark: str, ids: Sequence[int], num_before: int = 0) -> int:
+        """Return how many of these tokens make up the text up to and with the first `mark` in it, which ends
+        behind the first `num_before`.
+        """
+        start = max(0, num_before - len(mark.encode()))
+        fewest, most = num_before, len(ids)
+        while fewest < most:
+            middle = (fewest + most) // 2
+            if mark in self.decode(ids[start:middle], skip_special_tokens=False):
+                most = middle
+            else:
+                fewest = middle + 1
+        return most
+
     def encode(self, prompt: Any, options: RequestOptions, max_chars: int | None = None) -> list[int]:
         """The ids of a prompt in any of its forms. `max_chars`: of its text, the template's included.
 
@@ -81,7 +103,7 @@ class Vocabulary:
         if isinstance(prompt, str):
             text, add_special_tokens = prompt, options.get("add_special_tokens", True)
         elif prompt and not isinstance(prompt[0], int):
-            text, add_special_tokens = self._render(prompt, options), options.get("add_special_tokens", False)
+            text, add_special_tokens = self.render(prompt, options), options.get("add_special_tokens", False)
         else:
             return list(prompt)
         if max_chars is not None and len(text) > max_chars:
@@ -100,7 +122,8 @@ class Vocabulary:
             self._max_token_chars = self._tokenizer.max_token_chars()
         return None if self._max_token_chars is None else num_tokens * self._max_token_chars
 
-    def _render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
+    def render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
+        """Return a conversation as the chat template writes it. Raises InvalidRequest."""
         continues = options.get("continue_final_message", False)
         add_generation_prompt = options.get("add_generation_prompt")
         return self._tokenizer.apply_chat_template(
@@ -108,6 +131,7 @@ class Vocabulary:
             add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=continues,
             template_kwargs=options.get("chat_template_kwargs"),
+            tools=msgspec.json.decode(options.get("tools") or b"[]"),
         )
 
 
@@ -134,6 +158,8 @@ class ServerTokenizer:
         self._tool_thread = FairThreads(1, "tokenize", is_divided)
         self._lock = asyncio.Lock()
         self._vocabulary: Vocabulary | None = None
+        self._prompt_ends: dict[bytes, str] = {}
+        """By the template's variables, as JSON."""
 
     @property
     def is_there(self) -> bool:
@@ -167,7 +193,28 @@ class ServerTokenizer:
             max_chars = None if is_cut else vocabulary.max_chars_of(self._context_length)
             return vocabulary.encode(prompt, options, max_chars)
 
-        return await self._threads.run(tenant, encode, num_chars(prompt))
+        return await self._threads.run(tenant, encode, num_chars(prompt) + len(options.get("tools") or b""))
+
+    async def prompt_end(self, options: RequestOptions, tenant: str = OWNER) -> str:
+        """Return how the prompt of a conversation ends that is answered with these variables of the chat
+        template; "" where it refuses them, which the request itself will be told.
+        """
+        variables = options.get("chat_template_kwargs") or {}
+        key = msgspec.json.encode(variables)
+        if (known := self._prompt_ends.get(key)) is not None:
+            return known
+        vocabulary = await self.vocabulary()
+
+        def render() -> str:
+            try:
+                return vocabulary.render(PROBE, RequestOptions(chat_template_kwargs=variables))[-END_CHARS:]
+            except InvalidRequest:
+                return ""
+
+        end = await self._threads.run(tenant, render, len(key))
+        if len(key) <= MAX_KEY_BYTES and len(self._prompt_ends) < MAX_ENDS:
+            self._prompt_ends[key] = end
+        return end
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, tenant: str = OWNER) -> str:
         """The text of a tenant's ids. Raises Overloaded."""

@@ -36,23 +36,26 @@ class _TokenizerConfig(msgspec.Struct):
     chat_template: str | list[_NamedTemplate] | None = None
 
 
-def check_tokenizer(config: RuntimeConfig) -> None:
-    """Check the tokenizer of resolved settings.
+def check_tokenizer(config: RuntimeConfig) -> str:
+    """Check the tokenizer of resolved settings. Return the chat template, empty where none is used.
 
     Raises: ModelError for the checkpoint's files, ConfigError for the file of --chat-template.
     """
     if config.skip_tokenizer_init:
-        return
+        return ""
     path = Path(config.tokenizer)
     _check_files(path)
     if config.task != "generate":
-        return
+        return ""
+    template: str | None
     if own := config.chat_template:
-        _check_template(_read(Path(own)), ConfigError, f"chat_template: {own}")
+        template = _read(Path(own))
+        _check_template(template, ConfigError, f"chat_template: {own}")
     elif (template := _own_template(path)) is not None:
         _check_template(
             template, ModelError, f"The chat template in {path}", "; name another with --chat-template"
         )
+    return template or ""
 
 
 def _check_files(path: Path) -> None:

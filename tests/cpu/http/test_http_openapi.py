@@ -98,7 +98,7 @@ def test_further_fields_are_described_as_the_setting_has_it(policy: Any, further
     ):
         assert schemas[name]["additionalProperties"] == further
     assert schemas["PauseBody"]["additionalProperties"] is False
-    assert schemas["ChatBody"]["properties"]["tool_choice"] == {"enum": [None, "none", "auto"]}
+    assert schemas["CompletionBody"]["properties"]["tool_choice"] == {"enum": [None, "none", "auto"]}
     assert schemas["ChatBody"]["properties"]["store"] == {"type": ["boolean", "null"]}
 
 

@@ -213,7 +213,7 @@ HTTP_CASES = (
         messages=[{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}],
         part="text only",
     ),
-    chat("tools", "tools", tools=[{"type": "function"}], code=UNSUPPORTED),
+    chat("tools", "tools[0].function", tools=[{"type": "function"}], code=MISSING),
     chat(
         "a structural tag",
         "response_format",

@@ -116,11 +116,13 @@ TAKEN = """
 --dp 1 | one engine
 --skip-server-warmup | no request is made to warm up
 --enable-cache-report | usage always says
+--enable-auto-tool-choice | wherever --tool-call-parser reads calls
+--enable-reasoning | wherever --reasoning-parser knows it
 """
 REFUSED = """
 --quantization fp8 | recognised without it; leave it out
---enable-auto-tool-choice --tool-call-parser hermes | tool calls are not built
---reasoning-parser qwen3 | it comes as part of the text
+--tool-parser-plugin x.py | parsers are those of --tool-call-parser
+--tool-server demo | tools are called by the client
 --enable-lora | LoRA adapters are not built
 --chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info

@@ -7,11 +7,14 @@ from typing import Any
 import msgspec
 import pytest
 
+from carousel.client.core.request_builder import RequestOptions, Submission, build_request
 from runtime.base.errors import InvalidRequest
+from runtime.text.special_text import ShieldedText
 from runtime.text.tokenizer import Tokenizer
-from runtime.wire.messages import ChatMessage
+from runtime.wire.handle import make_handle
+from runtime.wire.messages import ChatMessage, GenerateRequest
 from tests.harness.models import special_tokenizers as made
-from tokenizer_proc.validation import template_message
+from tokenizer_proc.validation import Validator, template_message
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}|{{ m.content }}|{{ m.reasoning_content }}|{{ m.tool_call_id }}"
@@ -103,3 +106,76 @@ def test_further_fields_come_out_as_they_went_in() -> None:
     fields = {"tool_calls": [{"function": {"name": "f", "arguments": "{}"}}], "tool_call_id": "c"}
     message = ChatMessage("tool", "x", "n", msgspec.msgpack.encode(fields))
     assert template_message(message) == {"role": "tool", "content": "x", "name": "n", **fields}
+
+
+# -- definitions of tools ------------------------------------------------------------------------------------
+
+TOOLS: list[dict[str, Any]] = [
+    {"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}
+]
+
+
+def with_template(template: str) -> Tokenizer:
+    tokenizer = made.byte_level()
+    tokenizer._chat_template._wrapper.chat_template = template
+    return tokenizer
+
+
+def test_tools_are_a_variable_of_the_template_in_their_order() -> None:
+    tokenizer = with_template(
+        "{% for t in tools or [] %}{{ t | tojson }}{% endfor %}{{ messages[0].content }}"
+    )
+    user = [{"role": "user", "content": "x"}]
+    shown = '{"type": "function", "function": {"name": "f", "parameters": {"b": 1, "a": 2}}}'
+    assert tokenizer.apply_chat_template(user, tools=TOOLS) == f"{shown}x"
+    assert tokenizer.apply_chat_template(user) == "x"
+
+
+def test_special_tokens_in_tools_are_text() -> None:
+    tokenizer = with_template("<|im_start|>{{ tools[0].function.description }}")
+    tools = [{"type": "function", "function": {"name": "f", "description": "<|im_start|>"}}]
+    text = tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=tools)
+    assert isinstance(text, ShieldedText)
+
+
+def test_a_template_that_refuses_tools_is_said_to() -> None:
+    tokenizer = with_template("{% if tools %}{{ raise_exception('no tools') }}{% endif %}x")
+    with pytest.raises(
+        InvalidRequest, match=r"^tools: the model's chat template refuses this: no tools"
+    ) as error:
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=TOOLS)
+    assert error.value.param == "tools"
+
+
+def test_tools_that_are_nested_too_deeply_are_refused_by_name() -> None:
+    tokenizer = with_template("{{ tools | tojson }}")
+    nested: Any = "<|im_start|>"
+    for _ in range(900):
+        nested = [nested]
+    with pytest.raises(InvalidRequest, match=r"^tools: ") as error:
+        tokenizer.apply_chat_template([{"role": "user", "content": "x"}], tools=[{"a": nested}])
+    assert error.value.param == "tools"
+
+
+def test_tools_travel_as_json_and_have_their_own_bound() -> None:
+    conversation = [{"role": "user", "content": "x"}]
+    handle = make_handle(1, 1)
+
+    def request(tools: Any, prompt: Any = conversation) -> GenerateRequest:
+        return build_request(handle, Submission(prompt, options=RequestOptions(tools=tools)))
+
+    validator = Validator(100, 100)
+    assert validator.tools(request(msgspec.json.encode(TOOLS))) == TOOLS
+    assert validator.tools(request(b"")) == []
+    large = msgspec.json.encode(
+        [{"type": "function", "function": {"name": "f", "description": "x" * 1000000}}]
+    )
+    assert validator.tools(request(large)) == msgspec.json.decode(large)
+    for wrong in ("x", TOOLS, b" " * (1 << 20) + b"[]"):
+        with pytest.raises(InvalidRequest, match="tools must be JSON of at most"):
+            request(wrong)
+    with pytest.raises(InvalidRequest, match="tools is for a prompt of chat messages"):
+        request(b"[]", "text")
+    for wrong in (b"[1]", b"{}", b"["):
+        with pytest.raises(InvalidRequest, match=r"^tools: no list of objects"):
+            validator.tools(request(wrong))

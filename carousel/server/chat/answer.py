@@ -1,0 +1,87 @@
+"""AnswerParser: one sequence's text to the events of its items. Knows no endpoint's spelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from carousel.server.chat.events import Event
+from carousel.server.chat.formats import ReasoningFormat, Thinking, ToolFormat, read_answer
+from carousel.server.chat.reader import NO_MARKERS, Markers, Reader
+from carousel.server.chat.tools import NO_TOOLS, ToolSet
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerPlan:
+    """How the answers to one request are read."""
+
+    tool_format: ToolFormat | None = None
+    tools: ToolSet = NO_TOOLS
+    max_calls: int | None = None
+    reasoning_format: ReasoningFormat | None = None
+    thinking: Thinking = "none"
+    left_out: Markers = NO_MARKERS
+    """Special tokens that are in the text only because others are needed to read it."""
+
+    shows_reasoning: bool = True
+    """False leaves it out of the answer."""
+
+    @property
+    def special(self) -> tuple[str, ...]:
+        """Spellings needed to read an answer, which a tokenizer may leave out of its text."""
+        reasoning = self.reasoning_format
+        tags = () if reasoning is None else (reasoning.begin, reasoning.end, *reasoning.also_end)
+        return tags if self.tool_format is None else (*tags, *self.tool_format.special)
+
+
+class AnswerParser:
+    __slots__ = ("_held", "_left_out", "_reader", "_steps")
+
+    def __init__(self, plan: AnswerPlan) -> None:
+        self._reader = Reader(plan.tools, max_calls=plan.max_calls)
+        self._steps = read_answer(self._reader, plan.tool_format, plan.reasoning_format, plan.thinking)
+        self._left_out = plan.left_out
+        self._held = ""
+        next(self._steps, None)
+
+    @property
+    def num_whole_calls(self) -> int:
+        return self._reader.num_whole_calls
+
+    @property
+    def has_reasoning(self) -> bool:
+        return self._reader.has_reasoning
+
+    @property
+    def is_thinking(self) -> bool:
+        """The text so far ends in reasoning."""
+        return self._reader.is_thinking
+
+    def push(self, text: str) -> list[Event]:
+        """Take the next text; return what it tells."""
+        if not text:
+            return []
+        if self._left_out is not NO_MARKERS:
+            text = self._without_special(text)
+        return self._read(text)
+
+    def end(self) -> list[Event]:
+        """Take the end of the text."""
+        self._reader.ended = True
+        events = self._read(self._held)
+        self._reader.end()
+        return events + self._taken()
+
+    def _read(self, text: str) -> list[Event]:
+        self._reader.feed(text)
+        next(self._steps, None)
+        return self._taken()
+
+    def _taken(self) -> list[Event]:
+        events, self._reader.events = self._reader.events, []
+        return events
+
+    def _without_special(self, text: str) -> str:
+        text = self._left_out.remove(self._held + text)
+        num_held = self._left_out.num_held(text, 0)
+        self._held = text[len(text) - num_held :]
+        return text[: len(text) - num_held]

@@ -1,0 +1,75 @@
+"""Definitions of tools in a body: what must be right of them, and what an answer is read by."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta, Raw, Struct, field
+
+from carousel.server.chat.tools import ToolSet
+from carousel.server.request.decode import field_error
+from runtime.base.errors import InvalidRequest
+from runtime.wire.messages import MAX_TOOLS_BYTES
+
+MAX_TOOLS = 1024
+NEEDS_GRAMMAR = "needs structured output, which this build does not have"
+"""Why calls cannot be promised: nothing holds a model to the form of one."""
+
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
+
+
+class FunctionDefinition(Struct):
+    """Further fields go to the chat template as they are."""
+
+    name: ToolName
+    description: str | None = None
+    parameters: Raw = field(default_factory=Raw)
+    strict: bool | None = None
+
+
+class ToolDefinition(Struct):
+    function: FunctionDefinition
+    type: Literal["function"]
+
+
+class _Schema(Struct):
+    """As much of a JSON Schema as is looked at."""
+
+    type: Literal["object"] | None = None
+    properties: dict[str, Raw] | None = None
+    required: list[str] | None = None
+
+
+def read_tools(tools: bytes) -> ToolSet:
+    """Return the tools of a body's field. Raises InvalidRequest that names what is wrong."""
+    if len(tools) > MAX_TOOLS_BYTES:
+        raise InvalidRequest(f"tools: at most {MAX_TOOLS_BYTES} bytes, got {len(tools)}", param="tools")
+    definitions = _decode(tools, list[ToolDefinition] | None, "tools") or []
+    if len(definitions) > MAX_TOOLS:
+        raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(definitions)}", param="tools")
+    parameters: dict[str, bytes] = {}
+    for number, definition in enumerate(definitions):
+        where, function = f"tools[{number}].function", definition.function
+        if function.name in parameters:
+            raise InvalidRequest(f"{where}.name: {function.name} is there twice", param=f"{where}.name")
+        if function.strict:
+            raise InvalidRequest(
+                f"{where}.strict: true {NEEDS_GRAMMAR}; leave it out",
+                param=f"{where}.strict",
+                code="unsupported_parameter",
+            )
+        schema = bytes(function.parameters)
+        if schema:
+            _decode(schema, _Schema | None, f"{where}.parameters")
+        parameters[function.name] = schema
+    return ToolSet(parameters)
+
+
+def _decode(data: bytes, kind: Any, where: str) -> Any:
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.ValidationError as error:
+        raise field_error(str(error), within=where) from None
+    except RecursionError:
+        raise InvalidRequest(f"{where}: lists and objects are nested too deeply", param=where) from None

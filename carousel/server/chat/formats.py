@@ -1,0 +1,111 @@
+"""TOOL_FORMATS and REASONING_FORMATS: how the families of models write calls of tools, and reasoning.
+
+A row for each name of `runtime.checkpoint.chat_formats`, which recognises them by their chat templates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+from carousel.server.chat.json_calls import (
+    DEEPSEEK_MARKERS,
+    KIMI_MARKERS,
+    PYTHON_TAG,
+    deepseek,
+    hermes,
+    kimi_k2,
+    llama3_json,
+    mistral,
+)
+from carousel.server.chat.pythonic import END, START, pythonic
+from carousel.server.chat.reader import NO_MARKERS, Markers, Reader, Steps
+from carousel.server.chat.tagged_calls import glm, qwen3_coder
+
+CallReader: TypeAlias = Callable[[Reader], Steps[None]]
+Thinking: TypeAlias = Literal["open", "may begin", "none"]
+"""How the answer begins: in reasoning, since the prompt ends in its opening tag; perhaps with that tag; or
+after all reasoning.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class ToolFormat:
+    read: CallReader
+    special: tuple[str, ...] = ()
+    """Spellings that a tokenizer may have as special tokens, which are in no text otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningFormat:
+    begin: str
+    end: str
+    also_end: tuple[str, ...] = ()
+    """Markers of calls, which end reasoning as well."""
+
+
+TOOL_FORMATS: dict[str, ToolFormat] = {
+    "hermes": ToolFormat(hermes, ("<tool_call>", "</tool_call>")),
+    "llama3_json": ToolFormat(llama3_json, (PYTHON_TAG,)),
+    "pythonic": ToolFormat(pythonic, (START, END)),
+    "mistral": ToolFormat(mistral, ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")),
+    "qwen3_coder": ToolFormat(qwen3_coder, ("<tool_call>", "</tool_call>")),
+    "deepseek_v3": ToolFormat(deepseek, DEEPSEEK_MARKERS),
+    "deepseek_v31": ToolFormat(deepseek, DEEPSEEK_MARKERS),
+    "glm45": ToolFormat(
+        glm, ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
+    ),
+    "kimi_k2": ToolFormat(kimi_k2, KIMI_MARKERS),
+}
+REASONING_FORMATS: dict[str, ReasoningFormat] = {
+    "deepseek_r1": ReasoningFormat("<think>", "</think>"),
+    "qwen3": ReasoningFormat("<think>", "</think>"),
+    "glm45": ReasoningFormat("<think>", "</think>"),
+    "kimi_k2": ReasoningFormat("<think>", "</think>", ("<|tool_calls_section_begin|>",)),
+    "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+}
+
+
+def read_answer(
+    r: Reader, tools: ToolFormat | None, reasoning: ReasoningFormat | None, thinking: Thinking
+) -> Steps[None]:
+    """Read an answer: reasoning, if there is some, and then text and calls."""
+    if reasoning is not None and thinking != "none":
+        yield from _read_reasoning(r, reasoning, is_open=thinking == "open")
+    yield from (r.until(NO_MARKERS) if tools is None else tools.read(r))
+
+
+def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps[None]:
+    """Read reasoning. The line breaks beside its tags belong to them, as in chat templates."""
+    r.mark()
+    yield from r.space()
+    if (yield from r.take(tags.begin)):
+        r.settle()
+    else:
+        r.rewind()
+        if not is_open:
+            return
+    r.is_thinking = True
+    while (yield from r.take("\n")):
+        pass
+    held = ""
+
+    def think(text: str) -> None:
+        nonlocal held
+        text = held + text
+        body = text.rstrip("\n")
+        held = text[len(body) :]
+        r.say(body, "reasoning")
+
+    marker = yield from r.until(Markers(tags.end, *tags.also_end), think)
+    if marker != tags.end:
+        r.say(held, "reasoning")
+    r.end_item()
+    r.is_thinking = not marker
+    if marker != tags.end:
+        r.rewind()
+        return
+    r.settle()
+    while (yield from r.take("\n")):
+        pass

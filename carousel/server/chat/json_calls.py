@@ -1,0 +1,250 @@
+"""Families whose calls are JSON: an object with name and arguments, or a name and then the arguments."""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from carousel.server.chat.reader import Markers, Reader, Steps
+
+NAME = re.compile(r"[\w.:/-]*")
+ARGUMENTS = ("arguments", "parameters")
+_ERRORS = (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError)
+
+
+def json_call(r: Reader, *, is_known: bool = False) -> Steps[bool]:
+    """Read {"name": ..., "arguments": {...}}, in any order. False: it is no call, and none has begun.
+    `is_known`: only the name of a tool of the request, and arguments, make it one.
+    """
+    yield from r.space()
+    if not (yield from r.take("{")):
+        return False
+    name, arguments = "", ""
+    while not (yield from _closes(r)):
+        key = yield from _key(r)
+        if key == "name" and not name:
+            name = yield from _text(r)
+            if not name or (is_known and name not in r.tools.names):
+                return False
+        elif key in ARGUMENTS and name and not arguments and (yield from r.peek()) == "{":
+            yield from named_call(r, name)
+            if r.last_is_whole:
+                yield from _rest(r)
+            return True
+        else:
+            value: list[str] = []
+            if not key or not (yield from r.json_value(value.append)):
+                return False
+            if key in ARGUMENTS:
+                arguments = _object_of("".join(value))
+                if not arguments:
+                    return False
+        if not (yield from _continues(r)):
+            return False
+    if not name or (is_known and not arguments):
+        return False
+    r.begin_call(name)
+    r.add(arguments or "{}")
+    r.end_call(is_whole=True)
+    return True
+
+
+def _rest(r: Reader) -> Steps[None]:
+    """Read the object of a call to its end, behind the arguments. What is not well formed there is text."""
+    r.mark()
+    while (yield from _continues(r)) and not (yield from _closes(r)):
+        key = yield from _key(r)
+        if not key or not (yield from r.json_value(lambda _: None)):
+            return r.give_up()
+    r.settle()
+
+
+def _key(r: Reader) -> Steps[str]:
+    """Read the name of a member, and the colon; "" where there is none."""
+    key = yield from _text(r)
+    yield from r.space()
+    if not (yield from r.take(":")):
+        return ""
+    yield from r.space()
+    return key
+
+
+def _continues(r: Reader) -> Steps[bool]:
+    """Pass over the comma behind a member, if another one follows, or see that the object ends."""
+    yield from r.space()
+    return (yield from r.take(",")) or (yield from r.peek()) == "}"
+
+
+def _closes(r: Reader) -> Steps[bool]:
+    yield from r.space()
+    return (yield from r.take("}"))
+
+
+def _text(r: Reader) -> Steps[str]:
+    """Read a JSON string and return what it says; "" if it is none, or empty."""
+    parts: list[str] = []
+    if (yield from r.peek()) != '"' or not (yield from r.json_value(parts.append)):
+        return ""
+    return _decode_text("".join(parts))
+
+
+def _decode_text(value: str) -> str:
+    try:
+        return msgspec.json.decode(value, type=str)
+    except _ERRORS:  # half a character
+        return ""
+
+
+def _object_of(value: str) -> str:
+    """Return the arguments as an object, which some models write as a text, or null for none; "" where they
+    are none.
+    """
+    if value.startswith('"'):
+        value = _decode_text(value)
+    try:
+        decoded = msgspec.json.decode(value, type=dict[str, msgspec.Raw] | None)
+    except _ERRORS:
+        return ""
+    return value if decoded else "{}"
+
+
+def named_call(r: Reader, name: str) -> Steps[bool]:
+    """Read the arguments of a call whose name has been read. False: they are none, and no call has begun."""
+    yield from r.space()
+    if not name or (yield from r.peek()) != "{":
+        return False
+    r.begin_call(name)
+    r.end_call(is_whole=(yield from r.json_value(r.add)))
+    return True
+
+
+def hermes(r: Reader) -> Steps[None]:
+    """<tool_call>{"name": "f", "arguments": {...}}</tool_call>"""
+    markers = Markers("<tool_call>")
+    while (yield from r.until(markers)):
+        if (yield from json_call(r)):
+            yield from r.space()
+            yield from r.take("</tool_call>")
+        r.give_up()
+
+
+PYTHON_TAG = "<|python_tag|>"
+
+
+def llama3_json(r: Reader) -> Steps[None]:
+    """{"name": "f", "parameters": {...}}, as all of the text or behind a tag; several with ";" between them.
+    Of JSON without a tag only the name of a tool tells that it is a call.
+    """
+    markers = Markers(PYTHON_TAG)
+    r.mark()
+    yield from r.space()
+    yield from r.take(PYTHON_TAG)
+    while True:
+        while (yield from json_call(r, is_known=True)):
+            yield from r.space()
+            r.mark()
+            if not (yield from r.take(";")):
+                break
+        r.give_up()
+        if not (yield from r.until(markers)):
+            return
+
+
+def mistral(r: Reader) -> Steps[None]:
+    """[TOOL_CALLS] [{"name": "f", "arguments": {...}}, ...], or [TOOL_CALLS]f[ARGS]{...} for each call."""
+    markers = Markers("[TOOL_CALLS]")
+    while (yield from r.until(markers)):
+        yield from r.space()
+        if (yield from r.take("[")):
+            while (yield from json_call(r)):
+                yield from r.space()
+                if (yield from r.take("]")):
+                    break
+                r.mark()
+                if not (yield from r.take(",")):
+                    break
+        else:
+            name = yield from r.match(NAME)
+            if (yield from r.take("[CALL_ID]")):
+                yield from r.match(NAME)
+            yield from r.take("[ARGS]")
+            yield from named_call(r, name)
+        r.give_up()
+
+
+_BEGIN, _END = "<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>"
+_CALL, _SEPARATOR, _CALL_END = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
+DEEPSEEK_MARKERS = (_BEGIN, _END, _CALL, _SEPARATOR, _CALL_END)
+
+
+def deepseek(r: Reader) -> Steps[None]:
+    """V3.1: a begin marker, and for each call NAME, a separator and the arguments between two markers; V3 has
+    `function`, the separator and NAME, and the arguments in a block of Markdown.
+    """
+    markers = Markers(_BEGIN, _CALL)
+    while marker := (yield from r.until(markers)):
+        yield from r.space()
+        if marker == _CALL or (yield from r.take(_CALL)):
+            while (yield from _deepseek_call(r)):
+                yield from r.space()
+                r.mark()
+                if not (yield from r.take(_CALL)):
+                    yield from r.take(_END)
+                    r.mark()
+                    break
+        r.give_up()
+
+
+def _deepseek_call(r: Reader) -> Steps[bool]:
+    yield from r.space()
+    name = yield from r.match(NAME)
+    if not (yield from r.take(_SEPARATOR)):
+        return False
+    yield from r.space()
+    if name == "function" and (yield from r.peek()) != "{":
+        name = yield from r.match(NAME)
+        yield from r.space()
+        yield from r.take("```json")
+    if not (yield from named_call(r, name)):
+        return False
+    yield from r.space()
+    yield from r.take("```")
+    yield from r.space()
+    yield from r.take(_CALL_END)
+    return True
+
+
+_SECTION, _SECTION_END = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
+_KIMI_CALL, _KIMI_END = "<|tool_call_begin|>", "<|tool_call_end|>"
+_KIMI_ARGUMENTS = "<|tool_call_argument_begin|>"
+KIMI_MARKERS = (_SECTION, _SECTION_END, _KIMI_CALL, _KIMI_END, _KIMI_ARGUMENTS)
+_KIMI_NAME = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::\d+)?")
+
+
+def kimi_k2(r: Reader) -> Steps[None]:
+    """A section of calls, each functions.NAME:NUMBER and its arguments behind a marker."""
+    markers = Markers(_SECTION, _KIMI_CALL)
+    while marker := (yield from r.until(markers)):
+        yield from r.space()
+        if marker == _KIMI_CALL or (yield from r.take(_KIMI_CALL)):
+            while (yield from _kimi_call(r)):
+                yield from r.space()
+                r.mark()
+                if not (yield from r.take(_KIMI_CALL)):
+                    yield from r.take(_SECTION_END)
+                    r.mark()
+                    break
+        r.give_up()
+
+
+def _kimi_call(r: Reader) -> Steps[bool]:
+    yield from r.space()
+    found = _KIMI_NAME.fullmatch((yield from r.match(NAME)))
+    assert found is not None
+    yield from r.space()
+    if not (yield from r.take(_KIMI_ARGUMENTS)) or not (yield from named_call(r, found["name"])):
+        return False
+    yield from r.space()
+    yield from r.take(_KIMI_END)
+    return True

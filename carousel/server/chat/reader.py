@@ -1,0 +1,342 @@
+"""Reader: the text of an answer as it comes, for parsers.
+
+A parser is a generator that yields where it needs more text, and leaves what it has found in `events`. That
+depends on the text alone, not on how it was cut into pieces.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+import string
+from collections.abc import Callable, Generator
+from functools import partial
+from typing import Literal, TypeAlias, TypeVar
+
+from carousel.server.chat.events import Event, ItemBegun, ItemDelta, ItemDone, ItemKind
+from carousel.server.chat.tools import ToolSet
+
+T = TypeVar("T")
+Steps: TypeAlias = Generator[None, None, T]
+"""Yields where more text is needed."""
+Sink: TypeAlias = Callable[[str], None]
+
+MAX_DEPTH = 512
+"""Of nested lists and objects in the arguments of a call."""
+ID_CHARS = string.ascii_letters + string.digits
+NUM_ID_CHARS = 24
+
+_SPACE = re.compile(r"[ \t\n\r]*")
+_PLAIN = re.compile(r'[^"\\\x00-\x1f]+')
+"""Characters of a JSON string that stand for themselves."""
+_ESCAPE = re.compile(r'\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4})')
+_BEGUN_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{0,3})?")
+_ATOM = re.compile(r"[-+.0-9A-Za-z]*")
+_VALID_ATOM = re.compile(r"true|false|null|-?(?:0|[1-9]\d*)(?:\.\d+)?(?:[eE][-+]?\d+)?", re.ASCII)
+_Expected: TypeAlias = Literal["value", "value or end", "key", "key or end", "colon", "comma or end"]
+
+
+class Markers:
+    """Spellings that a format gives a meaning to, none of which begins another."""
+
+    def __init__(self, *spellings: str) -> None:
+        pattern = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
+        self.search = pattern.search
+        self.remove: Callable[[str], str] = partial(pattern.sub, "")
+        self._prefixes = {spelling[:end] for spelling in spellings for end in range(1, len(spelling))}
+        self._max = max(map(len, self._prefixes), default=0)
+
+    def num_held(self, text: str, start: int) -> int:
+        """How many characters at the end of a text, from `start` on, may be the beginning of a marker."""
+        for size in range(min(self._max, len(text) - start), 0, -1):
+            if text[-size:] in self._prefixes:
+                return size
+        return 0
+
+
+NO_MARKERS = Markers()
+
+
+class Reader:
+    __slots__ = (
+        "_call",
+        "_item",
+        "_mark",
+        "_marker",
+        "_max_calls",
+        "_space",
+        "ended",
+        "events",
+        "has_reasoning",
+        "is_thinking",
+        "last_is_whole",
+        "num_whole_calls",
+        "pos",
+        "text",
+        "tools",
+    )
+
+    def __init__(self, tools: ToolSet, *, max_calls: int | None = None) -> None:
+        """`max_calls`: those beyond it are left out of the answer."""
+        self.text = ""
+        """What has not been read, and what is tried, from `pos` on."""
+        self.pos = 0
+        self.ended = False
+        """Nothing follows `text`."""
+        self.events: list[Event] = []
+        self.tools = tools
+        self.has_reasoning = False
+        self.is_thinking = False
+        """It is in reasoning, which has not ended."""
+        self.num_whole_calls = 0
+        self.last_is_whole = False
+        """The arguments of the last call are complete."""
+        self._max_calls = max_calls
+        self._mark: int | None = None
+        """Where what is tried begins,"""
+        self._marker = ""
+        """and the marker there."""
+        self._item: ItemKind | None = None
+        self._call = 0
+        """Calls that have begun."""
+        self._space: str | None = "" if tools.names else None
+        """Space that belongs to the text only if more of it follows: before the first, and after a call."""
+
+    def feed(self, text: str) -> None:
+        start = self.pos if self._mark is None else self._mark
+        self.text = self.text[start:] + text
+        self.pos -= start
+        if self._mark is not None:
+            self._mark = 0
+
+    # -- what was found --------------------------------------------------------------------------------------
+
+    def say(self, text: str, kind: ItemKind = "text") -> None:
+        """Add to the text, or to the reasoning."""
+        if not text:
+            return
+        if kind == "text" and self._space is not None:
+            self._space += text
+            if self._space.isspace():
+                return
+            text, self._space = self._space, None
+        self._begin(kind)
+        last = self.events[-1] if self.events else None
+        if isinstance(last, ItemDelta):
+            last.text += text
+        else:
+            self.events.append(ItemDelta(kind, text))
+
+    def begin_call(self, name: str) -> None:
+        """Begin a call, whose arguments follow. What was tried is one."""
+        self._mark = None
+        self._call += 1
+        if self._is_shown:
+            self.end_item()
+            self._item = "tool_call"
+            self.events.append(ItemBegun("tool_call", new_call_id(), name))
+        self._space = ""
+
+    def add(self, arguments: str) -> None:
+        """Add to the JSON of the arguments of the call."""
+        if self._is_shown and arguments:
+            last = self.events[-1] if self.events else None
+            if isinstance(last, ItemDelta):
+                last.text += arguments
+            else:
+                self.events.append(ItemDelta("tool_call", arguments))
+
+    def end_call(self, *, is_whole: bool) -> None:
+        self.last_is_whole = is_whole
+        if self._is_shown:
+            self.num_whole_calls += is_whole
+            self.end_item(is_whole=is_whole)
+
+    def end_item(self, *, is_whole: bool = True) -> None:
+        if self._item is not None:
+            self.events.append(ItemDone(self._item, is_whole))
+            self._item = None
+
+    def end(self) -> None:
+        """End the answer. Space that is all there is is its text."""
+        if self._space and not self._call:
+            text, self._space = self._space, None
+            self.say(text)
+        self.end_item()
+
+    @property
+    def _is_shown(self) -> bool:
+        return self._max_calls is None or self._call <= self._max_calls
+
+    def _begin(self, kind: ItemKind) -> None:
+        if self._item != kind:
+            self.end_item()
+            self._item = kind
+            self.has_reasoning |= kind == "reasoning"
+            self.events.append(ItemBegun(kind))
+
+    # -- what is tried ---------------------------------------------------------------------------------------
+
+    def mark(self, marker: str = "") -> None:
+        """Begin to try: what follows, with the marker at its beginning, may be a call."""
+        self._mark, self._marker = self.pos, marker
+
+    def rewind(self) -> None:
+        """Read again what was tried, with the marker at its beginning."""
+        if self._mark is not None:
+            self.pos, self._mark = self._mark, None
+
+    def settle(self) -> None:
+        """What was tried is what it seemed to be."""
+        self._mark = None
+
+    def give_up(self) -> None:
+        """What was tried is no call: the marker at its beginning is text, and what follows is read again.
+        Does nothing once the call has begun.
+        """
+        if self._mark is not None:
+            self.pos, self._mark = self._mark + len(self._marker), None
+            self.say(self._marker)
+
+    # -- what is read ----------------------------------------------------------------------------------------
+
+    def until(self, markers: Markers, say: Sink | None = None) -> Steps[str]:
+        """Pass on text up to the next marker, which is tried from then on. Return it, or "" at the end."""
+        say = say or self.say
+        while True:
+            found = markers.search(self.text, self.pos)
+            end = len(self.text)
+            if found is not None:
+                end = found.start()
+            elif not self.ended:
+                end -= markers.num_held(self.text, self.pos)
+            say(self.text[self.pos : end])
+            self.pos = end
+            if found is not None:
+                self.mark(found.group())
+                self.pos = found.end()
+                return found.group()
+            if self.ended:
+                return ""
+            yield
+
+    def space(self) -> Steps[None]:
+        """Pass over space."""
+        while True:
+            self.pos = self._after_space()
+            if self.pos < len(self.text) or self.ended:
+                return
+            yield
+
+    def peek(self) -> Steps[str]:
+        """Return the next character; "" at the end."""
+        while self.pos == len(self.text) and not self.ended:
+            yield
+        return self.text[self.pos : self.pos + 1]
+
+    def take(self, literal: str) -> Steps[bool]:
+        """Pass over `literal` if it is what follows."""
+        while True:
+            rest = self.text[self.pos : self.pos + len(literal)]
+            if rest == literal:
+                self.pos += len(literal)
+                return True
+            if self.ended or not literal.startswith(rest):
+                return False
+            yield
+
+    def match(self, pattern: re.Pattern[str]) -> Steps[str]:
+        """Return the longest text that follows and matches, which may be empty."""
+        while True:
+            found = pattern.match(self.text, self.pos)
+            end = self.pos if found is None else found.end()
+            if end < len(self.text) or self.ended:
+                text = self.text[self.pos : end]
+                self.pos = end
+                return text
+            yield
+
+    def json_value(self, sink: Sink) -> Steps[bool]:
+        """Read one JSON value and give its text to `sink` as it comes: of an object from its first character
+        on. False: there is none, or it breaks off. Control characters in strings, and backslashes that escape
+        nothing, are escaped.
+        """
+        closing: list[str] = []
+        expected: _Expected = "value"
+        while True:
+            end = self._after_space()
+            sink(self.text[self.pos : end])
+            self.pos = end
+            if end == len(self.text):
+                if self.ended:
+                    return False
+                yield
+                continue
+            char = self.text[self.pos]
+            if closing and char == closing[-1] and expected.endswith("or end"):
+                closing.pop()
+                self._pass(char, sink)
+                expected = "comma or end"
+            elif expected == "comma or end" and char == ",":
+                self._pass(char, sink)
+                expected = "key" if closing[-1] == "}" else "value"
+            elif expected == "colon" and char == ":":
+                self._pass(char, sink)
+                expected = "value"
+            elif char == '"' and expected not in ("colon", "comma or end"):
+                if not (yield from self._json_string(sink)):
+                    return False
+                expected = "colon" if expected.startswith("key") else "comma or end"
+            elif not expected.startswith("value"):
+                return False
+            elif char in "[{" and len(closing) < MAX_DEPTH:
+                closing.append("]" if char == "[" else "}")
+                self._pass(char, sink)
+                expected = "value or end" if char == "[" else "key or end"
+            else:
+                atom = yield from self.match(_ATOM)
+                if not _VALID_ATOM.fullmatch(atom):
+                    self.pos -= len(atom)
+                    return False
+                sink(atom)
+                expected = "comma or end"
+            if not closing and expected == "comma or end":
+                return True
+
+    def _json_string(self, sink: Sink) -> Steps[bool]:
+        self._pass('"', sink)
+        while True:
+            if plain := _PLAIN.match(self.text, self.pos):
+                self._pass(plain.group(), sink)
+            if self.pos == len(self.text):
+                if self.ended:
+                    return False
+                yield
+                continue
+            char = self.text[self.pos]
+            if char == '"':
+                self._pass(char, sink)
+                return True
+            if char != "\\":
+                self.pos += 1
+                sink(f"\\u{ord(char):04x}")
+            elif escape := _ESCAPE.match(self.text, self.pos):
+                self._pass(escape.group(), sink)
+            elif _BEGUN_ESCAPE.fullmatch(self.text, self.pos) and not self.ended:
+                yield
+            else:
+                self.pos += 1
+                sink("\\\\")
+
+    def _pass(self, text: str, sink: Sink) -> None:
+        self.pos += len(text)
+        sink(text)
+
+    def _after_space(self) -> int:
+        found = _SPACE.match(self.text, self.pos)
+        assert found is not None
+        return found.end()
+
+
+def new_call_id() -> str:
+    return "call_" + "".join(secrets.choice(ID_CHARS) for _ in range(NUM_ID_CHARS))

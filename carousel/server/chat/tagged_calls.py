@@ -1,0 +1,183 @@
+"""Families that write each argument between tags of its own, as text: qwen3_coder and glm."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import msgspec
+
+from carousel.server.chat.reader import Markers, Reader, Sink, Steps
+
+_INTEGER = re.compile(r"-?(?:0|[1-9]\d*)", re.ASCII)
+_KINDS = {"object": dict[str, msgspec.Raw], "array": list[msgspec.Raw], "number": float}
+
+
+class TaggedArguments:
+    """The arguments of one call as JSON, made of texts: those of strings as they come."""
+
+    def __init__(self, r: Reader, name: str) -> None:
+        self._reader = r
+        self._name = name
+        self._keys: set[str] = set()
+        r.begin_call(name)
+
+    def read(self, key: str, close: str, follow: tuple[str, ...]) -> Steps[bool]:
+        """Read the value of an argument up to `close`, as `tagged_text` does."""
+        r = self._reader
+        types = r.tools.types_of(self._name, key)
+        is_new = key not in self._keys
+        head = f"{', ' if self._keys else '{'}{_encoded(key)}: "
+        if types is None or types == {"string"}:
+            parts: list[str] = []
+            if is_new:
+                self._keys.add(key)
+                r.add(head + '"')
+            is_whole = yield from tagged_text(
+                r, close, follow, (lambda text: r.add(_encoded(text)[1:-1])) if is_new else parts.append
+            )
+            if is_new and is_whole:
+                r.add('"')
+            return is_whole
+        parts = []
+        is_whole = yield from tagged_text(r, close, follow, parts.append)
+        if is_new:
+            self._keys.add(key)
+            text = "".join(parts)
+            r.add(head + (as_json(text, types) if is_whole else text))
+        return is_whole
+
+    def end(self, *, is_whole: bool) -> None:
+        if is_whole:
+            self._reader.add("}" if self._keys else "{}")
+        self._reader.end_call(is_whole=is_whole)
+
+
+def tagged_text(r: Reader, close: str, follow: tuple[str, ...], sink: Sink) -> Steps[bool]:
+    """Give a text up to `close` to `sink` as it comes, without the line breaks at its ends. `close` counts
+    only where one of `follow` comes behind it: elsewhere it is a part of the text. False: it breaks off.
+    """
+    yield from r.take("\n")
+    markers = Markers("\n" + close, close)
+    at = r.pos
+    while True:
+        found = markers.search(r.text, at)
+        rest = "" if found is None else r.text[found.end() :].lstrip()
+        if found is not None and not rest.startswith(follow):
+            may_follow = not rest or any(each.startswith(rest) for each in follow)
+            if not may_follow:
+                at = found.end()
+                continue
+            if not r.ended:
+                sink(r.text[r.pos : found.start()])
+                r.pos = at = found.start()
+                yield
+                at = r.pos
+                continue
+        if found is not None:
+            sink(r.text[r.pos : found.start()])
+            r.pos = found.end()
+            return True
+        end = len(r.text) - (0 if r.ended else markers.num_held(r.text, at))
+        sink(r.text[r.pos : end])
+        r.pos = end
+        if r.ended:
+            return False
+        yield
+        at = r.pos
+
+
+def as_json(text: str, types: frozenset[str]) -> str:
+    """Return an argument as JSON of one of its types, else as a string. No types: of any."""
+    value = text.strip()
+    if "null" in types and value.lower() in ("null", "none"):
+        return "null"
+    if "string" in types:
+        return _encoded(text)
+    if (not types or "boolean" in types) and value.lower() in ("true", "false"):
+        return value.lower()
+    if "integer" in types and _INTEGER.fullmatch(value):
+        return value
+    kinds = [kind for name, kind in _KINDS.items() if name in types] if types else [msgspec.Raw]
+    for kind in kinds:
+        try:
+            msgspec.json.decode(value, type=kind)
+        except (msgspec.MsgspecError, UnicodeError, RecursionError, ValueError):
+            continue
+        return value
+    return _encoded(text)
+
+
+def _encoded(text: str) -> str:
+    return msgspec.json.encode(text).decode()
+
+
+@dataclass(frozen=True, slots=True)
+class Tags:
+    """Spellings around the name of an argument, around its value, and behind the last one."""
+
+    key: tuple[str, str]
+    value: tuple[str, str]
+    end: str
+
+
+QWEN = Tags(("<parameter=", ">"), ("", "</parameter>"), "</function>")
+GLM = Tags(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
+_QWEN_FUNCTION = "<function="
+_QWEN_NAME, _GLM_NAME = re.compile(r"[^<>\n]{0,256}"), re.compile(r"[^<\n]{0,256}")
+
+
+def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
+    """Read the arguments of a call whose name has been read. False: they are none, and no call has begun."""
+    arguments: TaggedArguments | None = None
+    while True:
+        yield from r.space()
+        if arguments is not None:
+            r.mark()
+        if not (yield from r.take(tags.key[0])):
+            break
+        key = (yield from r.match(_QWEN_NAME)).strip()
+        has_value = bool(key and name) and (yield from r.take(tags.key[1]))
+        if has_value and tags.value[0]:
+            yield from r.space()
+            has_value = yield from r.take(tags.value[0])
+        if not has_value:
+            if arguments is not None:
+                r.give_up()
+                arguments.end(is_whole=False)
+            return arguments is not None
+        r.settle()
+        arguments = arguments or TaggedArguments(r, name)
+        if not (yield from arguments.read(key, tags.value[1], (tags.key[0], tags.end))):
+            arguments.end(is_whole=False)
+            return True
+    is_whole = bool(name) and (yield from r.take(tags.end))
+    if arguments is None:
+        if not is_whole:
+            return False
+        arguments = TaggedArguments(r, name)
+    r.settle()
+    arguments.end(is_whole=is_whole)
+    return True
+
+
+def qwen3_coder(r: Reader) -> Steps[None]:
+    """<tool_call><function=f><parameter=a>1</parameter></function></tool_call>."""
+    markers = Markers("<tool_call>", _QWEN_FUNCTION)
+    while marker := (yield from r.until(markers)):
+        yield from r.space()
+        if marker == _QWEN_FUNCTION or (yield from r.take(_QWEN_FUNCTION)):
+            name = (yield from r.match(_QWEN_NAME)).strip()
+            if (yield from r.take(">")) and (yield from tagged_call(r, name, QWEN)):
+                yield from r.space()
+                yield from r.take("</tool_call>")
+        r.give_up()
+
+
+def glm(r: Reader) -> Steps[None]:
+    """<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"""
+    markers = Markers("<tool_call>")
+    while (yield from r.until(markers)):
+        name = (yield from r.match(_GLM_NAME)).strip()
+        yield from tagged_call(r, name, GLM)
+        r.give_up()

@@ -1,0 +1,61 @@
+"""ToolSet: the tools of a request, as far as an answer is read by them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+ANY = frozenset[str]()
+
+
+class ToolSet:
+    def __init__(self, parameters: Mapping[str, bytes] = {}) -> None:
+        """`parameters`: the JSON Schemas of the tools' parameters, by the tools' names; empty for none."""
+        self._parameters = parameters
+        self._types: dict[str, dict[str, frozenset[str]]] = {}
+
+    @property
+    def names(self) -> Mapping[str, bytes]:
+        return self._parameters
+
+    def types_of(self, name: str, parameter: str) -> frozenset[str] | None:
+        """Return the types that a parameter may have, ANY where its schema does not say; None for one that
+        the tool does not have.
+        """
+        if name not in self._types:
+            self._types[name] = _types_of(self._parameters.get(name, b""))
+        return self._types[name].get(parameter)
+
+
+NO_TOOLS = ToolSet()
+
+
+def _types_of(schema: bytes) -> dict[str, frozenset[str]]:
+    try:
+        decoded = msgspec.json.decode(schema, type=dict[str, Any]) if schema else {}
+    except (msgspec.MsgspecError, RecursionError):
+        return {}
+    properties = decoded.get("properties")
+    if not isinstance(properties, dict):
+        return {}
+    return {parameter: _types_in(each) for parameter, each in properties.items()}
+
+
+def _types_in(schema: Any) -> frozenset[str]:
+    if not isinstance(schema, dict):
+        return ANY
+    given = schema.get("type")
+    if isinstance(given, str | list):
+        return frozenset(
+            each for each in ([given] if isinstance(given, str) else given) if isinstance(each, str)
+        )
+    choices = schema.get("anyOf") or schema.get("oneOf")
+    if isinstance(choices, list) and choices:
+        types = [_types_in(each) for each in choices]
+        return frozenset().union(*types) if all(types) else ANY
+    values = schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(each, str) for each in values):
+        return frozenset({"string"})
+    return ANY

@@ -1,0 +1,67 @@
+"""How models write calls of tools, and reasoning: the formats' names, and the chat templates that have them.
+
+The HTTP server reads answers by these names (`carousel/server/chat/formats.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+NONE = "none"
+AUTO = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class ChatFormat:
+    name: str
+    peers: tuple[str, ...]
+    """The same in vLLM and SGLang, where they call it otherwise."""
+    marks: tuple[str, ...]
+    """What a template of it has, all of them."""
+    not_marks: tuple[str, ...] = ()
+    """What it has none of."""
+
+    def is_in(self, template: str) -> bool:
+        return all(mark in template for mark in self.marks) and not any(
+            mark in template for mark in self.not_marks
+        )
+
+
+_DEEPSEEK = "<｜tool▁calls▁begin｜>"
+TOOL_CALLS = (
+    ChatFormat(
+        "hermes", ("qwen25", "qwen"), ("tools", "<tool_call>", "arguments"), ("<function=", "<arg_key>")
+    ),
+    ChatFormat(
+        "llama3_json", ("llama3", "llama4_json"), ("tools", '"parameters": dictionary'), ("[func_name1(",)
+    ),
+    ChatFormat("pythonic", ("llama4_pythonic",), ("tools", "[func_name1(")),
+    ChatFormat("mistral", (), ("tools", "[TOOL_CALLS]")),
+    ChatFormat("qwen3_coder", ("qwen3_xml", "step3p5", "nemotron3"), ("tools", "<function=", "<parameter=")),
+    ChatFormat("deepseek_v3", ("deepseekv3",), (_DEEPSEEK, "```json")),
+    ChatFormat("deepseek_v31", ("deepseekv31",), (_DEEPSEEK,), ("```json",)),
+    ChatFormat("glm45", ("glm", "glm47"), ("tools", "<tool_call>", "<arg_key>")),
+    ChatFormat("kimi_k2", (), ("tools", "<|tool_calls_section_begin|>")),
+)
+REASONING = (
+    ChatFormat("mistral", ("magistral",), ("[THINK]",)),
+    ChatFormat("kimi_k2", (), ("</think>", "<|tool_calls_section_begin|>")),
+    ChatFormat("glm45", ("glm", "glm47"), ("</think>", "<|assistant|>")),
+    ChatFormat("deepseek_r1", ("deepseek-r1", "deepseek_v3", "deepseek-v3"), ("</think>", "<｜Assistant｜>")),
+    ChatFormat("qwen3", ("qwen3-thinking", "holo2"), ("</think>",)),
+)
+
+
+def names_of(formats: Sequence[ChatFormat]) -> list[str]:
+    return [each.name for each in formats]
+
+
+def named(formats: Sequence[ChatFormat], name: str) -> str | None:
+    """Return a format's name by any of its names; None for one that there is not."""
+    return next((each.name for each in formats if name in (each.name, *each.peers)), None)
+
+
+def found_in(formats: Sequence[ChatFormat], template: str) -> str:
+    """Return the name of the format that a chat template is of, NONE if it is of none."""
+    return next((each.name for each in formats if each.is_in(template)), NONE)
