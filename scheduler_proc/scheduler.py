@@ -95,11 +95,12 @@ class Scheduler:
         return worked
 
     def _launch_and_commit(self) -> bool:
+        worked = self.rows.must_commit_first and self._commit_down_to(0)
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
         self.step_log.note_batch(len(batch), totals)
         if not len(batch):
-            return self._commit_down_to(0)
+            return self._commit_down_to(0) or worked
         self._launch(batch, totals)
         self._commit_down_to(self.executor.max_in_flight - 1)
         return True
@@ -184,6 +185,7 @@ class Scheduler:
         self.rows.append(row, ids)
         if scheduled.guesses:  # KV of rejected ones is overwritten by the next step
             self.rows.kv_len[row] = scheduled.start + scheduled.num_known + len(ids) - 1
+            self.kv.give_back_rejected(req)
         self.output.add(req.handle, ids)
         self.step_log.note_tokens(len(ids))
         num_tokens = req.num_tokens

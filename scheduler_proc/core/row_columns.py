@@ -51,6 +51,7 @@ class RowColumns:
         # Number of this stay, never used twice; 0: nobody holds the row.
         self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
         self._running: RowArray | None = None
+        self._planned_when_committed: set[int] = set()
 
     @property
     def running(self) -> RowArray:
@@ -64,6 +65,21 @@ class RowColumns:
         """Which of the rows are in the same hands as when a step was planned."""
         held: BoolArray = self.tenancy[rows] == tenancies
         return held
+
+    def plan_when_committed(self, row: int, wanted: bool) -> None:
+        """Plan the row when its tokens are here, and not while one of them is in flight; or overlap again.
+        Holds until the row is given back.
+        """
+        if wanted:
+            self._planned_when_committed.add(row)
+        else:
+            self._planned_when_committed.discard(row)
+
+    @property
+    def must_commit_first(self) -> bool:
+        """Tell whether a row that is planned when its tokens are here has one in flight."""
+        rows = self._planned_when_committed
+        return bool(rows) and any(self.in_flight.item(row) for row in rows)
 
     def append(self, row: int, tokens: list[int]) -> None:
         """Commit what one sample gave a single row."""

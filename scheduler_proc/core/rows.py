@@ -72,6 +72,7 @@ class Rows(RowColumns):
         self._free.append(row)
         self._running = None
         self._setups.pop(row, None)
+        self.plan_when_committed(row, False)
         req.row = -1
 
     def take_setups(self) -> tuple[RowSetup, ...]:
