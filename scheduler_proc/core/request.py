@@ -80,6 +80,10 @@ class Request:
     """When the caller asked, for the statistics of waiting; never in the future."""
     deadline_s: float = 0.0
     """When it ends with reason `timeout`; 0.0: never."""
+    draft_ids: bytes = b""
+    """Packed: guesses at the beginning of its output, that came with it."""
+    prediction_ids: bytes = b""
+    """Packed: tokens that its output may resemble."""
     num_prompt_logprobs: int = 0
     """Logprobs of its prompt that an earlier attempt delivered."""
     wanted_from: int = NOTHING_WANTED

@@ -99,6 +99,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
+    speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
     model: str | None = None

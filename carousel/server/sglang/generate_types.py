@@ -62,6 +62,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     return_generation_logits: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
+    speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
 

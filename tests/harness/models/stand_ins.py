@@ -106,7 +106,7 @@ class Speculation(HookOrder):
     def row_opened(self, row: int) -> None:
         """Half of them find a token in flight at nearly every turn, and guess seldom."""
         super().row_opened(row)
-        self._req.rows.plan_when_committed(row, self._req.seq % 2 == 0)
+        self._req.rows.plan_when_committed(row, self._req.seq % 2 == 0, self)
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req

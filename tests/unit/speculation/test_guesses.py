@@ -31,7 +31,7 @@ class Guesser(RequestFeature):
         self.num_asked = self.num_too_early = 0
 
     def row_opened(self, row: int) -> None:
-        self._req.rows.plan_when_committed(row, True)
+        self._req.rows.plan_when_committed(row, True, self)
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
