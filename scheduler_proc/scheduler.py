@@ -201,6 +201,8 @@ class Scheduler:
         if scheduled.guesses:  # KV of rejected ones is overwritten by the next step
             self.rows.kv_len[row] = scheduled.start + scheduled.num_known + len(ids) - 1
             self.kv.give_back_rejected(req)
+            req.num_accepted_drafts += len(ids) - 1
+            self.stats.drafts.note_row(len(scheduled.guesses), len(ids) - 1)
         self.output.add(req.handle, ids)
         self.step_log.note_tokens(len(ids))
         num_tokens = req.num_tokens

@@ -8,9 +8,11 @@ in the type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, field
+from msgspec.structs import astuple
 
 from runtime.wire.format import (
     TURNS,
@@ -220,6 +222,13 @@ class DraftCounts(Record, frozen=True):
     """Of those that its `prediction` gave: right,"""
     num_rejected_prediction: Count = 0
     """and wrong."""
+
+    @staticmethod
+    def sum(several: Sequence[DraftCounts]) -> DraftCounts | None:
+        """Of several sequences; None: of none."""
+        if not several:
+            return None
+        return DraftCounts(*map(sum, zip(*map(astuple, several), strict=True)))
 
 
 class Closed(Record, frozen=True):

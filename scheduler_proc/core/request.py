@@ -90,6 +90,8 @@ class Request:
     """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
+    num_accepted_drafts: int = 0
+    """Guesses that were right: as many tokens of its output took no step of their own."""
     num_retractions: int = 0
     computed_len: int = 0
     """Tokens that were computed in stays that it has lost."""

@@ -157,6 +157,17 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
 Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
 
 
+class PredictionBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Text that the answer may resemble."""
+
+    content: str | list[TextPart]
+    type: Literal["content"]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     messages: Messages
     max_tokens: NumTokens | None = None
@@ -166,3 +177,4 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prediction: PredictionBody | None = None

@@ -112,6 +112,12 @@ class MetaInfo(Struct):
     cached_tokens: int | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
     """Seconds."""
+    spec_verify_ct: int | UnsetType = UNSET
+    """Steps that gave it tokens, where the server speculates; all of them verify what there is to verify."""
+    spec_draft_token_num: int | UnsetType = UNSET
+    """Guesses that were verified,"""
+    spec_accept_token_num: int | UnsetType = UNSET
+    """and right."""
     input_token_logprobs: list[Logprob] | UnsetType = UNSET
     input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET

@@ -49,7 +49,7 @@ class Speculation(RequestFeature):
         """The last guesses are no drafts of the request."""
         self._is_predicted = False
         """They come from its prediction."""
-        self._num_drafted = self._num_accepted = 0
+        self._num_drafted = 0
         self._num_right = self._num_wrong = 0
         """Of the prediction's."""
 
@@ -72,7 +72,6 @@ class Speculation(RequestFeature):
         num_drafted, num_accepted = sampled.num_guesses, len(sampled.ids) - 1
         if num_drafted:
             self._num_drafted += num_drafted
-            self._num_accepted += num_accepted
             if self._is_predicted:
                 self._num_right += num_accepted
                 self._num_wrong += num_drafted - num_accepted
@@ -84,7 +83,8 @@ class Speculation(RequestFeature):
         return sampled.ids
 
     def closing(self, closed: Closed) -> Closed:
-        counts = DraftCounts(self._num_drafted, self._num_accepted, self._num_right, self._num_wrong)
+        num_accepted = self._req.num_accepted_drafts
+        counts = DraftCounts(self._num_drafted, num_accepted, self._num_right, self._num_wrong)
         return msgspec.structs.replace(closed, drafts=counts)
 
     # -- what it guesses ------------------------------------------------------------------------------------
