@@ -36,6 +36,7 @@ from model_worker.worker import ModelWorker
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.messages import UNIONS
+from runtime.wire.plan import BatchPlan
 from runtime.wire.transport import Codec
 
 BACKENDS = ("cpu_native", "torch_native")
@@ -154,7 +155,11 @@ class WiredWorker:
     def prepare(self, batch: int, context: int, **sampling: Any) -> Callable[[], object]:
         """Open the rows; returns a decode step of them."""
         self._worker.launch(opening_plan(batch, context, self._runner.kv_pool.num_pages, **sampling)).result()
-        frame = self._plans.encode(decode_plan(batch, context))
+        return self.step_of(decode_plan(batch, context))
+
+    def step_of(self, plan: BatchPlan) -> Callable[[], object]:
+        """A plan that may be run any number of times, as a step."""
+        frame = self._plans.encode(plan)
 
         def step() -> object:
             result = self._worker.launch(self._plans.decode(frame)).result()

@@ -65,11 +65,26 @@ def decode_plan(batch: int, context: int) -> BatchPlan:
     return _plan(batch, context, ids=np.full(batch, -1))
 
 
+def verification_plan(batch: int, context: int, num_guesses: int) -> BatchPlan:
+    """That position and the ones before it, of which all but the first are guesses that are hardly right."""
+    ids = np.full((batch, 1 + num_guesses), 7)
+    ids[:, 0] = -1
+    return _plan(
+        batch,
+        context - num_guesses,
+        ids.ravel(),
+        num_decodes=0,
+        lens=pack_ids([1 + num_guesses] * batch),
+        samples=pack_ids([1] * batch),
+        drafts=pack_ids([num_guesses] * batch),
+    )
+
+
 def _plan(batch: int, context: int, ids: np.ndarray, **changes: Any) -> BatchPlan:
     fields: dict[str, Any] = {"setups": (), "page_copies": (), "table_spans": b"", "table_pages": b""}
+    fields["num_decodes"] = batch
     return BatchPlan(
         step=1,
-        num_decodes=batch,
         rows=pack_ids(np.arange(batch)),
         starts=pack_ids(np.full(batch, context - 1)),
         input_ids=pack_ids(ids),

@@ -14,7 +14,8 @@ from torch import Tensor
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
 from model_worker.runner.model_runner import ModelRunner
-from model_worker.runner.step_output import StepOutput, sampled_positions
+from model_worker.runner.sampled_places import has_drafts, sampled_places
+from model_worker.runner.step_output import StepOutput
 from model_worker.sampling.columns import LongArray
 from runtime.checkpoint.pooling import Pooling
 from runtime.wire.plan import BatchPlan
@@ -71,12 +72,13 @@ class EmbeddingRunner(ModelRunner):
     @torch.inference_mode()
     def forward(self, plan: BatchPlan) -> StepOutput:
         """Apply the plan and compute its tokens."""
+        assert not has_drafts(plan), "drafts of an embedding"
         batch, _ = self.apply(plan)
         if self._pooler.needs_every_token:
             batch = replace(batch, output_indices=None)
         self._backend.prepare(batch)
         hidden = self._model(batch, self.kv_pool, self._backend)
-        complete, _ = sampled_positions(plan)
+        complete, _, _ = sampled_places(plan)
         vectors = self._pooler.pool(hidden, batch, complete)
         tokens = torch.zeros(len(vectors), dtype=torch.int32, device=vectors.device)
         return StepOutput(tokens, embeddings=vectors)

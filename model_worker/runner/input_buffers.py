@@ -13,6 +13,7 @@ from torch import Tensor
 from model_worker.device.base import Device
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.prompt_positions import num_positions
+from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.sampling.columns import LongArray, SampleRows
 from runtime.wire.format import IntArray, unpack_ids
 from runtime.wire.plan import BatchPlan
@@ -29,9 +30,10 @@ class TokenLayout:
     positions: LongArray  # [T] in the sequence
     query_start: list[int]  # [B + 1]
     kv_lens: list[int]  # [B] after this step
-    sample_indices: LongArray  # [S] the last token of each sequence that samples, index into T
+    sample_indices: LongArray  # [S] the tokens after which one is sampled, index into T
     sample_rows: LongArray  # [S]
     sample_positions: LongArray  # [S] of the token to be sampled
+    guesses: LongArray | None = None  # [S] see sampling/guesses.py; of a plan with drafts
 
 
 @dataclass(slots=True)
@@ -84,7 +86,13 @@ class InputBuffers:
             query_start=at.query_start,
             kv_lens=at.kv_lens,
             output_indices=outputs,
-            who=SampleRows(who_rows, who_positions, at.sample_rows, at.sample_positions),
+            who=SampleRows(
+                who_rows,
+                who_positions,
+                at.sample_rows,
+                at.sample_positions,
+                at.guesses,
+            ),
         )
 
     def _upload(self, *arrays: LongArray | IntArray) -> Sequence[Tensor]:
@@ -104,10 +112,10 @@ def _output_indices(plan: BatchPlan, at: TokenLayout) -> LongArray:
     """The tokens whose hidden states are wanted: those that are sampled after, then prompt positions."""
     if not plan.prompt_positions:
         return at.sample_indices
-    wanted = [at.sample_indices]
+    wanted, drafts = [at.sample_indices], unpack_ids(plan.drafts)
     for entry in plan.prompt_positions:
         assert entry.index >= plan.num_decodes, "prompt_positions of a row that decodes"
-        end = at.query_start[entry.index + 1]
+        end = at.query_start[entry.index + 1] - drafts.item(entry.index - plan.num_decodes)
         first = at.query_start[entry.index] + entry.first
         assert end - first == num_positions(entry) > 0, "prompt_positions end where their chunk does"
         wanted.append(np.arange(first, end))
@@ -129,7 +137,7 @@ def _lay_out(plan: BatchPlan) -> TokenLayout:
     query_ends = np.cumsum(lens)
     kv_lens = starts + lens
     token_rows = np.repeat(rows, lens)
-    return TokenLayout(
+    layout = TokenLayout(
         rows=rows,
         token_rows=token_rows,
         positions=np.repeat(kv_lens - query_ends, lens) + np.arange(len(token_rows)),
@@ -139,3 +147,14 @@ def _lay_out(plan: BatchPlan) -> TokenLayout:
         sample_rows=rows[samples],
         sample_positions=kv_lens[samples],
     )
+    if has_drafts(plan):
+        _add_places(layout, plan)
+    return layout
+
+
+def _add_places(layout: TokenLayout, plan: BatchPlan) -> None:
+    """Before each guess a token is sampled, too."""
+    of, layout.sample_positions, layout.guesses = sampled_places(plan)
+    layout.sample_rows = layout.rows[of]
+    end_of = np.array(layout.query_start)[of + 1] - np.array(layout.kv_lens)[of]
+    layout.sample_indices = end_of + layout.sample_positions - 1

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device.base import Device
@@ -29,6 +30,7 @@ from model_worker.runner.recording.base import Recording, StepParts
 from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
+from model_worker.sampling.guesses import rows_that_end
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import ConfigError
@@ -129,9 +131,6 @@ class ModelRunner:
 
     def forward(self, plan: BatchPlan) -> ForwardOutput | StepOutput:
         """Apply the plan and compute its tokens. A StepOutput where nothing is to be sampled."""
-        assert not plan.drafts or not unpack_ids(plan.drafts).any(), (
-            "BatchPlan.drafts: verification is not built"
-        )
         if self._recording is None or not self._recording.fits(plan):
             return self._compute(plan)
         if plan.setups or plan.page_copies:
@@ -171,10 +170,22 @@ class ModelRunner:
         if tokens is not None:
             return StepOutput(self._group.broadcast(tokens).int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
-        self._future.store(forward.who.rows, sampled.tokens)
+        self._remember(forward.who, sampled.tokens)
         return StepOutput(
-            sampled.tokens.int(), sampled.logprobs, sampled.logits, sampled.logits_of, forward.prompt
+            sampled.tokens.int(),
+            sampled.logprobs,
+            sampled.logprobs_of,
+            sampled.logits,
+            sampled.logits_of,
+            forward.prompt,
         )
+
+    def _remember(self, who: SampleRows, tokens: Tensor) -> None:
+        """For plans that say -1. The row behind all others is nobody's."""
+        rows = who.rows
+        if who.guesses is not None:
+            rows = rows_that_end(who.guesses, rows, tokens, self.max_rows, self._device)
+        self._future.store(rows, tokens)
 
     @torch.inference_mode()
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:

@@ -7,13 +7,16 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from model_worker.device.base import Device
 from model_worker.runner.prompt_positions import FLOAT_BYTES, PromptOutput
+from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.sampling.columns import LongArray, SampleRows
+from model_worker.sampling.guesses import places_that_count
 from model_worker.sampling.logprobs import Logprobs
-from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, PromptLogprobs, StepResult, StepTensor
 
 if TYPE_CHECKING:  # a step is measured where ZMQ need not be installed
@@ -38,10 +41,11 @@ class ForwardOutput:
 
 @dataclass(slots=True)
 class StepOutput:
-    """Of S sampled tokens, on the device until `on_host`."""
+    """Of S sampled tokens, on the device until `on_host`. With guesses, some of them count for nothing."""
 
     tokens: Tensor | bytes  # [S] int32; packed where they are on the host already
-    logprobs: Logprobs | None = None  # of the rows that asked
+    logprobs: Logprobs | None = None  # [m], of the rows that asked
+    logprobs_of: LongArray | None = None  # [m] which of S they belong to
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray | None = None  # [m] which of S they belong to
     prompt: PromptOutput | None = None
@@ -57,6 +61,7 @@ class StepOutput:
         return StepOutput(
             tokens=device.download(self.tokens),
             logprobs=None if self.logprobs is None else _downloaded(self.logprobs, device),
+            logprobs_of=self.logprobs_of,
             logits=None if self.logits is None else device.download(self.logits),
             logits_of=self.logits_of,
             prompt=prompt,
@@ -65,13 +70,36 @@ class StepOutput:
 
     def to_result(self, plan: BatchPlan) -> tuple[StepResult, tuple[Frame, ...]]:
         """The message and the raw frames behind it, from tensors that are on the host."""
+        if has_drafts(plan):
+            accepted, counts = self._accepted(plan)
+            return accepted._to_result(plan, counts)
+        # Without guesses a row that samples has one token, so the counts are what the plan says.
+        return self._to_result(plan, plan.samples)
+
+    def _accepted(self, plan: BatchPlan) -> tuple[StepOutput, bytes]:
+        """Leave out, of a plan with guesses, what does not count; with it the number of tokens of each row of
+        the rest.
+        """
+        index, _, guesses = sampled_places(plan)
+        tokens = unpack_ids(self.tokens) if isinstance(self.tokens, bytes) else self.tokens.numpy()
+        kept = places_that_count(tokens, guesses)
+        counts = np.bincount(index[kept], minlength=len(plan.rows) // TOKEN_BYTES)[plan.num_decodes :]
+        accepted = replace(self, tokens=pack_ids(tokens[kept]))
+        if self.logprobs is not None and self.logprobs_of is not None:
+            some = torch.from_numpy(kept[self.logprobs_of])
+            accepted.logprobs = Logprobs(*(each[some] for each in self.logprobs.parts))
+        if self.logits is not None and self.logits_of is not None:
+            accepted.logits_of = self.logits_of[kept[self.logits_of]]
+            accepted.logits = self.logits[torch.from_numpy(kept[self.logits_of])]
+        return accepted, pack_ids(counts)
+
+    def _to_result(self, plan: BatchPlan, counts: bytes) -> tuple[StepResult, tuple[Frame, ...]]:
         described = [*self._context_logits(plan), *self._generation_logits(plan), *self._embeddings(plan)]
         top = self.logprobs
         result = StepResult(
             step=plan.step,
             tokens=self.tokens if isinstance(self.tokens, bytes) else _to_bytes(self.tokens),
-            # Without drafts a row that samples has one token, so the counts are what the plan says.
-            counts=plan.samples,
+            counts=counts,
             logprobs=b"" if top is None else _to_bytes(top.chosen),
             num_top=0 if top is None else top.top_ids.shape[1],
             top_ids=b"" if top is None else _to_bytes(top.top_ids),
@@ -115,7 +143,7 @@ class StepOutput:
     def _generation_logits(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
         if self.logits is None or self.logits_of is None:
             return
-        index, position = sampled_positions(plan)
+        index, position, _ = sampled_places(plan)
         shape = (1, self.logits.shape[1])
         for n, at in enumerate(self.logits_of.tolist()):
             tensor = StepTensor(index.item(at), "generation_logits", position.item(at), shape)
@@ -124,24 +152,14 @@ class StepOutput:
     def _embeddings(self, plan: BatchPlan) -> Iterator[tuple[StepTensor, Frame]]:
         if self.embeddings is None:
             return
-        index, _ = sampled_positions(plan)
+        index, _, _ = sampled_places(plan)
         shape = (1, self.embeddings.shape[1])
         for n, at in enumerate(index.tolist()):
             yield StepTensor(at, "embedding", 0, shape), _to_frame(self.embeddings[n : n + 1])
 
 
-def sampled_positions(plan: BatchPlan) -> tuple[LongArray, LongArray]:
-    """Of each token that a plan samples: the place of its row in the plan's `rows`, and its position."""
-    starts = unpack_ids(plan.starts).astype(np.int64)
-    lens = np.ones(len(starts), np.int64)
-    lens[plan.num_decodes :] = unpack_ids(plan.lens)
-    samples = np.ones(len(starts), bool)
-    samples[plan.num_decodes :] = unpack_ids(plan.samples)
-    return np.flatnonzero(samples), (starts + lens)[samples]
-
-
 def _downloaded(logprobs: Logprobs, device: Device) -> Logprobs:
-    return Logprobs(*(device.download(part) for part in (logprobs.chosen, logprobs.top_ids, logprobs.top)))
+    return Logprobs(*map(device.download, logprobs.parts))
 
 
 def _to_bytes(tensor: Tensor) -> bytes:

@@ -32,6 +32,7 @@ class SampleRows:
     positions: Tensor  # of the token to be sampled, from the start of the sequence
     rows_host: LongArray
     positions_host: LongArray
+    guesses: LongArray | None = None  # see guesses.py; None: there are none, and no row comes twice
 
 
 class SamplingColumns:

@@ -18,6 +18,11 @@ class Logprobs:
     top_ids: Tensor  # [m, num_top] int32, most likely first
     top: Tensor  # [m, num_top] float32
 
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """All three, as they were given."""
+        return self.chosen, self.top_ids, self.top
+
 
 def logprobs_of(logits: Tensor, tokens: Tensor, num_top: int) -> Logprobs:
     """Log-softmax of logits [m, V] float32 at tokens [m] int64 and at the num_top most likely ids."""

@@ -27,6 +27,7 @@ from model_worker.sampling.logprobs import Logprobs
 from model_worker.sampling.ops.base import DrawKind
 from model_worker.sampling.ops.selection import make_sampling_ops
 from model_worker.sampling.step import Sampled, SamplingStep
+from model_worker.sampling.verification import looks_back, sample_in_turns
 from runtime.sampling.features import DRAWABLE, TRUNCATES
 from runtime.wire.plan import RowSetup
 
@@ -67,7 +68,13 @@ class Sampler:
         """One token for each of S rows.
 
         logits [S, V] float32 are overwritten. masks: row → bitmask, bit i of int32 word j allows 32 * j + i.
+        With guesses, tokens behind a wrong one mean nothing, nor does what is reported of them.
         """
+        if who.guesses is not None and looks_back(self._columns.features, who, masks):
+            return sample_in_turns(self._sample, logits, who, masks, self._device)
+        return self._sample(logits, who, masks)
+
+    def _sample(self, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes]) -> Sampled:
         step = SamplingStep(self._device, who, self._columns.features[who.rows_host], masks)
         # Most steps need a draw and nothing else.
         wanted = self._capabilities if step.present & ~DRAWABLE else ()

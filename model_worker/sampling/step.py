@@ -26,7 +26,8 @@ class Sampled:
     """The results of a step of S rows."""
 
     tokens: Tensor  # [S] int64
-    logprobs: Logprobs | None = None  # of the rows that asked
+    logprobs: Logprobs | None = None  # [m], of the rows that asked
+    logprobs_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
     logits: Tensor | None = None  # [m, V] float32, raw, of the rows that asked
     logits_of: LongArray = field(default_factory=lambda: NO_ROWS)  # [m] which of S they belong to
 

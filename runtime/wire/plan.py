@@ -87,7 +87,7 @@ class PromptPositions(Record, frozen=True):
     index: Count
     """Place of its row in the plan's `rows`."""
     first: Count
-    """Place of the first of them in the row's chunk; they go on to the chunk's last token."""
+    """Place of the first of them in the row's chunk; they go on to its last token that is no guess."""
     targets: bytes
     """[n] int32: the prompt's next token at each, whose logprob is asked for. Of the prompt's last position,
     which has none, 0.
@@ -124,7 +124,9 @@ class BatchPlan(Message, frozen=True):
     samples: bytes = b""
     """[num_rest] 1: the last chunk, sample a token."""
     drafts: bytes = b""
-    """[num_rest] trailing input ids that are guesses to verify."""
+    """[num_rest] trailing input ids that are guesses to verify; of a row that samples, behind a token or more
+    that are known.
+    """
     prompt_positions: tuple[PromptPositions, ...] = ()
     defer_sampling: bool = False
     """Masks made by the host are still to come: run the forward, sample when SampleMasks arrives."""
@@ -180,13 +182,17 @@ class StepTensor(Record, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """What a step sampled: one token per decode, then those of the rest, in the plan's order."""
+    """What a step sampled: one token per decode, then those of the rest, in the plan's order: of a row with
+    guesses those that were right, and one more.
+    """
 
     step: Count
     tokens: bytes
     """[num_decodes + sum(counts)] int32."""
     counts: bytes = b""
-    """[num_rest] int32: how many tokens each row of the rest has; 0 where none was sampled."""
+    """[num_rest] int32: how many tokens each row of the rest has; 0 where none was sampled, and of one with
+    guesses at least 1.
+    """
     logprobs: bytes = b""
     """[m] float32: for the tokens of rows that asked for logprobs, in order."""
     num_top: Count = 0

@@ -36,6 +36,9 @@ logger = logging.getLogger(__name__)
 # batch needs it. Arbitrary, but that larger batches than these are rare.
 MAX_TOKENS = 8192
 MAX_SEQS = 256
+# Places at which tokens are sampled: as many rows with three guesses each, or with all that one may have.
+MAX_PLACES = 1024
+PLACES_OF_A_ROW = 65
 # Of the recording.
 NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
 
@@ -59,7 +62,10 @@ class ForwardProgram:
         vocabulary fills no panel, is called behind the program. Raises NotRecordable.
         """
         max_seqs = min(max(table.max_rows, NUM_SEQS), MAX_SEQS)
-        self._inputs = inputs = NativeInputs(table, future, max_tokens=MAX_TOKENS, max_seqs=max_seqs)
+        max_places = max(max_seqs, min(PLACES_OF_A_ROW * table.max_rows, MAX_PLACES))
+        self._inputs = inputs = NativeInputs(
+            table, future, max_tokens=MAX_TOKENS, max_seqs=max_seqs, max_places=max_places
+        )
         batch = _batch_of(inputs, table, backend)
         record = partial(
             Program,
@@ -69,7 +75,7 @@ class ForwardProgram:
             num_outputs=NUM_OUTPUTS,
             num_seqs=NUM_SEQS,
             max_tokens=MAX_TOKENS,
-            max_outputs=max_seqs,
+            max_outputs=max_places,
         )
         self._head: Head | None = None
         try:
@@ -77,13 +83,13 @@ class ForwardProgram:
         except NotRecordable:
             self._program = record(lambda: forward(batch))
             self._head = head
-        drawn = torch.empty(max_seqs, dtype=torch.int64)
+        drawn = torch.empty(max_places, dtype=torch.int64)
         draw = sampling.draw_call(
-            self._program.result(max_seqs), inputs.sample_rows, inputs.sample_positions, drawn
+            self._program.result(max_places), inputs.sample_rows, inputs.sample_positions, drawn
         )
         if draw is None:
             raise NotRecordable("a sampler of torch operations")
-        self._tokens = (ctypes.c_int32 * max_seqs)()
+        self._tokens = (ctypes.c_int32 * max_places)()
         self._kept = (drawn, draw, future, sampling)
         self._call = StepCall(
             stage=ctypes.addressof(inputs.call),

@@ -6,20 +6,26 @@ one call instead of some forty operations of a few microseconds. Knows plans; kn
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 
 from model_worker.kernels.native.step_calls import StageCall
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.runner.future_map import FutureMap
+from model_worker.runner.sampled_places import has_drafts
 from model_worker.sampling.columns import SampleRows
-from runtime.wire.format import TOKEN_BYTES
+from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.plan import BatchPlan
 
 
 class NativeInputs:
-    """Of up to max_tokens tokens and max_seqs sequences. Tensors are int64; the next step overwrites them."""
+    """Of up to max_tokens tokens of max_seqs sequences, sampled at up to max_places (0: as many) places.
+    Tensors are int64; the next step overwrites them.
+    """
 
-    def __init__(self, table: ReqToTokenPool, future: FutureMap, *, max_tokens: int, max_seqs: int) -> None:
+    def __init__(
+        self, table: ReqToTokenPool, future: FutureMap, *, max_tokens: int, max_seqs: int, max_places: int = 0
+    ) -> None:
         def integers(size: int) -> torch.Tensor:
             return torch.zeros(size, dtype=torch.int64)
 
@@ -31,9 +37,12 @@ class NativeInputs:
         self.rows = integers(max_seqs)
         self.kv_lens = torch.ones(max_seqs, dtype=torch.int64)
         self.query_start = torch.arange(max_seqs + 1)
-        self.output_indices = integers(max_seqs)
-        self.sample_rows = integers(max_seqs)
-        self.sample_positions = integers(max_seqs)
+        self.max_places = max_places or max_seqs
+        self.output_indices = integers(self.max_places)
+        self.sample_rows = integers(self.max_places)
+        self.sample_positions = integers(self.max_places)
+        self.guesses = integers(self.max_places)
+        self._guesses = False
         self._who: dict[int, SampleRows] = {}  # by how many they are
         self._tables = (table.page_table, future.last_token)  # the call points into them
         self.call = StageCall(
@@ -48,6 +57,7 @@ class NativeInputs:
             sample_indices=self.output_indices.data_ptr(),
             sample_rows=self.sample_rows.data_ptr(),
             sample_positions=self.sample_positions.data_ptr(),
+            guesses=self.guesses.data_ptr(),
             max_rows=table.max_rows,
             max_pages=table.max_pages,
             page_size=table.page_size,
@@ -59,7 +69,13 @@ class NativeInputs:
             len(plan.input_ids) // TOKEN_BYTES <= self.max_tokens
             and len(plan.rows) // TOKEN_BYTES <= self.max_seqs
             and not plan.prompt_positions
+            and (not has_drafts(plan) or self._has_places(plan))
         )
+
+    def _has_places(self, plan: BatchPlan) -> bool:
+        """One for each row, and one for each guess."""
+        num_guesses: int = np.abs(unpack_ids(plan.drafts)).sum().item()
+        return len(plan.rows) // TOKEN_BYTES + num_guesses <= self.max_places
 
     def describe(self, plan: BatchPlan) -> None:
         """Let `call` say what a plan that fits is. The tokens of the step before are known when it is run."""
@@ -73,6 +89,9 @@ class NativeInputs:
         call.num_pages = len(plan.table_pages) // TOKEN_BYTES
         call.rows, call.starts, call.token_ids = plan.rows, plan.starts, plan.input_ids
         call.lens, call.samples = plan.lens, plan.samples
+        self._guesses = has_drafts(plan)
+        call.drafts = plan.drafts if self._guesses else None
+        assert not self._guesses or len(plan.drafts) == num_rest, "drafts does not match rows"
         call.num_seqs, call.num_decodes = num_seqs, plan.num_decodes
         call.num_tokens = len(plan.input_ids) // TOKEN_BYTES
 
@@ -80,6 +99,10 @@ class NativeInputs:
         """Whose next tokens are to be sampled, when the call has run."""
         num_sampled: int = self.call.num_sampled
         assert num_sampled >= 0, "a plan that contradicts itself, or with rows or positions that do not exist"
+        if self._guesses:
+            of = self.sample_rows[:num_sampled], self.sample_positions[:num_sampled]
+            guesses = self.guesses[:num_sampled].numpy().copy()
+            return SampleRows(*of, of[0].numpy(), of[1].numpy(), guesses)
         if (who := self._who.get(num_sampled)) is None:
             rows, positions = self.sample_rows[:num_sampled], self.sample_positions[:num_sampled]
             self._who[num_sampled] = who = SampleRows(rows, positions, rows.numpy(), positions.numpy())

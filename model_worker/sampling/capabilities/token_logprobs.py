@@ -23,4 +23,5 @@ class TokenLogprobs(SamplingCapability):
         asked = step.rows_with(LOGPROBS)
         num_top = int(self._context.columns.host["num_logprobs"][asked.rows_host].max())
         sampled.logprobs = self._context.ops.logprobs(self._raw, sampled.tokens[asked.at], num_top)
+        sampled.logprobs_of = asked.index
         del self._raw

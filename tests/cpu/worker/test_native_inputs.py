@@ -26,6 +26,7 @@ MAX_ROWS = 9
 MAX_LEN = 50
 MAX_TOKENS = 64
 MAX_SEQS = 20
+MAX_PLACES = 70
 
 
 class Tables:
@@ -36,7 +37,9 @@ class Tables:
         self.future = FutureMap(MAX_ROWS, device.torch_device)
         self.future.last_token.copy_(torch.arange(MAX_ROWS + 1) + 5000)
         self.reference = InputBuffers(self.pool, device)
-        self.native = NativeInputs(self.pool, self.future, max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS)
+        self.native = NativeInputs(
+            self.pool, self.future, max_tokens=MAX_TOKENS, max_seqs=MAX_SEQS, max_places=MAX_PLACES
+        )
 
     def run(self, plan: BatchPlan) -> SampleRows:
         """Lay a plan out, as the beginning of a step without kernels."""
@@ -47,11 +50,14 @@ class Tables:
         return self.native.sampled()
 
 
-def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int) -> BatchPlan:
+def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int, *, guesses: bool = False) -> BatchPlan:
     rows = rng.permutation(MAX_ROWS)[: num_decodes + num_rest]
     lens = rng.integers(1, 8, num_rest)
+    samples = rng.integers(0, 2, num_rest)
+    drafts = rng.integers(0, lens) * samples if guesses else np.zeros(num_rest, np.int64)
     starts = rng.integers(0, MAX_LEN - 8, len(rows))
-    ids = rng.integers(-1, 6, num_decodes + int(lens.sum()))
+    # A guess is known to the host.
+    ids = rng.integers(0 if guesses else -1, 6, num_decodes + int(lens.sum()))
     spans = np.array([[row, rng.integers(0, 3), 1 + row % 2] for row in rng.permutation(MAX_ROWS)[:3]])
     return BatchPlan(
         step=1,
@@ -64,8 +70,8 @@ def _plan(rng: np.random.Generator, num_decodes: int, num_rest: int) -> BatchPla
         starts=pack_ids(starts),
         input_ids=pack_ids(ids),
         lens=pack_ids(lens),
-        samples=pack_ids(rng.integers(0, 2, num_rest)),
-        drafts=pack_ids(np.zeros(num_rest, np.int64)),
+        samples=pack_ids(samples),
+        drafts=pack_ids(drafts),
     )
 
 
@@ -74,8 +80,9 @@ def test_a_plan_is_laid_out_as_by_numpy_and_torch(page_size: int) -> None:
     tables = Tables(page_size)
     rng = np.random.default_rng(page_size)
     native = tables.native
-    for num_decodes, num_rest in [(0, 0), (1, 0), (9, 0), (0, 1), (3, 4), (0, 9), *[(2, 3)] * 20]:
-        plan = _plan(rng, num_decodes, num_rest)
+    cases = [(0, 0), (1, 0), (9, 0), (0, 1), (3, 4), (0, 9), *[(2, 3)] * 20]
+    for num_decodes, num_rest, guesses in [(*case, guesses) for case in cases for guesses in (False, True)]:
+        plan = _plan(rng, num_decodes, num_rest, guesses=guesses)
         before = tables.pool.page_table.clone()
         assert native.fits(plan)
         who = tables.run(plan)
@@ -101,11 +108,15 @@ def test_a_plan_is_laid_out_as_by_numpy_and_torch(page_size: int) -> None:
             assert torch.equal(got, wanted)
         assert who.rows_host.tolist() == who.rows.tolist()
         assert who.positions_host.tolist() == who.positions.tolist()
+        if who.guesses is None:
+            assert expected.who.guesses is None
+        else:
+            assert who.guesses.tolist() == expected.who.guesses.tolist()  # type: ignore[union-attr]
 
 
 def test_what_would_leave_the_tables_is_refused() -> None:
     tables = Tables(16)
-    good = _plan(np.random.default_rng(0), 2, 2)
+    good = msgspec.structs.replace(_plan(np.random.default_rng(0), 2, 2), samples=pack_ids([1, 1]))
     end = tables.pool.max_pages * 16
     for field, value in (
         ("rows", pack_ids([0, 1, 2, MAX_ROWS])),
@@ -119,6 +130,9 @@ def test_what_would_leave_the_tables_is_refused() -> None:
         ("starts", pack_ids([0])),
         ("input_ids", good.input_ids + pack_ids([1])),
         ("num_decodes", 5),
+        ("drafts", pack_ids([1])),
+        ("drafts", pack_ids([0, 7])),
+        ("drafts", pack_ids([0, -1])),
         ("table_spans", pack_ids([MAX_ROWS, 0, len(good.table_pages) // 4])),
         ("table_spans", pack_ids([0, -1, len(good.table_pages) // 4])),
         ("table_spans", pack_ids([0, tables.pool.max_pages, len(good.table_pages) // 4])),
@@ -142,3 +156,6 @@ def test_only_plans_within_limits_and_without_prompt_positions_fit() -> None:
     assert not native.fits(sized(MAX_TOKENS + 1, 1))
     wanted = (PromptPositions(0, 0, bytes(4), num_logprobs=0),)
     assert not native.fits(msgspec.structs.replace(plan, prompt_positions=wanted))
+    assert native.fits(msgspec.structs.replace(plan, drafts=pack_ids([MAX_PLACES - 1])))
+    for drafts in (MAX_PLACES, -MAX_PLACES):
+        assert not native.fits(msgspec.structs.replace(plan, drafts=pack_ids([drafts])))

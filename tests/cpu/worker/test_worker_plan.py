@@ -204,14 +204,6 @@ def test_nothing_is_launched_after_a_step_that_failed(tiny_checkpoint: tuple[Pat
     worker.close()
 
 
-def test_drafts_are_refused_by_name(tiny_worker: tuple[ModelWorker, PlanWriter]) -> None:
-    worker, plans = tiny_worker
-    plans.open_row(0, PROMPTS[1], pages_of(0), **GREEDY)
-    plan = structs.replace(plans.plan(chunks=[(0, PROMPTS[1], True)]), drafts=pack_ids([1]))
-    with pytest.raises(ExecutorError, match=r"BatchPlan\.drafts"):
-        worker.launch(plan).result()
-
-
 def test_warm_up_leaves_no_trace(
     tiny_worker: tuple[ModelWorker, PlanWriter], tiny_reference: LlamaForCausalLM
 ) -> None:

@@ -110,6 +110,7 @@ class PlanWriter:
         self.kv_len: dict[int, int] = {}
         self._written: dict[int, int] = {}
         self._last_chunk: dict[int, int] = {}
+        self._num_drafts: dict[int, int] = {}
         self._setups: list[RowSetup] = []
         self._copies: list[tuple[int, int]] = []
         self._step = 0
@@ -129,9 +130,13 @@ class PlanWriter:
         chunks: Sequence[tuple[int, Sequence[int], bool]] = (),
         *,
         wanted: Mapping[int, Wanted] | None = None,
+        drafts: Mapping[int, int] | None = None,
         defer_sampling: bool = False,
     ) -> BatchPlan:
-        """decodes: (row, token or FEEDBACK); chunks: (row, token ids, whether it samples); wanted: by row."""
+        """decodes: (row, token or FEEDBACK); chunks: (row, token ids, whether it samples); wanted: by row;
+        drafts: by row, how many of a chunk's last ids are guesses. `accept` says how many were right.
+        """
+        drafts = drafts or {}
         work = [(row, [token]) for row, token in decodes] + [(row, list(ids)) for row, ids, _ in chunks]
         rows = [row for row, _ in work]
         starts = [self.kv_len[row] for row in rows]
@@ -140,6 +145,7 @@ class PlanWriter:
         for row, ids in work:
             self.kv_len[row] += len(ids)
             self._last_chunk[row] = len(ids)
+            self._num_drafts[row] = drafts.get(row, 0)
             needed, first = -(-self.kv_len[row] // self.page_size), self._written[row]
             if needed > first:
                 spans += [row, first, needed - first]
@@ -160,7 +166,7 @@ class PlanWriter:
             input_ids=pack_ids([token for _, ids in work for token in ids]),
             lens=pack_ids([len(ids) for _, ids, _ in chunks]),
             samples=pack_ids([int(samples) for _, _, samples in chunks]),
-            drafts=pack_ids([0] * len(chunks)),
+            drafts=pack_ids([drafts.get(row, 0) for row, _, _ in chunks]),
             prompt_positions=tuple(
                 self._positions(index, row, wanted[row])
                 for index, row in enumerate(rows)
@@ -169,11 +175,15 @@ class PlanWriter:
             defer_sampling=defer_sampling,
         )
 
+    def accept(self, row: int, num_tokens: int) -> None:
+        """The row's newest chunk brought so many tokens: of its guesses all but the last of them."""
+        self.kv_len[row] += num_tokens - 1 - self._num_drafts[row]
+
     def _positions(self, index: int, row: int, wanted: Wanted) -> PromptPositions:
         prompt, first, num_logprobs, returns_logits = wanted
         end = self.kv_len[row]
         start = end - self._last_chunk[row] + first
-        targets = [*prompt, 0][start + 1 : end + 1]
+        targets = [*prompt, 0][start + 1 : end - self._num_drafts[row] + 1]
         return PromptPositions(index, first, pack_ids(targets), num_logprobs, returns_logits)
 
 

@@ -38,9 +38,13 @@ void run_step(StepCall& step) {
   if (!step.is_drawn) return;
   step.draw->num_rows = plan.num_sampled;
   draw_rows(*step.draw);
+  bool counts = true;
   for (int i = 0; i < plan.num_sampled; ++i) {
-    step.last_token[plan.sample_rows[i]] = step.draw->tokens[i];
-    step.tokens[i] = (int32_t)step.draw->tokens[i];
+    const int64_t token = step.draw->tokens[i], guess = plan.guesses[i];
+    if (counts) step.last_token[plan.sample_rows[i]] = token;
+    step.tokens[i] = (int32_t)token;
+    // What is behind a wrong guess does not, up to the next row.
+    counts = guess == NO_GUESS || (counts && token == guess);
   }
 }
 

@@ -45,11 +45,16 @@ int32_t stage(const StageCall& call) {
     call.seq_rows[seq] = row;
     call.kv_lens[seq] = end;
     call.query_start[seq + 1] = token;
-    if (decodes || call.samples[seq - call.num_decodes]) {
-      call.sample_indices[sampled] = token - 1;
+    const bool samples = decodes || call.samples[seq - call.num_decodes];
+    const int64_t drafts = decodes || !call.drafts ? 0 : call.drafts[seq - call.num_decodes];
+    if (drafts < 0 || drafts >= size || (drafts && !samples)) return -1;
+    for (int64_t behind = drafts; samples && behind >= 0; --behind, ++sampled) {
+      const int64_t guess = behind ? call.token_ids[token - behind] : NO_GUESS;
+      if (behind && guess < 0) return -1;
+      call.sample_indices[sampled] = token - 1 - behind;
       call.sample_rows[sampled] = row;
-      call.sample_positions[sampled] = end;
-      ++sampled;
+      call.sample_positions[sampled] = end - behind;
+      call.guesses[sampled] = guess;
     }
   }
   return token == call.num_tokens ? sampled : -1;

@@ -1,0 +1,54 @@
+"""Guesses among a step's input, and which of the tokens sampled beside them count. Knows no request, no plan.
+
+A row with k guesses has k + 1 places among the S that a step samples at: one before each guess and one behind
+the last. Arrays of guesses [S] int64 say which id is behind each place, NO_GUESS behind a row's last one. A
+guess is accepted while what was sampled at the place before it is the same id; the first place that is
+followed by another id, or by no guess, gives the row's last token of the step. No draw is changed: the token
+at a place is a function of logits, seed and position, so it is what would come without the guesses.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from model_worker.device.base import Device
+
+NO_GUESS = -1
+LongArray: TypeAlias = npt.NDArray[np.int64]
+BoolArray: TypeAlias = npt.NDArray[np.bool_]
+
+
+def first_places(guesses: LongArray) -> LongArray:
+    """Each row's first place."""
+    ends = np.flatnonzero(guesses == NO_GUESS) + 1
+    return np.concatenate([[0], ends[:-1]])
+
+
+def _first_of_each(guesses: LongArray) -> LongArray:
+    """The first place [S] of each place's row."""
+    firsts = first_places(guesses)
+    return np.repeat(firsts, np.diff(firsts, append=len(guesses)))
+
+
+def places_that_count(tokens: npt.NDArray[Any], guesses: LongArray) -> BoolArray:
+    """Tell for tokens [S] whether all guesses of their row before them are right."""
+    differs = tokens != guesses
+    wrong_before = np.cumsum(differs) - differs
+    counts: BoolArray = wrong_before == wrong_before[_first_of_each(guesses)]
+    return counts
+
+
+def rows_that_end(guesses: LongArray, rows: Tensor, tokens: Tensor, nobody: int, device: Device) -> Tensor:
+    """Table rows [S] int64 where tokens [S] has their last one of the step, and `nobody` at all other places;
+    as places_that_count finds them, but on the device alone.
+    """
+    ids, first = device.tensor(np.stack([guesses, _first_of_each(guesses)]))
+    differs = tokens != ids
+    wrong_before = differs.cumsum(0) - differs.long()
+    is_last = differs & (wrong_before == wrong_before[first])
+    return rows.where(is_last, torch.full_like(rows, nobody))

@@ -1,0 +1,75 @@
+"""Verification of guesses by rows whose sampling looks back: place by place, as without them.
+
+What such a row remembers of its tokens (counts, history, the age of its top-p) is on the device and by row.
+So the first places of all rows are sampled and remembered, then the second ones of rows whose first guess was
+right, and so on: at a place the row remembers what is before it, and never a guess that was wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.device.base import Device
+from model_worker.sampling.columns import FeatureArray, LongArray, SampleRows
+from model_worker.sampling.guesses import NO_GUESS, first_places
+from model_worker.sampling.logprobs import Logprobs
+from model_worker.sampling.step import Sampled
+from runtime.sampling.features import REMEMBERS
+
+Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], Sampled]
+"""Of rows of logits, each of another row of the tables."""
+
+
+def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, bytes]) -> bool:
+    """Tell whether a row with guesses does; others are sampled at all places at once. features: by row."""
+    assert who.guesses is not None
+    guessing = who.rows_host[who.guesses != NO_GUESS]
+    assert masks.keys().isdisjoint(guessing.tolist()), "a mask for a row with guesses"
+    return bool((features[guessing] & REMEMBERS).any())
+
+
+def sample_in_turns(
+    sample: Sample, logits: Tensor, who: SampleRows, masks: Mapping[int, bytes], device: Device
+) -> Sampled:
+    """Sample the places that count; the tokens of others are 0. See Sampler.sample."""
+    assert who.guesses is not None
+    tokens = torch.zeros(len(who.rows_host), dtype=torch.int64, device=logits.device)
+    places, turns = first_places(who.guesses), list[tuple[LongArray, Sampled]]()
+    while len(places):
+        at = device.tensor(places)
+        those = SampleRows(who.rows[at], who.positions[at], who.rows_host[places], who.positions_host[places])
+        sampled = sample(logits[at], those, masks)
+        tokens[at] = sampled.tokens
+        turns.append((places, sampled))
+        is_right = sampled.tokens.cpu().numpy() == who.guesses[places]
+        places, masks = places[is_right] + 1, {}
+    return _joined(tokens, turns, device)
+
+
+def _joined(tokens: Tensor, turns: list[tuple[LongArray, Sampled]], device: Device) -> Sampled:
+    """The reports of all turns, in the order of their places."""
+    joined = Sampled(tokens)
+    if reports := [(places[s.logprobs_of], s.logprobs) for places, s in turns if s.logprobs is not None]:
+        joined.logprobs_of, order = _in_order([of for of, _ in reports], device)
+        # The first turn has all rows, so none has more of the likeliest.
+        num_top = reports[0][1].top.shape[1]
+        each = [(r.chosen, _widened(r.top_ids, num_top), _widened(r.top, num_top)) for _, r in reports]
+        joined.logprobs = Logprobs(*(torch.cat(parts)[order] for parts in zip(*each, strict=True)))
+    if raw := [(places[s.logits_of], s.logits) for places, s in turns if s.logits is not None]:
+        joined.logits_of, order = _in_order([of for of, _ in raw], device)
+        joined.logits = torch.cat([logits for _, logits in raw])[order]
+    return joined
+
+
+def _in_order(places: list[LongArray], device: Device) -> tuple[LongArray, Tensor]:
+    together = np.concatenate(places)
+    order = np.argsort(together)
+    return together[order], device.tensor(order)
+
+
+def _widened(of_turn: Tensor, num_top: int) -> Tensor:
+    return torch.nn.functional.pad(of_turn, (0, num_top - of_turn.shape[1]))
