@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         KvCacheConfig,
         SchedulerConfig,
     )
+    from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
     from carousel.trtllm.generation_request import GenerationRequest
     from carousel.trtllm.generation_result import GenerationResult
     from carousel.trtllm.inference_request import InferenceRequest
@@ -47,11 +48,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CapacitySchedulerPolicy",
     "CarouselError", "Client", "Completion", "CompletionOutput", "ConfigError", "Delta",
-    "ExecutorConfig", "ExecutorStats", "GenerationExecutor", "GenerationRequest", "GenerationResult",
-    "GuidedDecodingConfig", "GuidedDecodingParams", "InferenceRequest", "InvalidRequest",
-    "KvCacheConfig", "KvCacheRetentionConfig", "ModelError", "Overloaded", "ProtocolMismatch",
-    "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
-    "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
+    "ExecutorConfig", "ExecutorStats", "ExternalDraftTokensConfig", "GenerationExecutor",
+    "GenerationRequest", "GenerationResult", "GuidedDecodingConfig", "GuidedDecodingParams",
+    "InferenceRequest", "InvalidRequest", "KvCacheConfig", "KvCacheRetentionConfig", "ModelError",
+    "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
+    "RingClosed", "SamplingParams", "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
     "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
@@ -68,6 +69,7 @@ _MODULES = {
     "Delta": "carousel.client.core.result",
     "ExecutorConfig": "carousel.trtllm.executor_config",
     "ExecutorStats": "carousel.trtllm.executor",
+    "ExternalDraftTokensConfig": "carousel.trtllm.external_draft_tokens",
     "GenerationExecutor": "carousel.trtllm.executor",
     "GenerationRequest": "carousel.trtllm.generation_request",
     "GenerationResult": "carousel.trtllm.generation_result",

@@ -43,6 +43,8 @@ from scheduler_proc.features.guided import attach_guide
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
+from scheduler_proc.features.speculation.speculation import SpeculationSettings, attach_speculation
+from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
@@ -119,6 +121,7 @@ def build_scheduler(
         _settings_in_force(config, executor, limits),
         profile=StepProfile(profile_dir, port),
     )
+    speculation, step_cost = _speculation(config), StepCost()
     intake = Intake(
         lifecycle,
         _limits_of_requests(
@@ -126,14 +129,19 @@ def build_scheduler(
         ),
         embedding_factories(config, output)
         if config.task == "embed"
-        else feature_factories(output, kv, port.now_s, grammar),
+        else feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
     )
     builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
     step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)
-    return Scheduler(port, lifecycle, intake, builder, executor, step_log, controls)
+    measured = step_cost if speculation.has_ngram else None
+    return Scheduler(port, lifecycle, intake, builder, executor, step_log, controls, measured)
+
+
+def _speculation(config: RuntimeConfig) -> SpeculationSettings:
+    return SpeculationSettings(config.speculative_algorithm == "NGRAM", config.speculative_num_draft_tokens)
 
 
 def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
@@ -228,11 +236,17 @@ def make_questions(
 
 
 def feature_factories(
-    output: Output, kv: KVCacheManager, clock: Clock, grammar: GrammarClient | None = None
+    output: Output,
+    kv: KVCacheManager,
+    clock: Clock,
+    speculation: SpeculationSettings,
+    step_cost: StepCost,
+    grammar: GrammarClient | None = None,
 ) -> tuple[FeatureFactory, ...]:
     """In the order of their hooks: the last ones report what counts."""
     return (
         attach_guide(grammar),
+        attach_speculation(speculation, step_cost),
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
         attach_generation_logits(output.add_tensor),
         attach_perf_metrics(kv, clock),

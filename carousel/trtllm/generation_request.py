@@ -19,6 +19,7 @@ from carousel.client.core.request_builder import (
 )
 from carousel.retention import KvCacheRetentionConfig
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 
@@ -26,7 +27,6 @@ NOT_BUILT = frozenset(
     {
         "additional_model_outputs",
         "disaggregated_params",
-        "external_draft_tokens_config",
         "logits_post_processor_name",
         "logits_processor",
         "lora_config",
@@ -55,6 +55,7 @@ class GenerationRequest:
     return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones.
     kv_cache_retention_config: how firmly its KV is kept.
     guided_decoding_params: what the output must look like.
+    external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -76,6 +77,7 @@ class GenerationRequest:
         exclude_input_from_output: bool = True,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
         guided_decoding_params: GuidedDecodingParams | StructuredOutputsParams | None = None,
+        external_draft_tokens_config: ExternalDraftTokensConfig | None = None,
         **others: Any,
     ) -> None:
         """Copy the prompt; nothing is checked against a model.
@@ -111,6 +113,13 @@ class GenerationRequest:
             )
         self.kv_cache_retention_config = kv_cache_retention_config
         self.guided_decoding_params = guided_decoding_params
+        if not isinstance(external_draft_tokens_config, ExternalDraftTokensConfig | None):
+            raise InvalidRequest(
+                "external_draft_tokens_config must be an ExternalDraftTokensConfig, got"
+                f" {type(external_draft_tokens_config).__name__}",
+                param="external_draft_tokens_config",
+            )
+        self.external_draft_tokens_config = external_draft_tokens_config
         self._id = 0
 
     @property
@@ -141,6 +150,8 @@ class GenerationRequest:
             options["kv_cache_retention_config"] = self.kv_cache_retention_config
         if self.guided_decoding_params is not None:
             options["structured_outputs"] = self.guided_decoding_params
+        if self.external_draft_tokens_config is not None:
+            options["draft_token_ids"] = self.external_draft_tokens_config.tokens
         if self.allotted_time_ms is not None:
             options["time_limit"] = self.allotted_time_ms / 1000
         return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)

@@ -53,6 +53,8 @@ async def create_chat_completion(request: Request) -> Response:
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
     )
+    if body.prediction is not None:
+        options["prediction"] = body.prediction.text
     tenant = tenant_of(request.scope).name
     answer = await plan_answer(server, body, sampling, options, tenant)
     sampling = answer.sampling

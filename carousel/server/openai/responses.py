@@ -12,7 +12,11 @@ class PromptTokensDetails(Struct):
 
 
 class CompletionTokensDetails(Struct):
-    reasoning_tokens: int
+    reasoning_tokens: int | UnsetType = UNSET
+    """Where the server tells reasoning apart."""
+    accepted_prediction_tokens: int | UnsetType = UNSET
+    """Where the server speculates: guesses from the request's prediction that were right."""
+    rejected_prediction_tokens: int | UnsetType = UNSET
 
 
 class UsageBody(Struct):
@@ -21,7 +25,7 @@ class UsageBody(Struct):
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
     completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
-    """Where the server tells reasoning apart."""
+    """Where the server tells reasoning apart, or speculates."""
 
 
 class PromptLogprob(Struct, gc=False):

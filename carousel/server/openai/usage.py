@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from msgspec import UNSET
-
 from carousel.client.core.result import Completion, Delta
 from carousel.server.openai.responses import CompletionTokensDetails, PromptTokensDetails, UsageBody
+from runtime.wire.messages import DraftCounts
 
 
 class UsageCount:
-    __slots__ = ("_cached", "_completion", "_prompt", "reasoning")
+    __slots__ = ("_cached", "_completion", "_drafts", "_prompt", "reasoning")
 
     def __init__(self, num_prompts: int) -> None:
         self._prompt = [0] * num_prompts
@@ -20,6 +19,7 @@ class UsageCount:
         """By (prompt, sequence)."""
         self.reasoning: dict[int, int] | None = None
         """Tokens of reasoning by the sequence, of a single prompt; None where it is not told apart."""
+        self._drafts: list[DraftCounts] = []
 
     def expect_prompts(self, num_tokens: Sequence[int]) -> None:
         """Lengths of the prompts, for counts before the first sequence has ended."""
@@ -32,12 +32,15 @@ class UsageCount:
             return
         self._completion[sequence] = delta.usage.completion_tokens
         self._prompt[prompt] = delta.usage.prompt_tokens
+        if delta.usage.drafts is not None:
+            self._drafts.append(delta.usage.drafts)
         if delta.index == 0:
             self._cached[prompt] = delta.usage.cached_tokens
 
     def body(self) -> UsageBody:
+        completion = sum(self._completion.values())
         reasoning = None if self.reasoning is None else sum(self.reasoning.values())
-        return usage_body(sum(self._prompt), sum(self._completion.values()), sum(self._cached), reasoning)
+        return usage_body(sum(self._prompt), completion, sum(self._cached), reasoning, self._drafts)
 
 
 def usage_of(completions: Sequence[Completion], reasoning: int | None = None) -> UsageBody:
@@ -48,9 +51,25 @@ def usage_of(completions: Sequence[Completion], reasoning: int | None = None) ->
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
         reasoning,
+        [usage.drafts for usage in usages if usage.drafts is not None],
     )
 
 
-def usage_body(prompt: int, completion: int, cached: int, reasoning: int | None = None) -> UsageBody:
-    details = UNSET if reasoning is None else CompletionTokensDetails(reasoning)
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached), details)
+def usage_body(
+    prompt: int,
+    completion: int,
+    cached: int,
+    reasoning: int | None = None,
+    drafts: Sequence[DraftCounts] = (),
+) -> UsageBody:
+    """`reasoning`: tokens of it, None where it is not told apart. `drafts`: of the sequences that guessed."""
+    body = UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    total = DraftCounts.sum(drafts)
+    if reasoning is not None or total is not None:
+        details = body.completion_tokens_details = CompletionTokensDetails()
+        if reasoning is not None:
+            details.reasoning_tokens = reasoning
+        if total is not None:
+            details.accepted_prediction_tokens = total.num_accepted_prediction
+            details.rejected_prediction_tokens = total.num_rejected_prediction
+    return body
