@@ -52,8 +52,8 @@ __all__ = [
     "GenerationRequest", "GenerationResult", "GuidedDecodingConfig", "GuidedDecodingParams",
     "InferenceRequest", "InvalidRequest", "KvCacheConfig", "KvCacheRetentionConfig", "ModelError",
     "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
-    "RingClosed", "SamplingParams", "SchedulerConfig", "StartError", "StructuredOutputsParams", "TokenLogprob",
-    "TokenRangeRetentionConfig", "Usage",
+    "RingClosed", "SamplingParams", "SchedulerConfig", "StartError", "StructuredOutputsParams",
+    "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
 _MODULES = {
