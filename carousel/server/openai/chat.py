@@ -5,9 +5,9 @@ from __future__ import annotations
 from starlette.requests import Request
 from starlette.responses import Response
 
+from carousel.server.guides import asked_guide
 from carousel.server.openai.chat_format import ChatFormat, ChatView
 from carousel.server.openai.chat_plan import plan_answer
-from carousel.server.openai.guides import asked_guide
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import ChatBody
 from carousel.server.request.body import read_body

@@ -8,8 +8,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.server.guides import asked_guide
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
-from carousel.server.openai.guides import asked_guide
 from carousel.server.openai.logprobs import TokenSpeller
 from carousel.server.openai.types import CompletionBody
 from carousel.server.request.body import read_body

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from msgspec import Meta, Raw, Struct, field
 
 from carousel.client.core.request_builder import MAX_PRIORITY
-from carousel.server.openai.guides import GuideFields
+from carousel.server.guides import GuideFields
 from runtime.sampling.kinds import MAX_STOP_CHARS, MAX_WORD_IDS
 from runtime.sampling.table import MAX_BIAS, MAX_LOGPROBS, MAX_TOKENS_LIMIT
 from runtime.wire.format import MAX_LABEL_CHARS, TURNS

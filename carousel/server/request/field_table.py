@@ -14,8 +14,8 @@ from typing import Any, TypeAlias
 
 import msgspec
 
+from carousel.server.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.embedding_types import EmbeddingBody
-from carousel.server.openai.guides import JsonSchemaBody, ResponseFormatBody, StructuredOutputsBody
 from carousel.server.openai.types import (
     TEXT_ONLY,
     ChatBody,

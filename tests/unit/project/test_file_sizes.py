@@ -9,7 +9,7 @@ from tests.harness.sources import ROOT, source_of, sources
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 90
-OWN_LIMITS = {"scheduler_proc/scheduler.py": 300, "carousel/__init__.py": 120}
+OWN_LIMITS = {"scheduler_proc/scheduler.py": 300, "carousel/__init__.py": 130}
 
 
 def too_large(path: Path) -> Iterator[str]:
