@@ -139,7 +139,7 @@ class ChatTemplate:
         function = {"name": texts["tool_calls"], "arguments": {"x": 1}}
         call = {"id": "aaaaaaaaa", "type": "function", "function": function}
         result = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
-        conversation = [
+        conversation: list[dict[str, Any]] = [
             {"role": "user", "content": "x"},
             {"role": "assistant", "content": "", "tool_calls": [call]},
             {**result, "content": texts["results"]},
