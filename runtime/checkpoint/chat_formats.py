@@ -36,7 +36,12 @@ TOOL_CALLS = (
     ChatFormat(
         "llama3_json", ("llama3", "llama4_json"), ("tools", '"parameters": dictionary'), ("[func_name1(",)
     ),
-    ChatFormat("pythonic", ("llama4_pythonic",), ("tools", "[func_name1(")),
+    ChatFormat(
+        "pythonic",
+        ("llama4_pythonic",),
+        ("tools", "[func_name1("),
+        ("<TOOLCALL>", "<|tool_call_start|>", "<tool>"),
+    ),
     ChatFormat("mistral", (), ("tools", "[TOOL_CALLS]")),
     ChatFormat("qwen3_coder", ("qwen3_xml", "step3p5", "nemotron3"), ("tools", "<function=", "<parameter=")),
     ChatFormat("deepseek_v3", ("deepseekv3",), (_DEEPSEEK, "```json")),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 import msgspec
@@ -76,6 +77,7 @@ class ChatTemplate:
                 param="continue_final_message",
             )
         self._check_names(template_kwargs)
+        self._check_shown(messages)
         messages = [_with_arguments(message) for message in messages]
         options: dict[str, Any] = (
             {**template_kwargs, "tools": list(tools)} if tools else dict(template_kwargs)
@@ -116,6 +118,38 @@ class ChatTemplate:
                 except RecursionError:
                     param = _PARAMS.get(name, _VARIABLES)
             raise InvalidRequest(f"{param}: {_TOO_DEEP}", param=param) from error
+
+    def _check_shown(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Refuse what the template would leave out without a word. Raises InvalidRequest."""
+        for number, message in enumerate(messages):
+            if message.get("tool_calls") and not self._shows["tool_calls"]:
+                param, what = f"messages[{number}].tool_calls", "calls of tools"
+            elif message.get("role") == "tool" and not self._shows["results"]:
+                param, what = f"messages[{number}].role", "results of tools"
+            else:
+                continue
+            raise InvalidRequest(f"{param}: the model's chat template does not show {what}", param=param)
+
+    @cached_property
+    def _shows(self) -> dict[str, bool]:
+        """What the prompt of a conversation with a call and its result shows of them. True where the template
+        raises: it says itself what it does not take.
+        """
+        texts = {"tool_calls": "a_name_to_look_for", "results": "a result to look for"}
+        function = {"name": texts["tool_calls"], "arguments": {"x": 1}}
+        call = {"id": "aaaaaaaaa", "type": "function", "function": function}
+        result = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
+        conversation: list[dict[str, Any]] = [
+            {"role": "user", "content": "x"},
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {**result, "content": texts["results"]},
+        ]
+        tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
+        try:
+            prompt = self._render(conversation, True, {"tools": [tool]})
+        except _ERRORS:
+            return dict.fromkeys(texts, True)
+        return {part: text in prompt for part, text in texts.items()}
 
     def _check_names(self, template_kwargs: Mapping[str, object]) -> None:
         for name in template_kwargs:

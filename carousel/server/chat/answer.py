@@ -56,6 +56,13 @@ class AnswerParser:
         """The text so far ends in reasoning."""
         return self._reader.is_thinking
 
+    def is_plain(self, text: str) -> bool:
+        """Return True where the next text is a delta of the text item as it is: it need not be pushed."""
+        markers = self._reader.quiet
+        if markers is None or self._left_out is not NO_MARKERS:
+            return False
+        return markers.search(text) is None and not markers.num_held(text, 0)
+
     def push(self, text: str) -> list[Event]:
         """Take the next text; return what it tells."""
         if not text:

@@ -13,6 +13,8 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.messages import MAX_TOOLS_BYTES
 
 MAX_TOOLS = 1024
+MAX_PARTS = 1 << 17
+"""Most parts of all definitions, by the brackets and commas in their JSON: 20 ms of work."""
 NEEDS_GRAMMAR = "needs structured output, which this build does not have"
 """Why calls cannot be promised: nothing holds a model to the form of one."""
 
@@ -34,23 +36,25 @@ class ToolDefinition(Struct):
 
 
 class _Schema(Struct):
-    """As much of a JSON Schema as is looked at."""
+    """As much of a JSON Schema as is looked at: of what may be large, that it is an object."""
 
     type: Literal["object"] | None = None
-    properties: dict[str, Raw] | None = None
-    required: list[str] | None = None
+    properties: Raw = field(default_factory=Raw)
 
 
 def read_tools(tools: bytes) -> ToolSet:
     """Return the tools of a body's field. Raises InvalidRequest that names what is wrong."""
     if len(tools) > MAX_TOOLS_BYTES:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS_BYTES} bytes, got {len(tools)}", param="tools")
-    definitions = _decode(tools, list[ToolDefinition] | None, "tools") or []
+    if sum(map(bytes(tools).count, (b"[", b"{", b","))) > MAX_PARTS:
+        raise InvalidRequest(f"tools: at most {MAX_PARTS} brackets and commas together", param="tools")
+    definitions: list[Raw] = _decode(tools, list[Raw] | None, "tools") or []
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(definitions)}", param="tools")
     parameters: dict[str, bytes] = {}
     for number, definition in enumerate(definitions):
-        where, function = f"tools[{number}].function", definition.function
+        function = _decode(definition, ToolDefinition, f"tools[{number}]").function
+        where = f"tools[{number}].function"
         if function.name in parameters:
             raise InvalidRequest(f"{where}.name: {function.name} is there twice", param=f"{where}.name")
         if function.strict:
@@ -61,12 +65,20 @@ def read_tools(tools: bytes) -> ToolSet:
             )
         schema = bytes(function.parameters)
         if schema:
-            _decode(schema, _Schema | None, f"{where}.parameters")
+            _check_schema(schema, f"{where}.parameters")
         parameters[function.name] = schema
     return ToolSet(parameters)
 
 
-def _decode(data: bytes, kind: Any, where: str) -> Any:
+def _check_schema(schema: bytes, where: str) -> None:
+    """Raises InvalidRequest."""
+    decoded: _Schema | None = _decode(schema, _Schema | None, where)
+    properties = b"" if decoded is None else bytes(memoryview(decoded.properties)[:1])
+    if properties not in (b"", b"{", b"n"):
+        raise InvalidRequest(f"{where}.properties: Expected `object`", param=f"{where}.properties")
+
+
+def _decode(data: bytes | Raw, kind: Any, where: str) -> Any:
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:

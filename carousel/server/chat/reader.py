@@ -43,11 +43,15 @@ class Markers:
         pattern = re.compile("|".join(map(re.escape, spellings)) or "(?!)")
         self.search = pattern.search
         self.remove: Callable[[str], str] = partial(pattern.sub, "")
+        firsts = "".join(sorted({spelling[0] for spelling in spellings}))
+        self._search_first = re.compile(f"[{re.escape(firsts)}]" if firsts else "(?!)").search
         self._prefixes = {spelling[:end] for spelling in spellings for end in range(1, len(spelling))}
         self._max = max(map(len, self._prefixes), default=0)
 
     def num_held(self, text: str, start: int) -> int:
         """How many characters at the end of a text, from `start` on, may be the beginning of a marker."""
+        if self._search_first(text, max(start, len(text) - self._max)) is None:
+            return 0
         for size in range(min(self._max, len(text) - start), 0, -1):
             if text[-size:] in self._prefixes:
                 return size
@@ -72,6 +76,7 @@ class Reader:
         "last_is_whole",
         "num_whole_calls",
         "pos",
+        "quiet",
         "text",
         "tools",
     )
@@ -85,6 +90,8 @@ class Reader:
         """Nothing follows `text`."""
         self.events: list[Event] = []
         self.tools = tools
+        self.quiet: Markers | None = None
+        """Where nothing is held back and the item is text: what alone would change that."""
         self.has_reasoning = False
         self.is_thinking = False
         """It is in reasoning, which has not ended."""
@@ -202,8 +209,10 @@ class Reader:
 
     def until(self, markers: Markers, say: Sink | None = None) -> Steps[str]:
         """Pass on text up to the next marker, which is tried from then on. Return it, or "" at the end."""
+        is_text = say is None
         say = say or self.say
         while True:
+            self.quiet = None
             found = markers.search(self.text, self.pos)
             end = len(self.text)
             if found is not None:
@@ -218,6 +227,8 @@ class Reader:
                 return found.group()
             if self.ended:
                 return ""
+            if is_text and self._item == "text" and self._space is None and end == len(self.text):
+                self.quiet = markers
             yield
 
     def space(self) -> Steps[None]:

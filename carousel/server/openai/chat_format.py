@@ -82,6 +82,10 @@ class ChatFormat:
         self._usage.add(prompt, delta)
         reason = finish_reason_of(delta)
         if self._messages:
+            is_plain = self._is_plain and delta.text and not reason
+            if is_plain and self._messages[delta.index].is_plain(delta.text):
+                yield data + self._plain_event(delta.index, delta.text)
+                return
             for part in delta_pieces(delta):
                 data += self._message_events(part)
                 if data:

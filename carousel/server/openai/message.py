@@ -36,6 +36,10 @@ class MessageReader:
     def num_whole_calls(self) -> int:
         return self._parser.num_whole_calls
 
+    def is_plain(self, text: str) -> bool:
+        """Return True where the next text is content as it is, and need not be read."""
+        return self._parser.is_plain(text)
+
     def read(self, delta: Delta) -> list[ChatDelta]:
         """Take the next part of the answer; return what it tells."""
         events = self._events(delta.text, delta.token_ids, is_last=delta.finish_reason is not None)

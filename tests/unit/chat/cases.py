@@ -115,7 +115,10 @@ def read(how: AnswerPlan, pieces: Iterable[str]) -> list[Item]:
     parser = AnswerParser(how)
     events: list[Event] = []
     for piece in pieces:
-        events += parser.push(piece)
+        is_plain = bool(piece) and parser.is_plain(piece)
+        new = parser.push(piece)
+        assert not is_plain or new == [ItemDelta("text", piece)]
+        events += new
     items = items_of(events + parser.end())
     assert parser.num_whole_calls == sum(item[0] == "call" for item in items)
     return items

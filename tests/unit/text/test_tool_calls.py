@@ -157,6 +157,27 @@ def test_tools_that_are_nested_too_deeply_are_refused_by_name() -> None:
     assert error.value.param == "tools"
 
 
+def test_what_a_template_would_leave_out_of_a_history_is_refused_by_name() -> None:
+    tokenizer = with_template("{% for m in messages if m.role != 'tool' %}{{ m.content }}{% endfor %}")
+    user = {"role": "user", "content": "x"}
+    assert tokenizer.apply_chat_template([user]) == "x"
+    with pytest.raises(InvalidRequest, match="does not show calls of tools") as error:
+        tokenizer.apply_chat_template([user, call({})])
+    assert error.value.param == "messages[1].tool_calls"
+    with pytest.raises(InvalidRequest, match="does not show results of tools") as error:
+        tokenizer.apply_chat_template([user, {"role": "tool", "content": "y"}])
+    assert error.value.param == "messages[1].role"
+
+
+def test_a_template_that_raises_says_itself_what_it_does_not_take() -> None:
+    tokenizer = with_template(
+        "{% for m in messages %}{% if m.role == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+        "{{ m.content }}{% endfor %}"
+    )
+    with pytest.raises(InvalidRequest, match="no tools here"):
+        tokenizer.apply_chat_template([{"role": "tool", "content": "y"}])
+
+
 def test_tools_travel_as_json_and_have_their_own_bound() -> None:
     conversation = [{"role": "user", "content": "x"}]
     handle = make_handle(1, 1)

@@ -1,0 +1,108 @@
+"""A model worker that says given texts: which one, the prompt tells. So clients that want calls of tools, or
+reasoning, get them over a whole launch, and through restarts: what comes at a position depends on the prompt.
+
+A prompt names its script, `script: NAME` anywhere in it; its answer is the one numbered by the turns of the
+assistant that the conversation has. `python -m tests.harness.ring.scripted_worker ARGUMENT ...` is launch.py
+with this worker in the place of its own; SCRIPT_FILE names a JSON file with the answers of each script.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.launcher import children
+from runtime.launcher import main as launcher
+from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.text.tokenizer import Tokenizer, load
+from runtime.wire.format import pack_ids, unpack_ids
+from runtime.wire.plan import BatchPlan, StepResult, WorkerReady
+from runtime.wire.transport import Waiter
+
+SCRIPT_FILE = "CAROUSEL_TEST_SCRIPT"
+ARGUMENTS = ("--disable-radix-cache", "--device", "cpu")
+"""Every prompt is computed whole: the worker reads it."""
+STEP_S = 0.003
+PAGE_SIZE = 16
+END = 0
+"""The demo model's own end token."""
+_SCRIPT = re.compile(r"script: ([\w-]+)")
+_TURN = "# assistant\n"
+"""Header in the demo model's chat template."""
+
+
+class ScriptedModel:
+    """Rows of a worker: their prompts, and what they say."""
+
+    def __init__(self, tokenizer: Tokenizer, scripts: dict[str, list[str]]) -> None:
+        self._tokenizer = tokenizer
+        self._scripts = scripts
+        self._num_prompt: dict[int, int] = {}
+        self._prompts: dict[int, list[int]] = {}
+        self._answers: dict[int, list[int]] = {}
+
+    def step(self, plan: BatchPlan) -> StepResult:
+        for setup in plan.setups:
+            self._num_prompt[setup.row] = setup.num_prompt
+            self._prompts[setup.row] = [END] * setup.num_prompt
+            self._answers.pop(setup.row, None)
+        rows, starts = unpack_ids(plan.rows).tolist(), unpack_ids(plan.starts).tolist()
+        lens = [1] * plan.num_decodes + unpack_ids(plan.lens).tolist()
+        samples = [1] * plan.num_decodes + unpack_ids(plan.samples).tolist()
+        ends = np.cumsum(lens).tolist()
+        ids = unpack_ids(plan.input_ids).tolist()
+        tokens = []
+        for row, start, size, end, is_sampled in zip(rows, starts, lens, ends, samples, strict=True):
+            for position, token in enumerate(ids[end - size : end], start):
+                if position < self._num_prompt[row]:
+                    self._prompts[row][position] = token
+            if is_sampled:
+                tokens.append(self._token(row, start + size - self._num_prompt[row]))
+        return StepResult(plan.step, pack_ids(tokens), plan.samples)
+
+    def _token(self, row: int, index: int) -> int:
+        if row not in self._answers:
+            prompt = self._tokenizer.decode(self._prompts[row])
+            found = _SCRIPT.search(prompt)
+            answers = self._scripts[found[1]] if found else [""]
+            turn = min(max(0, prompt.count(_TURN) - 1), len(answers) - 1)
+            (answer,) = self._tokenizer.encode_batch([answers[turn]], add_special_tokens=False)
+            self._answers[row] = answer.tolist()
+        ids = self._answers[row]
+        return ids[index] if index < len(ids) else END
+
+
+def main(context: ProcessContext) -> None:
+    config: Any = context.config
+    inbox = context.inbox("rank_in", context.endpoints.rank_in(0))
+    outbox = context.outbox(context.endpoints.step_results)
+    rows, length = config.max_running_requests, config.context_length
+    num_pages = rows * (length // PAGE_SIZE + 1)
+    vocab_size = CheckpointConfig.read(Path(config.model)).vocab_size
+    model = ScriptedModel(load(Path(config.tokenizer)), json.loads(Path(os.environ[SCRIPT_FILE]).read_text()))
+    outbox.send(WorkerReady(num_pages, PAGE_SIZE, rows, length, vocab_size, "script"))
+    context.ready(num_pages=num_pages)
+    waiter = Waiter([inbox.socket])
+    while not context.stop.is_set():
+        context.beat()
+        for message in inbox.drain(limit=1):
+            if not isinstance(message, BatchPlan):
+                return
+            time.sleep(STEP_S)
+            outbox.send(model.step(message))
+        waiter.wait(HEARTBEAT_S / 2)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
+        children.MODULES["worker"] = "tests.harness.ring.scripted_worker"
+        sys.exit(launcher.main(sys.argv[1:]))
+    run_process("worker", main)
