@@ -123,11 +123,11 @@ def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path) -> str:
     for source in sorted(source_dir.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     version = _run([compiler, "--version"]).stdout
-    digest.update("\0".join((*flags, version, *_cpu())).encode())
+    digest.update("\0".join((*flags, version, *cpu_description())).encode())
     return digest.hexdigest()[:32]
 
 
-def _cpu() -> list[str]:
+def cpu_description() -> list[str]:
     """What the compiler's -march=native depends on: model and features of the first core."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()

@@ -274,6 +274,7 @@ class NativeKernels:
     def __init__(self, path: Path, dtype: torch.dtype | None = None) -> None:
         """dtype: as of load_kernels, by which the library was built."""
         library = ctypes.CDLL(str(path))
+        self.name = path.stem
         self.dtype = dtype
         self.tape: Tape | None = None
         """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""

@@ -50,7 +50,7 @@ def test_sources_instruction_set_and_cpu_each_have_a_library_of_their_own(
 ) -> None:
     paths = [build_library(tmp_path, isa) for isa in usable_isas()]
     assert build_library(tmp_path) == paths[-1]
-    monkeypatch.setattr(build, "_cpu", lambda: ["another CPU"])
+    monkeypatch.setattr(build, "cpu_description", lambda: ["another CPU"])
     paths.append(build_library(tmp_path))
     (small_source / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
     paths.append(build_library(tmp_path))
