@@ -133,6 +133,7 @@ class CpuDevice:
     prefers_one_pass = False
     compiles_when_launched = False
     has_own_memory = False
+    replays_launches = False
     launch_errors: tuple[type[Exception], ...] = ()
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:

@@ -113,6 +113,7 @@ class CountingDevice(CpuDevice):
     prefers_one_pass = True
     compiles_when_launched = True
     has_own_memory = True
+    replays_launches = True
 
     def __init__(self) -> None:
         super().__init__(threaded=False)

@@ -271,8 +271,11 @@ class NativeKernels:
     says and of one dtype, float32 or bfloat16; they must stay alive while it runs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype | None = None) -> None:
+        """dtype: as of load_kernels, by which the library was built."""
         library = ctypes.CDLL(str(path))
+        self.name = path.stem
+        self.dtype = dtype
         self.tape: Tape | None = None
         """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
@@ -337,13 +340,16 @@ def heads_pointer(x: Tensor, head_dim: int) -> int:
 
 
 @cache
-def load_kernels(cache_dir: Path, isa: CpuIsa | None = None) -> NativeKernels:
+def load_kernels(
+    cache_dir: Path, isa: CpuIsa | None = None, dtype: torch.dtype | None = None
+) -> NativeKernels:
     """Build the library if need be and load it, once per process. isa: as of build_library, which may raise
-    BuildError.
+    BuildError. dtype: the only one for which there is attention, the most to compile; None: all.
     """
+    defines = () if dtype is None else (f"CAROUSEL_DTYPE={DTYPES[dtype]}",)
     with trusted_cache(cache_dir) as cache:
-        path = build_library(cache, isa)
+        path = build_library(cache, isa, defines=defines)
         try:
-            return NativeKernels(path)
+            return NativeKernels(path, dtype)
         except OSError as error:
             raise BuildError(f"{path} cannot be loaded: {error}") from error

@@ -75,7 +75,7 @@ def test_logits_are_the_same_bits_whatever_the_batch_the_chunks_and_the_retracti
     isa: CpuIsa, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = native_kernels(isa)
-    monkeypatch.setattr(cpu_native, "load_kernels", lambda _: kernels)
+    monkeypatch.setattr(cpu_native, "load_kernels", lambda *_, **__: kernels)
     runner = _load()
     alone = _Rows(runner)
     for row in range(NUM_ROWS):  # token by token, no other row there

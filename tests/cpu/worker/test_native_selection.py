@@ -82,7 +82,7 @@ def test_a_library_that_cannot_be_loaded_is_compiled_code_of_no_use(
 ) -> None:
     broken = tmp_path / "kernels.so"
     broken.write_text("not a library")
-    monkeypatch.setattr("model_worker.kernels.native.library.build_library", lambda *_: broken)
+    monkeypatch.setattr("model_worker.kernels.native.library.build_library", lambda *_, **__: broken)
     monkeypatch.setattr("model_worker.attention.cpu_native.kernel_cache_dir", lambda: tmp_path)
     with pytest.raises(ConfigError, match="cannot be loaded"):
         make_attention_backend("cpu_native", device="cpu", dtype=torch.float32, head_dim=64)

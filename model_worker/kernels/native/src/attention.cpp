@@ -359,13 +359,17 @@ class Attention {
 
 }  // namespace carousel
 
+// CAROUSEL_DTYPE: the only one that is called with, where that is known.
 CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   using namespace carousel;
   if (call->num_tokens == 0) return;
+#if !defined(CAROUSEL_DTYPE) || CAROUSEL_DTYPE == 0
   if (call->dtype == kFloat32) {
     Attention<FloatMath<float>>(*call).run();
     return;
   }
+#endif
+#if !defined(CAROUSEL_DTYPE) || CAROUSEL_DTYPE == 1
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   if (call->head_dim % 32 == 0 && !call->force_float_math) {
 #if defined(CAROUSEL_HAS_TILES)
@@ -379,4 +383,5 @@ CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   }
 #endif
   Attention<FloatMath<bf16>>(*call).run();
+#endif
 }
