@@ -48,6 +48,8 @@ from scheduler_proc.core.executor import AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.speculation.speculation import SpeculationSettings
+from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
@@ -211,7 +213,7 @@ class Bench:
         intake = Intake(
             self.lifecycle,
             limits,
-            feature_factories(output, kv, port.now_s),
+            feature_factories(output, kv, port.now_s, SpeculationSettings(), StepCost()),
             controls=controls,
             clock=port.now_s,
         )

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         KvCacheConfig,
         SchedulerConfig,
     )
+    from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
     from carousel.trtllm.generation_request import GenerationRequest
     from carousel.trtllm.generation_result import GenerationResult
     from carousel.trtllm.inference_request import InferenceRequest
@@ -45,10 +46,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LLM", "AsyncClient", "AsyncResultStream", "BatchManager", "CapacitySchedulerPolicy", "CarouselError",
     "Client", "Completion", "CompletionOutput", "ConfigError", "Delta", "ExecutorConfig", "ExecutorStats",
-    "GenerationExecutor", "GenerationRequest", "GenerationResult", "InferenceRequest", "InvalidRequest",
-    "KvCacheConfig", "KvCacheRetentionConfig", "ModelError", "Overloaded", "ProtocolMismatch",
-    "RequestAborted", "RequestError", "Response", "ResultStream", "RingClosed", "SamplingParams",
-    "SchedulerConfig", "StartError", "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
+    "ExternalDraftTokensConfig", "GenerationExecutor", "GenerationRequest", "GenerationResult",
+    "InferenceRequest", "InvalidRequest", "KvCacheConfig", "KvCacheRetentionConfig", "ModelError",
+    "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
+    "RingClosed", "SamplingParams", "SchedulerConfig", "StartError", "TokenLogprob",
+    "TokenRangeRetentionConfig", "Usage",
 ]  # fmt: skip
 
 _MODULES = {
@@ -64,6 +66,7 @@ _MODULES = {
     "Delta": "carousel.client.core.result",
     "ExecutorConfig": "carousel.trtllm.executor_config",
     "ExecutorStats": "carousel.trtllm.executor",
+    "ExternalDraftTokensConfig": "carousel.trtllm.external_draft_tokens",
     "GenerationExecutor": "carousel.trtllm.executor",
     "GenerationRequest": "carousel.trtllm.generation_request",
     "GenerationResult": "carousel.trtllm.generation_result",

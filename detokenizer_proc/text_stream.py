@@ -164,7 +164,7 @@ class TextStream:
         """Finish as the scheduler says; a stop string or word in the text goes first."""
         if self.matched is None:
             self._flush_text()
-        usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens)
+        usage = Usage(self._num_prompt_tokens, self.num_tokens, closed.cached_tokens, closed.drafts)
         cumulative = self._cumulative_logprob()
         reason, error = closed.reason, None
         matched: str | int | None = self.matched

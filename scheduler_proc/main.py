@@ -41,6 +41,8 @@ from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
+from scheduler_proc.features.speculation.speculation import SpeculationSettings, attach_speculation
+from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
@@ -116,6 +118,7 @@ def build_scheduler(
         _settings_in_force(config, executor, limits),
         profile=StepProfile(profile_dir, port),
     )
+    speculation, step_cost = _speculation(config), StepCost()
     intake = Intake(
         lifecycle,
         _limits_of_requests(
@@ -123,14 +126,19 @@ def build_scheduler(
         ),
         embedding_factories(config, output)
         if config.task == "embed"
-        else feature_factories(output, kv, port.now_s),
+        else feature_factories(output, kv, port.now_s, speculation, step_cost),
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
     )
     builder = make_batch_builder(_batching(config, step_limits), lifecycle, policy, port)
     step_log = StepLog(kv, lifecycle.room, config.decode_log_interval, port.now_s)
-    return Scheduler(port, lifecycle, intake, builder, executor, step_log, controls)
+    measured = step_cost if speculation.has_ngram else None
+    return Scheduler(port, lifecycle, intake, builder, executor, step_log, controls, measured)
+
+
+def _speculation(config: RuntimeConfig) -> SpeculationSettings:
+    return SpeculationSettings(config.speculative_algorithm == "NGRAM", config.speculative_num_draft_tokens)
 
 
 def _batching(config: RuntimeConfig, limits: StepLimits) -> BatchingSettings:
@@ -224,9 +232,16 @@ def make_questions(
     return StatsQuestions(StepStats(lifecycle, kept, port.now_s, port.wall_s), lifecycle.output)
 
 
-def feature_factories(output: Output, kv: KVCacheManager, clock: Clock) -> tuple[FeatureFactory, ...]:
+def feature_factories(
+    output: Output,
+    kv: KVCacheManager,
+    clock: Clock,
+    speculation: SpeculationSettings,
+    step_cost: StepCost,
+) -> tuple[FeatureFactory, ...]:
     """In the order of their hooks: the last ones report what counts."""
     return (
+        attach_speculation(speculation, step_cost),
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
         attach_generation_logits(output.add_tensor),
         attach_perf_metrics(kv, clock),

@@ -25,6 +25,7 @@ from scheduler_proc.core.results import LooseResults
 from scheduler_proc.core.row_columns import BoolArray, RowArray, all_of
 from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
+from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.observe.step_log import StepLog
@@ -43,7 +44,9 @@ class Scheduler:
         executor: AnyExecutor,
         step_log: StepLog,
         controls: Controls,
+        step_cost: StepCost | None = None,
     ) -> None:
+        """`step_cost`: told how long steps take, if requests may guess."""
         self.port = port
         self.lifecycle = lifecycle
         self.intake = intake
@@ -53,6 +56,7 @@ class Scheduler:
         self.capacity = builder.capacity
         self.executor = executor
         self.step_log = step_log
+        self.step_cost = step_cost
         self.questions = controls.questions
         self.stats = controls.questions.stats
         self.kv: KVCacheManager = lifecycle.kv
@@ -63,6 +67,7 @@ class Scheduler:
         """Launched since the start,"""
         self.num_committed = 0
         """and committed."""
+        self._committed_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -95,11 +100,12 @@ class Scheduler:
         return worked
 
     def _launch_and_commit(self) -> bool:
+        worked = self.rows.must_commit_first and self._commit_down_to(0)
         batch, totals = self.builder.build(self.executor.feeds_back)
         self.profile.mark("build")
         self.step_log.note_batch(len(batch), totals)
         if not len(batch):
-            return self._commit_down_to(0)
+            return self._commit_down_to(0) or worked
         self._launch(batch, totals)
         self._commit_down_to(self.executor.max_in_flight - 1)
         return True
@@ -115,6 +121,7 @@ class Scheduler:
     def _launch(self, batch: ScheduleBatch, totals: PrefillTotals) -> None:
         self.num_steps += 1
         self.capacity.note_step()
+        batch.launched_s = self.port.now_s()
         plan = self.profile.of_plan(batch.launch(self.num_steps, self.kv))
         handle = self.executor.launch(plan)
         self.stats.note_launch(self.num_steps, batch, totals)
@@ -131,6 +138,8 @@ class Scheduler:
         result = self.port.result(handle)
         self.profile.mark("wait", step=result.step)
         self.profile.note_result(result)
+        if self.step_cost is not None:
+            self._note_cost(batch, self.step_cost)
         tokens = unpack_ids(result.tokens)
         num_before = self.step_log.num_tokens
         held = batch.still_held()
@@ -142,6 +151,13 @@ class Scheduler:
         self.num_committed += 1
         self.stats.note_commit(batch, self.step_log.num_tokens - num_before)
         self.profile.mark("commit", step=result.step)
+
+    def _note_cost(self, batch: ScheduleBatch, step_cost: StepCost) -> None:
+        now = self.port.now_s()
+        if not batch.has_prefill:
+            seconds = now - max(batch.launched_s, self._committed_s)
+            step_cost.note_step(len(batch), batch.num_guesses, seconds)
+        self._committed_s = now
 
     def _commit_singles(self, rows: RowArray, tokens: IntArray, held: BoolArray) -> None:
         if not all_of(held):
@@ -184,6 +200,9 @@ class Scheduler:
         self.rows.append(row, ids)
         if scheduled.guesses:  # KV of rejected ones is overwritten by the next step
             self.rows.kv_len[row] = scheduled.start + scheduled.num_known + len(ids) - 1
+            self.kv.give_back_rejected(req)
+            req.num_accepted_drafts += len(ids) - 1
+            self.stats.drafts.note_row(len(scheduled.guesses), len(ids) - 1)
         self.output.add(req.handle, ids)
         self.step_log.note_tokens(len(ids))
         num_tokens = req.num_tokens

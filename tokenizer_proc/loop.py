@@ -19,7 +19,7 @@ from runtime.base.errors import Forbidden, Overloaded, RequestError
 from runtime.ring.tenants import OWNER, THE_OWNER, Tenant
 from runtime.text.codec import PromptEncoder
 from runtime.wire.error_info import error_info
-from runtime.wire.format import IntArray, Message
+from runtime.wire.format import IntArray, Message, pack_ids
 from runtime.wire.handle import attempt_of, client_of, describe
 from runtime.wire.messages import (
     AbortRequest,
@@ -222,7 +222,7 @@ class TokenizerLoop:
         field = self._validator.check_request(request)
         if self._is_new(request):
             self._admit(request)
-        self._turn_chars += sum(map(len, request.sampling.bad_words))
+        self._turn_chars += sum(map(len, request.sampling.bad_words)) + len(request.prediction)
         job = Job(
             request,
             sequence_handles(request),
@@ -230,6 +230,7 @@ class TokenizerLoop:
             self._receipt.arrived_s(request.arrival_time),
             self._receipt.deadline_s(request.time_limit_ms),
             is_again=not self._is_new(request),
+            prediction_ids=self._prediction_ids(request.prediction),
         )
         if field == "input_ids":
             self._pass_on(job, field, self._validator.input_ids(request))
@@ -238,6 +239,11 @@ class TokenizerLoop:
         else:
             assert request.text is not None
             self._add_text(_TextPrompt(job, field, request.text, request.add_special_tokens))
+
+    def _prediction_ids(self, text: str) -> bytes:
+        if not text:
+            return b""
+        return pack_ids(self._tokenizer.encode_batch([text], add_special_tokens=False)[0])
 
     def _is_new(self, request: GenerateRequest) -> bool:
         """False: it is made again after a restart, was let in once and is not refused now."""

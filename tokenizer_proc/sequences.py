@@ -36,6 +36,8 @@ class Job:
     deadline_s: float
     is_again: bool
     """It is made again after a restart."""
+    prediction_ids: bytes = b""
+    """Packed: the request's prediction."""
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
@@ -77,6 +79,8 @@ class SequenceMaker:
                 retention=request.retention,
                 tenant=request.tenant,
                 is_again=job.is_again,
+                draft_ids=request.draft_ids,
+                prediction_ids=job.prediction_ids,
             )
 
 

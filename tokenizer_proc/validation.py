@@ -13,6 +13,7 @@ import msgspec
 
 from runtime.base.errors import InvalidRequest, Overloaded, RateLimited
 from runtime.ring.tenants import OWNER, Tenant
+from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.messages import (
@@ -30,6 +31,8 @@ from tokenizer_proc.sequences import sequence_handles
 
 PromptField = Literal["text", "input_ids", "messages"]
 RETRY_AFTER_S = 1.0
+MAX_PREDICTION_CHARS = 1 << 16
+"""50 ms of encoding."""
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations that may be asked of a ring without changing anything."""
 
@@ -62,6 +65,7 @@ class Validator:
             request.retention.validate()
         if request.resume is not None:
             self._check_resume(request.resume)
+        self._check_guesses(request)
         given: list[PromptField] = []
         if request.text is not None:
             given.append("text")
@@ -158,6 +162,23 @@ class Validator:
                 f"resume: only one sequence can be resumed at a time, n is {num_sequences}", param="resume"
             )
 
+    def _check_guesses(self, request: GenerateRequest) -> None:
+        num_drafts = len(self._ids("draft_token_ids", request.draft_ids))
+        if num_drafts > MAX_DRAFT_TOKENS:
+            raise InvalidRequest(
+                f"draft_token_ids: {num_drafts} tokens; at most {MAX_DRAFT_TOKENS} are verified",
+                param="draft_token_ids",
+            )
+        if len(request.prediction) > MAX_PREDICTION_CHARS:
+            raise InvalidRequest(
+                f"prediction: {len(request.prediction)} characters; at most {MAX_PREDICTION_CHARS} are"
+                " looked in",
+                param="prediction",
+            )
+        for name, value in (("draft_token_ids", request.draft_ids), ("prediction", request.prediction)):
+            if value and request.task == "embed":
+                raise InvalidRequest(f"{name}: an embedding has no output to guess", param=name)
+
     def _check_resume(self, resume: Resume) -> None:
         num_output = len(self._ids("resume", resume.output_ids))
         if num_output > self.context_length:
@@ -216,6 +237,8 @@ def _check_ids_only(request: GenerateRequest, prompt: PromptField) -> None:
         raise needs_tokenizer("stop")
     if request.sampling.bad_words:
         raise needs_tokenizer("bad_words")
+    if request.prediction:
+        raise needs_tokenizer("prediction")
 
 
 def may_ask(tenant: Tenant, question: ControlRequest) -> bool:

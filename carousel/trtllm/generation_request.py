@@ -18,6 +18,7 @@ from carousel.client.core.request_builder import (
     build_request,
 )
 from carousel.retention import KvCacheRetentionConfig
+from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
 
@@ -25,7 +26,6 @@ NOT_BUILT = frozenset(
     {
         "additional_model_outputs",
         "disaggregated_params",
-        "external_draft_tokens_config",
         "guided_decoding_params",
         "logits_post_processor_name",
         "logits_processor",
@@ -54,6 +54,7 @@ class GenerationRequest:
     allotted_time_ms: when so much time is over, it ends with what there is and finish_reason "timeout".
     return_all_generated_tokens: each Response of a stream holds all ids so far, not the new ones.
     kv_cache_retention_config: how firmly its KV is kept.
+    external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -74,6 +75,7 @@ class GenerationRequest:
         return_all_generated_tokens: bool = False,
         exclude_input_from_output: bool = True,
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
+        external_draft_tokens_config: ExternalDraftTokensConfig | None = None,
         **others: Any,
     ) -> None:
         """Copy the prompt; nothing is checked against a model.
@@ -108,6 +110,13 @@ class GenerationRequest:
                 param="exclude_input_from_output",
             )
         self.kv_cache_retention_config = kv_cache_retention_config
+        if not isinstance(external_draft_tokens_config, ExternalDraftTokensConfig | None):
+            raise InvalidRequest(
+                "external_draft_tokens_config must be an ExternalDraftTokensConfig, got"
+                f" {type(external_draft_tokens_config).__name__}",
+                param="external_draft_tokens_config",
+            )
+        self.external_draft_tokens_config = external_draft_tokens_config
         self._id = 0
 
     @property
@@ -136,6 +145,8 @@ class GenerationRequest:
             options["arrival_time"] = self.arrival_time
         if self.kv_cache_retention_config is not None:
             options["kv_cache_retention_config"] = self.kv_cache_retention_config
+        if self.external_draft_tokens_config is not None:
+            options["draft_token_ids"] = self.external_draft_tokens_config.tokens
         if self.allotted_time_ms is not None:
             options["time_limit"] = self.allotted_time_ms / 1000
         return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)

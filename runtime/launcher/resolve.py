@@ -252,6 +252,8 @@ def _check_task(config: RuntimeConfig, model_path: Path) -> None:
         for name in ("gather_context_logits", "gather_generation_logits"):
             if getattr(config, name):
                 raise ConfigError(f"{name}: an embedding model has no logits")
+        if config.speculative_algorithm != "none":
+            raise ConfigError("speculative_algorithm: an embedding model generates nothing to guess")
     elif config.pooling != "auto":
         raise ConfigError(f"pooling: {config.pooling} is for an embedding model; add --task embed")
 

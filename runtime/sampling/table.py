@@ -38,6 +38,7 @@ MAX_WORDS = 64
 MAX_NGRAM = 64
 SEEDS = 1 << 63
 MAX_ALLOWED_IDS = 4096
+MAX_DRAFT_TOKENS = 64
 
 GREEDY_BELOW = 1e-5
 """Temperature."""
@@ -483,5 +484,13 @@ PARAMETERS: tuple[Parameter, ...] = (
         feature=_above_zero(bit.TOP_N_SIGMA),
         example=100.0,
         array="top_n_sigma",
+    ),
+    Parameter(
+        name="speculative_num_draft_tokens",
+        kind=Integer(low=0, high=MAX_DRAFT_TOKENS),
+        neutral=None,
+        nullable=True,
+        doc="Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server "
+        "says. The output is the same.",
     ),
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from runtime.base.errors import ConfigError
@@ -30,12 +30,16 @@ class PeerFlag(NamedTuple):
     """The values that are taken; none: all of them."""
     refused: str = ""
     """Advice: the spelling here, or why it cannot be had."""
+    read: Callable[[str, str], Mapping[str, Any] | None] = lambda option, value: None
+    """Settings of a value that has parts, given the option and it; None: it is refused."""
 
     def meaning(self, option: str, value: str) -> Meaning:
         """Return the settings that this value stands for. Raises ConfigError, which says what to give."""
         if not self.has_value and not is_on(option, value):
             return Meaning(NOTHING, self.taken or "off is what it is anyway")
-        if (settings := self.understood.get(value if self.has_value else "true")) is not None:
+        settings = self.understood.get(value if self.has_value else "true")
+        settings = self.read(option, value) if settings is None else settings
+        if settings is not None:
             return Meaning(settings, "")
         if self.taken and (not self.neutral or value in self.neutral):
             return Meaning(NOTHING, self.taken)

@@ -19,11 +19,12 @@ from runtime.settings.peer_flag import (
     understood,
     value,
 )
+from runtime.settings.speculative_config import ngram_settings
 
 _SEVERAL = "start several servers behind a load balancer of yours"
 _NO_LORA = "LoRA adapters are not built; merge one into its model"
 _NO_TOOLS = "tool calls are not built; a request with tools is refused"
-_NO_DRAFTS = "speculative decoding is not built; leave it out"
+_NO_DRAFTS = "draft models are not built; --speculative-algorithm NGRAM guesses from prompt and output"
 _NO_GRAMMAR = "structured output is not built; a request that asks for it is refused"
 _NO_IMAGES = "models are served for text only; leave it out"
 _NO_NODES = "a launch runs on one machine; --tp-size divides a model among its GPUs or cores"
@@ -143,10 +144,17 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
         refused=_NO_GRAMMAR,
     ),
     no_value("--guided-decoding-backend", "--structured-outputs-config", refused=_NO_GRAMMAR),
+    PeerFlag(
+        ("--speculative-config",),
+        has_value=True,
+        understood={'{"method": "ngram"}': {"speculative_algorithm": "NGRAM"}},
+        read=ngram_settings,
+        refused=_NO_DRAFTS,
+    ),
+    chosen("--spec-method", ngram={"speculative_algorithm": "NGRAM"}, refused=_NO_DRAFTS),
     no_value(
-        *("--speculative-config", "--speculative-model", "--speculative-algorithm", "--spec-method"),
-        *("--speculative-draft-model-path", "--speculative-num-steps", "--speculative-eagle-topk"),
-        *("--speculative-num-draft-tokens", "--num-speculative-tokens", "--spec-model", "--spec-tokens"),
+        *("--speculative-model", "--speculative-draft-model-path", "--spec-model"),
+        *("--speculative-num-steps", "--speculative-eagle-topk"),
         refused=_NO_DRAFTS,
     ),
     switch("--enable-prompt-tokens-details", taken="usage always says how many prompt tokens were cached"),
@@ -332,6 +340,7 @@ VALUES: Mapping[str, Mapping[str, str]] = {
     "log_level": {"critical": "error"},
     "log_level_http": {"critical": "error", "trace": "debug"},
     "model_impl": {"vllm": "native", "sglang": "native"},
+    "speculative_algorithm": {"ngram": "NGRAM"},
 }
 """Values of settings of ours under the peers' names."""
 NEUTRAL_VALUES: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -357,6 +366,7 @@ REFUSED_VALUES: Mapping[str, Mapping[str, str]] = {
         ("pt", "npcache", "gguf", "bitsandbytes", "mistral", "tensorizer", "runai_streamer"),
         "safetensors files are all that is ever read; convert the checkpoint",
     ),
+    "speculative_algorithm": dict.fromkeys(("EAGLE", "EAGLE3", "NEXTN", "STANDALONE"), _NO_DRAFTS),
 }
 """Values of the peers that settings of ours do not have, and what to do instead."""
 

@@ -321,6 +321,23 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     disable_overlap_schedule: Annotated[
         bool, setting("wait for each step before planning the next", "--no-async-scheduling")
     ] = False
+    speculative_algorithm: Annotated[
+        Literal["none", "NGRAM"],
+        setting(
+            "who guesses the next tokens, which one step then verifies, with the same output: none; NGRAM, "
+            "from what stands in prompt and output (docs/speculation.md)"
+        ),
+    ] = "none"
+    speculative_num_draft_tokens: Annotated[
+        int,
+        setting(
+            "guesses of one request in a step, at most",
+            "--num-speculative-tokens",
+            "--spec-tokens",
+            ge=1,
+            le=64,
+        ),
+    ] = 4
     iter_stats_max_iterations: Annotated[
         int, setting("steps of which statistics are kept to be asked for; 0: none", ge=0, le=100_000)
     ] = 1000

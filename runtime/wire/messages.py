@@ -8,9 +8,11 @@ in the type.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated, Literal, TypeAlias
 
 from msgspec import Meta, Raw, field
+from msgspec.structs import astuple
 
 from runtime.wire.format import (
     TURNS,
@@ -103,6 +105,10 @@ class GenerateRequest(Message, frozen=True):
     """Whose request it is (runtime.ring.tenants). Believed of who can open the run directory; what comes over
     TCP gets the name of the key that it came with.
     """
+    draft_ids: PackedIds = b""
+    """Guesses at the beginning of the output, which are verified in one step; at most MAX_DRAFT_TOKENS."""
+    prediction: Text = ""
+    """Text that the output may resemble: guesses are looked for in it first."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -185,6 +191,8 @@ class TokenizedRequest(Message, frozen=True):
     tenant: Label = ""
     is_again: bool = False
     """It was let in before and is made again after a restart: limits of the queue do not refuse it."""
+    draft_ids: PackedIds = b""
+    prediction_ids: PackedIds = b""
 
 
 class StopMatched(Message, frozen=True):
@@ -203,6 +211,26 @@ class ErrorInfo(Record, frozen=True):
     """When it is worth another try; 0.0: not said."""
 
 
+class DraftCounts(Record, frozen=True):
+    """Guesses at the tokens of one sequence, since its last attempt began."""
+
+    num_drafted: Count = 0
+    """Verified by the worker,"""
+    num_accepted: Count = 0
+    """and right: tokens of output less the steps that gave some."""
+    num_accepted_prediction: Count = 0
+    """Of those that its `prediction` gave: right,"""
+    num_rejected_prediction: Count = 0
+    """and wrong."""
+
+    @staticmethod
+    def sum(several: Sequence[DraftCounts]) -> DraftCounts | None:
+        """Of several sequences; None: of none."""
+        if not several:
+            return None
+        return DraftCounts(*map(sum, zip(*map(astuple, several), strict=True)))
+
+
 class Closed(Record, frozen=True):
     """The scheduler has let go of a sequence; nothing follows for this handle."""
 
@@ -213,6 +241,8 @@ class Closed(Record, frozen=True):
     cached_tokens: Count = 0
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
+    drafts: DraftCounts | None = None
+    """None: it guessed nothing, and was not to."""
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -296,6 +326,7 @@ class Usage(Record, frozen=True):
     prompt_tokens: Count
     completion_tokens: Count
     cached_tokens: Count = 0
+    drafts: DraftCounts | None = None
 
 
 class Finish(Record, frozen=True):

@@ -126,6 +126,10 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
     """Keep ids whose logit is at most so many standard deviations of the logits below the largest; 0 keeps
     all.
     """
+    speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
+    """Guesses in a step, at most, where the server speculates; 0: none. None: as many as the server says. The
+    output is the same.
+    """
     # Written by python -m runtime.sampling.generate, fields: end.
 
     if TYPE_CHECKING:
@@ -167,6 +171,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
             prompt_logprobs_start: int = 0,
             truncate_prompt_tokens: int | None = None,
             top_n_sigma: float = 0.0,
+            speculative_num_draft_tokens: int | None = None,
             # Written by python -m runtime.sampling.generate, arguments: end.
         ) -> None: ...
 

@@ -80,6 +80,20 @@ class StaticBatchingStats(StatsRecord, frozen=True):
     """Sum over its requests of (output of the longest - own output), in tokens."""
 
 
+class SpecDecodingStats(StatsRecord, frozen=True):
+    """Of a step in which guesses were verified."""
+
+    num_draft_tokens: int
+    num_accepted_tokens: int
+    """Those of them that were right."""
+    num_requests_with_draft_tokens: int
+    acceptance_length: float
+    """Output tokens of each of these requests: right guesses, and one more."""
+    iter_latency_ms: float | None = None
+    """As `draft_overhead`: guesses are made while a step is planned, which is not told apart."""
+    draft_overhead: float | None = None
+
+
 class IterationStats(StatsRecord, frozen=True):
     timestamp: str
     """Local time of the record, as month-day-year hour:minute:second."""
@@ -122,8 +136,8 @@ class IterationStats(StatsRecord, frozen=True):
     """With static batching only: in the record of a batch's last step."""
     inflight_batching_stats: InflightBatchingStats | None = None
     """With in-flight batching only."""
-    spec_dec_stats: None = None
-    """Nothing that is served speculates."""
+    spec_dec_stats: SpecDecodingStats | None = None
+    """Of a step in which guesses were verified."""
 
 
 class RequestStats(StatsRecord, frozen=True):
@@ -140,7 +154,7 @@ class RequestStats(StatsRecord, frozen=True):
     """Prompt tokens that are in the KV cache, or are written by steps that are launched."""
     num_generated_tokens: int
     avg_num_decoded_tokens_per_iter: float
-    """1.0 from its first token on: nothing speculates."""
+    """Output tokens for each step that gave it some; 0.0 before the first."""
     scheduled: bool
     """It was in this step."""
     paused: bool

@@ -63,6 +63,7 @@ class BatchBuilder:
                 self._admission.admit(adder, newcomers)
             if len(batch):
                 break
+        adder.reserve_guesses()
         return batch, adder.totals
 
     def _continue(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
@@ -93,7 +94,9 @@ class BatchBuilder:
         short, somebody not yet in the batch gives up its row.
         """
         tenants = [req for row in ready.tolist() if (req := self._rows.tenant[row]) is not None]
+        adder.num_to_come = len(tenants)
         for req in sorted(tenants, key=self.capacity.rank):
+            adder.num_to_come -= 1
             while req.row >= 0 and not adder.try_continue(req):
                 if not self._try_make_room(batch, req):
                     break

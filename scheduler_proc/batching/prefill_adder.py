@@ -66,6 +66,9 @@ class PrefillAdder:
         self._num_cached_tokens = 0
         self._num_prefills = 0
         self._num_recomputed_tokens = 0
+        self._guessing: list[ScheduledRow[Request]] = []
+        self.num_to_come = 0
+        """Running rows that are still to be continued one by one: guesses leave a token to each of them."""
         self.was_withheld = False
         """Tell whether who was not admitted last has pages withheld from it for other tenants."""
 
@@ -145,6 +148,16 @@ class PrefillAdder:
         self._num_cached_tokens += start
         return True
 
+    def reserve_guesses(self) -> None:
+        """Make room for the guesses of the batch, or cut them to the pages that their rows have. Called when
+        nobody can lose a row for want of pages any more.
+        """
+        for scheduled in self._guessing:
+            row, end = scheduled.row, scheduled.start + scheduled.num_known
+            if not self._try_reserve(scheduled.req, end + len(scheduled.guesses)):
+                num_fit = self._kv.num_pages.item(row) * self._kv.page_size - end
+                scheduled.guesses = scheduled.guesses[:num_fit]
+
     def _can_afford(self, cost: Cost) -> bool:
         return self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slot)
 
@@ -203,7 +216,7 @@ class PrefillAdder:
         for feature in features:
             feature.plan_row(scheduled)
         if scheduled.guesses:
-            scheduled.guesses = scheduled.guesses[: self._token_budget]
-            if not self._try_reserve(scheduled.req, scheduled.start + scheduled.num_new):
-                scheduled.guesses = ()
+            # Half of what is left stays for prompts, so that guesses never keep them waiting.
+            scheduled.guesses = scheduled.guesses[: max(0, self._token_budget - self.num_to_come) // 2]
             self._token_budget -= len(scheduled.guesses)
+            self._guessing.append(scheduled)

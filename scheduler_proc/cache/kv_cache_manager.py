@@ -140,6 +140,13 @@ class KVCacheManager:
         self.pages.free(self.table[row, num_shared or self.num_gone.item(row) : upto])
         self.num_gone[row] = upto
 
+    def give_back_rejected(self, req: Request) -> None:
+        """Pages behind that of its newest token: only guesses that were rejected are in them."""
+        num_needed = self.num_pages_for(req.num_tokens)
+        if self.num_pages.item(req.row) > num_needed:
+            self.guard.is_counted = False
+            self.pages.free(self.tables.cut(req.row, num_needed))
+
     def try_reserve_next(self, rows: RowArray) -> bool:
         """Room for one more token in each of the rows, evicting if need be. All or nothing."""
         have = self.num_pages[rows]

@@ -34,6 +34,7 @@ class ScheduleBatch:
         self.loose: list[ScheduledRow[Request]] = []
         self.order = NO_ROWS
         self.step = 0
+        self.launched_s = 0.0
         self._rest: list[ScheduledRow[Request]] = []
         self._tenancies: TenancyArray = np.empty(0, np.int64)
 
@@ -44,6 +45,15 @@ class ScheduleBatch:
         """Rows that are in the batch."""
         rest = self.single + self.loose
         return {*self.decodes.tolist(), *(scheduled.row for scheduled in rest)}
+
+    @property
+    def has_prefill(self) -> bool:
+        """Tell whether it computes something that a request came to its row with."""
+        return any(scheduled.is_prefill for scheduled in self.single + self.loose)
+
+    @property
+    def num_guesses(self) -> int:
+        return sum(len(scheduled.guesses) for scheduled in self.loose)
 
     def add(self, scheduled: ScheduledRow[Request]) -> None:
         if scheduled.samples and not self.rows.needs_python.item(scheduled.row):

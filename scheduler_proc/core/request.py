@@ -80,12 +80,18 @@ class Request:
     """When the caller asked, for the statistics of waiting; never in the future."""
     deadline_s: float = 0.0
     """When it ends with reason `timeout`; 0.0: never."""
+    draft_ids: bytes = b""
+    """Packed: guesses at the beginning of its output, that came with it."""
+    prediction_ids: bytes = b""
+    """Packed: tokens that its output may resemble."""
     num_prompt_logprobs: int = 0
     """Logprobs of its prompt that an earlier attempt delivered."""
     wanted_from: int = NOTHING_WANTED
     """The first position of its prompt whose logits are still to be looked at: it has to be computed."""
     cached_tokens: int = -1
     """Prompt tokens found in the cache when it was first admitted; -1: not admitted yet."""
+    num_accepted_drafts: int = 0
+    """Guesses that were right: as many tokens of its output took no step of their own."""
     num_retractions: int = 0
     computed_len: int = 0
     """Tokens that were computed in stays that it has lost."""

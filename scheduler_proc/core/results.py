@@ -49,7 +49,7 @@ class LooseResults:
         vectors = self._logits.get((place, "embedding")) if self._logits else None
         vector = None if vectors is None else vectors[0].frame
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
-        return Sampled(ids, logprobs, vector, logits, self._step), prompt
+        return Sampled(ids, logprobs, vector, logits, self._step, len(scheduled.guesses)), prompt
 
     def _prompt_result(self, place: int, scheduled: ScheduledRow[Request]) -> PromptResult:
         wanted = scheduled.wanted

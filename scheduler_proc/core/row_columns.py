@@ -7,6 +7,7 @@ Knows nothing of pages or of requests; `Rows` says who holds which row.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import TypeAlias
 
 import numpy as np
@@ -51,6 +52,7 @@ class RowColumns:
         # Number of this stay, never used twice; 0: nobody holds the row.
         self.tenancy: TenancyArray = np.zeros(max_rows, np.int64)
         self._running: RowArray | None = None
+        self._planned_when_committed: set[tuple[int, Hashable]] = set()
 
     @property
     def running(self) -> RowArray:
@@ -64,6 +66,21 @@ class RowColumns:
         """Which of the rows are in the same hands as when a step was planned."""
         held: BoolArray = self.tenancy[rows] == tenancies
         return held
+
+    def plan_when_committed(self, row: int, wanted: bool, owner: Hashable) -> None:
+        """Plan the row when its tokens are here, and not while one of them is in flight; or let it overlap
+        again, for all that this owner wants. Holds until the row is given back.
+        """
+        if wanted:
+            self._planned_when_committed.add((row, owner))
+        else:
+            self._planned_when_committed.discard((row, owner))
+
+    @property
+    def must_commit_first(self) -> bool:
+        """Tell whether a row that is planned when its tokens are here has one in flight."""
+        rows = self._planned_when_committed
+        return bool(rows) and any(self.in_flight.item(row) for row, _ in rows)
 
     def append(self, row: int, tokens: list[int]) -> None:
         """Commit what one sample gave a single row."""

@@ -72,6 +72,8 @@ class Rows(RowColumns):
         self._free.append(row)
         self._running = None
         self._setups.pop(row, None)
+        if self._planned_when_committed:
+            self._planned_when_committed = {mark for mark in self._planned_when_committed if mark[0] != row}
         req.row = -1
 
     def take_setups(self) -> tuple[RowSetup, ...]:

@@ -52,6 +52,8 @@ class Sampled(NamedTuple):
     """Logits of the positions from that of the first of `ids` on; maybe of more than there are ids."""
     step: int = 0
     """Its number."""
+    num_guesses: int = 0
+    """So many were verified; `ids` has those that were right, and one more."""
 
 
 class PromptResult(NamedTuple):

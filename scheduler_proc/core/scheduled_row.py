@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, NamedTuple, TypeVar
 
@@ -43,7 +43,7 @@ class ScheduledRow(Generic[R]):
     """New tokens that are the request's own."""
     samples: bool
     is_prefill: bool
-    guesses: list[int] | tuple[()] = ()
+    guesses: Sequence[int] = ()
     """Ids to verify behind them."""
     make_mask: Callable[[], bytes] | None = None
     """Makes the bitmask of allowed ids; asked after every earlier step is committed."""

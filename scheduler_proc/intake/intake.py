@@ -171,6 +171,8 @@ class Intake:
             priority,
             message.arrived_s if 0.0 < message.arrived_s < now else now,
             message.deadline_s,
+            message.draft_ids,
+            message.prediction_ids,
             message.num_prompt_logprobs,
             cached_tokens=cached_tokens,
             retained=() if message.retention is None else self._retained(message.retention, num_prompt),

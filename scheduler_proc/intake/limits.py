@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from runtime.base.errors import InvalidRequest
+from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES
 from runtime.wire.messages import TokenizedRequest
 
@@ -87,6 +88,10 @@ class Limits:
             raise InvalidRequest("seed must be set before a request reaches the scheduler", param="seed")
         if message.output_ids:
             check_ids("output_ids", message.output_ids, self.vocab_size)
+        check_ids("draft_ids", message.draft_ids, self.vocab_size)
+        check_ids("prediction", message.prediction_ids, self.vocab_size)
+        if len(message.draft_ids) > MAX_DRAFT_TOKENS * TOKEN_BYTES:
+            raise InvalidRequest(f"draft_ids: at most {MAX_DRAFT_TOKENS} are verified", param="draft_ids")
         if message.output_ids or message.num_prompt_logprobs:
             self._check_resumed(message, num_prompt)
         if sampling.return_context_logits or sampling.return_generation_logits:

@@ -32,6 +32,7 @@ class RequestFigures(NamedTuple):
     is_paused: bool
     num_pages: int
     num_cached: int
+    num_accepted: int
 
 
 class RequestRecords:
@@ -71,6 +72,7 @@ class RequestRecords:
             req.status is Status.WAITING and req.num_retractions > 0,
             self._kv.num_pages.item(req.row) if has_row else 0,
             req.cached_tokens,
+            req.num_accepted_drafts,
         )
 
     def _request_stats(self, figures: RequestFigures, own: Sequence[int]) -> RequestStats:
@@ -85,7 +87,7 @@ class RequestRecords:
             figures.stage,
             min(figures.kv_len, figures.num_prompt),
             figures.num_output,
-            1.0 if figures.num_output else 0.0,
+            figures.num_output / max(1, figures.num_output - figures.num_accepted),
             figures.is_scheduled,
             figures.is_paused,
             pages.num_total_allocated_blocks,

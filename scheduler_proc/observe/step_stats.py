@@ -22,6 +22,7 @@ from runtime.wire.stats import (
     IterationStatsPage,
     KvCacheStats,
     RequestStatsPage,
+    SpecDecodingStats,
     StaticBatchingStats,
     timestamp,
 )
@@ -29,6 +30,7 @@ from scheduler_proc.batching.prefill_adder import PrefillTotals, StepLimits
 from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
+from scheduler_proc.observe.draft_totals import DraftTotals
 from scheduler_proc.observe.request_records import RequestRecords, records_after
 from scheduler_proc.observe.static_batch import StaticBatch
 
@@ -77,6 +79,8 @@ class Finished(NamedTuple):
     num_reused: int
     num_missed: int
     memory_bytes: int
+    drafts: tuple[int, int, int]
+    """Guesses that were verified, those that were right, and requests that made some."""
     static: StaticBatchingStats | None
 
 
@@ -90,6 +94,7 @@ class StepStats:
         clock: Callable[[], float],
         wall_clock: Callable[[], float],
     ) -> None:
+        self.drafts = DraftTotals()
         self.is_on = settings.max_iterations > 0
         self.num_iterations = 0
         self.num_ctx_tokens = 0
@@ -168,6 +173,7 @@ class StepStats:
                 counts.num_reused,
                 counts.num_missed,
                 self._memory_bytes,
+                self.drafts.take_step(),
                 None if self._static is None else self._static_stats(totals),
             )
         )
@@ -251,6 +257,7 @@ class StepStats:
             ),
             static_batching_stats=done.static,
             inflight_batching_stats=None if self._static is not None else _inflight_stats(done),
+            spec_dec_stats=_drafts_stats(*done.drafts) if done.drafts[0] else None,
         )
 
     def totals(self) -> dict[str, int | float | str | list[int] | list[float]]:
@@ -262,6 +269,7 @@ class StepStats:
             "iter_latency_bounds_s": list(LATENCY_BOUNDS_S),
             "iter_latency_counts": self.latency_counts,
             "iter_latency_sum_s": self.latency_sum_s,
+            **self.drafts.totals(),
         }
 
 
@@ -281,6 +289,11 @@ def _inflight_stats(done: Finished) -> InflightBatchingStats:
         0,
         done.num_tokens / launched.num_sampling if launched.num_sampling else 0.0,
     )
+
+
+def _drafts_stats(num_drafted: int, num_accepted: int, num_requests: int) -> SpecDecodingStats:
+    acceptance_length = (num_accepted + num_requests) / num_requests
+    return SpecDecodingStats(num_drafted, num_accepted, num_requests, acceptance_length)
 
 
 def resident_bytes() -> int:

@@ -21,7 +21,7 @@ from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
 from runtime.sampling.kinds import IdKind, Texts
-from runtime.sampling.table import PARAMETERS, SEEDS
+from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
 from runtime.wire.format import (
     MAX_LABEL_CHARS,
     MAX_PROMPT_TOKENS,
@@ -94,6 +94,10 @@ class RequestOptions(EmbedOptions, total=False):
     """Set by the calls that embed."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
     """How firmly the server keeps its KV for requests that begin the same."""
+    draft_token_ids: TokenIds | None
+    """Guesses at the beginning of the output, at most 64: those that are right cost one step together."""
+    prediction: str
+    """Text that the output may resemble. A server that speculates looks for guesses in it first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +197,30 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         task=_task(options.get("task", "generate")),
         retention=retention_for_wire(options.get("kv_cache_retention_config")),
         tenant=submission.tenant,
+        draft_ids=_draft_ids(options.get("draft_token_ids")),
+        prediction=_prediction(options.get("prediction", "")),
     )
+
+
+def _draft_ids(ids: Any) -> bytes:
+    name = "draft_token_ids"
+    if ids is None:
+        return b""
+    if not isinstance(ids, Sequence | np.ndarray) or isinstance(ids, str | bytes) or len(ids) == 0:
+        raise InvalidRequest(f"{name} must be token ids, and not empty", param=name)
+    if len(ids) > MAX_DRAFT_TOKENS:
+        raise InvalidRequest(
+            f"{name}: {len(ids)} tokens; at most {MAX_DRAFT_TOKENS} are verified", param=name
+        )
+    return _pack_ids(name, ids)
+
+
+def _prediction(text: Any) -> str:
+    if not isinstance(text, str) or len(text) > MAX_TEXT_CHARS:
+        raise InvalidRequest(
+            f"prediction must be text of at most {MAX_TEXT_CHARS} characters", param="prediction"
+        )
+    return text
 
 
 def _ends_with_header(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
@@ -332,21 +359,24 @@ def _prompt_forms(prompt: Prompt) -> tuple[str | None, bytes | None, tuple[ChatM
                 param="messages",
             )
         return None, None, messages
-    return None, _pack_prompt_ids(prompt), None
+    if len(prompt) > MAX_PROMPT_TOKENS:
+        raise InvalidRequest(
+            f"prompt: at most {MAX_PROMPT_TOKENS} token ids, got {len(prompt)}", param="prompt"
+        )
+    return None, _pack_ids("prompt", prompt), None
 
 
-def _pack_prompt_ids(ids: Any) -> bytes:
-    if len(ids) > MAX_PROMPT_TOKENS:
-        raise InvalidRequest(f"prompt: at most {MAX_PROMPT_TOKENS} token ids, got {len(ids)}", param="prompt")
+def _pack_ids(name: str, ids: Any) -> bytes:
     # A bool is an int to Python and to numpy; as a token id it is a mistake.
     if isinstance(ids, np.ndarray):
         is_integer = ids.ndim == 1 and ids.dtype.kind in "iu"
     else:
         is_integer = all(kind is int or issubclass(kind, np.integer) for kind in set(map(type, ids)))
     if not is_integer:
-        raise InvalidRequest("prompt: neither token ids (integers) nor chat messages", param="prompt")
+        what = "neither token ids (integers) nor chat messages" if name == "prompt" else "no token ids"
+        raise InvalidRequest(f"{name}: {what}", param=name)
     if min(ids) < 0 or max(ids) > MAX_ID:
-        raise InvalidRequest(f"prompt: token ids must be from 0 to {MAX_ID}", param="prompt")
+        raise InvalidRequest(f"{name}: token ids must be from 0 to {MAX_ID}", param=name)
     return pack_ids(ids)
 
 

@@ -30,7 +30,15 @@ from carousel.client.core.result import (
 from runtime.base.errors import CarouselError, RequestError
 from runtime.wire.format import TOKEN_BYTES, FloatArray, unpack_floats
 from runtime.wire.handle import MAX_ATTEMPT, attempt_of, sibling, split_handle, with_attempt
-from runtime.wire.messages import ErrorInfo, Finish, GenerateRequest, Resume, SequenceOutput, Usage
+from runtime.wire.messages import (
+    DraftCounts,
+    ErrorInfo,
+    Finish,
+    GenerateRequest,
+    Resume,
+    SequenceOutput,
+    Usage,
+)
 from runtime.wire.sampling_params import SamplingParams
 
 TensorName: TypeAlias = Literal["context_logits", "generation_logits", "embedding"]
@@ -400,7 +408,8 @@ class RequestState:
         first = usages[0]
         assert first is not None
         num_tokens = sum(usage.completion_tokens for usage in usages if usage is not None)
-        return Usage(first.prompt_tokens, num_tokens, first.cached_tokens)
+        drafts = [usage.drafts for usage in usages if usage is not None and usage.drafts is not None]
+        return Usage(first.prompt_tokens, num_tokens, first.cached_tokens, DraftCounts.sum(drafts))
 
 
 class _RowCollector:

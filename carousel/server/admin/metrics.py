@@ -158,6 +158,12 @@ class _Families(Collector):
         family.add_metric(self._labels, value)
         self._families.append(family)
 
+    def add_by_position(self, name: str, text: str, values: Sequence[int]) -> None:
+        family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, "position"))
+        for position, value in enumerate(values):
+            family.add_metric([*self._labels, str(position)], value)
+        self._families.append(family)
+
     def add_gauge(self, name: str, text: str, value: float) -> None:
         family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
         family.add_metric(self._labels, value)
@@ -200,8 +206,22 @@ def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -
         ("kv_new_blocks", "Pages given to requests, empty.", "num_new_pages"),
         ("kv_reused_blocks", "Pages found in the cache.", "num_reused_pages"),
         ("kv_missed_blocks", "Pages not found in the cache.", "num_missed_pages"),
+        ("spec_decode_num_drafts", "Times that a sequence had guesses verified.", "num_drafts"),
+        ("spec_decode_num_draft_tokens", "Guesses that were verified.", "num_draft_tokens"),
+        ("spec_decode_num_accepted_tokens", "Those of them that were right.", "num_accepted_draft_tokens"),
     ):
         families.add_counter(name, text, info[field])
+    families.add_by_position(
+        "spec_decode_num_accepted_tokens_per_pos",
+        "Guesses that were right, by their place behind the last known token.",
+        info["accepted_draft_tokens_by_position"],
+    )
+    drafts = info["num_drafts"]
+    families.add_gauge(
+        "spec_accept_length",
+        "Output tokens for each time that guesses of a sequence were verified; 0 before the first.",
+        1 + info["num_accepted_draft_tokens"] / drafts if drafts else 0.0,
+    )
     families.add_histogram(
         "iteration_latency_seconds",
         "From the end of a step, or its launch if that is later, to the end of the next.",

@@ -49,6 +49,8 @@ async def create_chat_completion(request: Request) -> Response:
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
     )
+    if body.prediction is not None:
+        options["prediction"] = body.prediction.text
     labels = request_labels(request.state.request_id, 1)
     asked = submissions_for([conversation(body.messages)], sampling, options, labels, stream=body.stream)
     check_size(asked, server.config.context_length)

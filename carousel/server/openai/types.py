@@ -99,6 +99,7 @@ class GenerationBody(Struct, forbid_unknown_fields=True, kw_only=True):
     prompt_logprobs: Annotated[int, Meta(ge=0, le=20)] | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
+    speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
     model: str | None = None
@@ -156,6 +157,17 @@ class MessageBody(Struct, forbid_unknown_fields=True, kw_only=True):
 Messages: TypeAlias = Annotated[list[MessageBody], TURNS]
 
 
+class PredictionBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    """Text that the answer may resemble."""
+
+    content: str | list[TextPart]
+    type: Literal["content"]
+
+    @property
+    def text(self) -> str:
+        return self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
+
+
 class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     messages: Messages
     max_tokens: NumTokens | None = None
@@ -165,3 +177,4 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    prediction: PredictionBody | None = None

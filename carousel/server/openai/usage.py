@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from carousel.client.core.result import Completion, Delta
-from carousel.server.openai.responses import PromptTokensDetails, UsageBody
+from carousel.server.openai.responses import CompletionTokensDetails, PromptTokensDetails, UsageBody
+from runtime.wire.messages import DraftCounts
 
 
 class UsageCount:
-    __slots__ = ("_cached", "_completion", "_prompt")
+    __slots__ = ("_cached", "_completion", "_drafts", "_prompt")
 
     def __init__(self, num_prompts: int) -> None:
         self._prompt = [0] * num_prompts
         self._cached = [0] * num_prompts
         self._completion: dict[tuple[int, int], int] = {}
         """By (prompt, sequence)."""
+        self._drafts: list[DraftCounts] = []
 
     def expect_prompts(self, num_tokens: Sequence[int]) -> None:
         """Lengths of the prompts, for counts before the first sequence has ended."""
@@ -28,11 +30,14 @@ class UsageCount:
             return
         self._completion[sequence] = delta.usage.completion_tokens
         self._prompt[prompt] = delta.usage.prompt_tokens
+        if delta.usage.drafts is not None:
+            self._drafts.append(delta.usage.drafts)
         if delta.index == 0:
             self._cached[prompt] = delta.usage.cached_tokens
 
     def body(self) -> UsageBody:
-        return usage_body(sum(self._prompt), sum(self._completion.values()), sum(self._cached))
+        completion = sum(self._completion.values())
+        return usage_body(sum(self._prompt), completion, sum(self._cached), self._drafts)
 
 
 def usage_of(completions: Sequence[Completion]) -> UsageBody:
@@ -41,8 +46,14 @@ def usage_of(completions: Sequence[Completion]) -> UsageBody:
         sum(usage.prompt_tokens for usage in usages),
         sum(usage.completion_tokens for usage in usages),
         sum(usage.cached_tokens for usage in usages),
+        [usage.drafts for usage in usages if usage.drafts is not None],
     )
 
 
-def usage_body(prompt: int, completion: int, cached: int) -> UsageBody:
-    return UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+def usage_body(prompt: int, completion: int, cached: int, drafts: Sequence[DraftCounts] = ()) -> UsageBody:
+    body = UsageBody(prompt, completion, prompt + completion, PromptTokensDetails(cached))
+    if (total := DraftCounts.sum(drafts)) is not None:
+        body.completion_tokens_details = CompletionTokensDetails(
+            total.num_accepted_prediction, total.num_rejected_prediction
+        )
+    return body

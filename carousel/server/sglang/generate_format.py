@@ -160,6 +160,10 @@ class GenerateFormat:
             meta.completion_tokens = usage.completion_tokens
             meta.cached_tokens = usage.cached_tokens
             meta.e2e_latency = time.perf_counter() - self._began_s
+            if usage.drafts is not None:
+                meta.spec_verify_ct = usage.completion_tokens - usage.drafts.num_accepted
+                meta.spec_draft_token_num = usage.drafts.num_drafted
+                meta.spec_accept_token_num = usage.drafts.num_accepted
         yield from (b'{"text":"', sequence.text, b'","output_ids":[', sequence.ids.data, b'],"meta_info":')
         yield _encode(meta)[:-1]
         if view.shows_logprobs:

@@ -62,6 +62,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     return_generation_logits: bool | None = None
     truncate_prompt_tokens: Annotated[int, Meta(ge=-1, le=1 << 24)] | None = None
     top_n_sigma: Annotated[float, Meta(ge=0.0, le=1000000.0)] | None = None
+    speculative_num_draft_tokens: Annotated[int, Meta(ge=0, le=64)] | None = None
     # Written by python -m runtime.sampling.generate: end.
 
 
@@ -111,6 +112,12 @@ class MetaInfo(Struct):
     cached_tokens: int | UnsetType = UNSET
     e2e_latency: float | UnsetType = UNSET
     """Seconds."""
+    spec_verify_ct: int | UnsetType = UNSET
+    """Steps that gave it tokens, where the server speculates; all of them verify what there is to verify."""
+    spec_draft_token_num: int | UnsetType = UNSET
+    """Guesses that were verified,"""
+    spec_accept_token_num: int | UnsetType = UNSET
+    """and right."""
     input_token_logprobs: list[Logprob] | UnsetType = UNSET
     input_top_logprobs: list[list[Logprob] | None] | UnsetType = UNSET
     output_token_logprobs: list[Logprob] | UnsetType = UNSET

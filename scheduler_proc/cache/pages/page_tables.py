@@ -64,6 +64,12 @@ class PageTables:
         self.num_pages[row] = at + len(pages)
         self.changed(row, at)
 
+    def cut(self, row: int, num_pages: int) -> IntArray:
+        """Keep the row's first pages, and return the others."""
+        rest = self.pages[row, num_pages : self.num_pages.item(row)].copy()
+        self.num_pages[row] = num_pages
+        return rest
+
     def changed(self, row: int, at: int) -> None:
         if at < self._dirty_from.item(row):
             self._dirty_from[row] = at

@@ -33,6 +33,11 @@ INFO = {
     "queue_time_bounds_s": [0.1, 1.0],
     "queue_time_counts": [4, 1, 2],
     "queue_time_sum_s": 7.5,
+    "num_drafts": 10,
+    "num_draft_tokens": 30,
+    "num_accepted_draft_tokens": 15,
+    "draft_tokens_by_position": [10, 10, 10],
+    "accepted_draft_tokens_by_position": [9, 4, 2],
 }
 
 
@@ -62,7 +67,7 @@ def samples(front: Front) -> dict[str, float]:
     for family in text_string_to_metric_families(response.text):
         for sample in family.samples:
             assert sample.labels["model_name"] == "fake"
-            bound = f" {sample.labels['le']}" if "le" in sample.labels else ""
+            bound = "".join(f" {sample.labels[name]}" for name in ("le", "position") if name in sample.labels)
             values[sample.name.removeprefix("sglang:") + bound] = sample.value
     return values
 
@@ -149,6 +154,11 @@ def test_gauges_and_queue_times_are_the_schedulers(front: Front) -> None:
     assert values["num_retracted_requests_total"] == 2
     assert [values[f"queue_time_seconds_bucket {bound}"] for bound in ("0.1", "1.0", "+Inf")] == [4, 5, 7]
     assert (values["queue_time_seconds_count"], values["queue_time_seconds_sum"]) == (7, 7.5)
+    names = ("num_drafts", "num_draft_tokens", "num_accepted_tokens")
+    assert [values[f"spec_decode_{name}_total"] for name in names] == [10, 30, 15]
+    by_position = [values[f"spec_decode_num_accepted_tokens_per_pos_total {i}"] for i in range(3)]
+    assert by_position == [9, 4, 2]
+    assert values["spec_accept_length"] == 2.5
 
 
 def test_routers_of_other_engines_find_what_they_ask_for(front: Front) -> None:

@@ -103,6 +103,11 @@ class Speculation(HookOrder):
         self._propose = propose
         self._rng = rng
 
+    def row_opened(self, row: int) -> None:
+        """Half of them find a token in flight at nearly every turn, and guess seldom."""
+        super().row_opened(row)
+        self._req.rows.plan_when_committed(row, self._req.seq % 2 == 0, self)
+
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
         room = min(self._rng.randrange(0, 5), req.max_len - req.num_tokens - 1)

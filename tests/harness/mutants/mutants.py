@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
@@ -32,6 +33,7 @@ PLAIN: dict[str, Any] = {
     "tenants": (),
     "num_tenants": 1,
     "cuts_prompts": True,
+    "speculation": SpeculationSettings(),
 }
 """Most shows in a model that sees all of its context, where nobody is in a hurry and prompts are cut; the
 rest is for those mistakes that need it.

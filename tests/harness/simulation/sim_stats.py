@@ -49,6 +49,8 @@ class StatsWatch:
         self._last = 0
         self._ended_s = 0.0
         self._batch_ctx_tokens = 0
+        self._planned_last = False
+        """A step was planned in this turn after one had ended, so the newest record is not of now."""
         self._add = lifecycle.add
         lifecycle.add = self._count_added  # type: ignore[method-assign]
 
@@ -71,6 +73,7 @@ class StatsWatch:
 
     def note_launch(self, plan: BatchPlan) -> None:
         self._look_at_rows()
+        self._planned_last = self._stats.has_news_for(self._last)
         rows = self._lifecycle.kv.rows
         num_context = num_ctx_tokens = num_first_time = 0
         lens = [1] * plan.num_decodes + (unpack_ids(plan.lens) - unpack_ids(plan.drafts)).tolist()
@@ -102,8 +105,9 @@ class StatsWatch:
         page = self._stats.iterations_after(self._last, 100)
         for record in page.records:
             self._check_step(record)
-        if page.records:
+        if page.records and not self._planned_last:
             self._check_state(page.records[-1])
+        self._planned_last = False
 
     def _check_step(self, record: IterationStats) -> None:
         assert record.iter == self._last + 1, "a step without a record"

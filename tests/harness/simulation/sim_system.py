@@ -30,6 +30,8 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import Status
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.speculation.speculation import SpeculationSettings
+from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
@@ -52,6 +54,7 @@ from tests.harness.simulation.sim_tenants import TenantWatch, draw_tenants
 from tests.harness.simulation.sim_waiting import WaitingWatch
 
 STEP_S = 0.01
+NO_SPECULATION = SpeculationSettings()
 TENANTS = (OWNER, b"tenant-A", b"tenant-B")
 SHARES = [(), ((TENANTS[1], 0.5),), ((OWNER, 0.25), (TENANTS[1], 0.0), (TENANTS[2], 1.0))]
 EVICTION_NAMES = [*EVICTION_POLICIES, "tests.harness.models.stand_ins:RandomEviction"]
@@ -116,6 +119,7 @@ class Setting:
     tenants: tuple[Tenant, ...] = ()
     """Besides the owner."""
     cuts_prompts: bool = True
+    speculation: SpeculationSettings = NO_SPECULATION
 
     @property
     def tenant_share(self) -> QueueShare | None:
@@ -188,6 +192,7 @@ class Setting:
             num_tenants=aside(rng).choice([1, 3, 3]),
             shares=aside(rng).choice(SHARES),
             cuts_prompts=random.Random(aside(rng).getrandbits(48)).random() < 0.8,
+            speculation=SpeculationSettings(random.Random(aside(rng).getrandbits(40)).random() < 0.5, 4),
         )
 
 
@@ -283,17 +288,23 @@ class System:
             setting.max_len,
             profile=StepProfile(None, port),
         )
+        step_cost = StepCost()
         intake = Intake(
             self.lifecycle,
             setting.limits(),
-            (*factories, *feature_factories(self.output, self.kv, port.now_s)),
+            (
+                *factories,
+                *feature_factories(self.output, self.kv, port.now_s, setting.speculation, step_cost),
+            ),
             controls=controls,
             clock=port.now_s,
             suspects=suspects,
         )
         builder = make_batch_builder(setting.who_is_in_a_step(limits), self.lifecycle, policy, port)
         step_log = StepLog(self.kv, self.lifecycle.room, 40, port.now_s)
-        self.scheduler = Scheduler(port, self.lifecycle, intake, builder, self.executor, step_log, controls)
+        self.scheduler = Scheduler(
+            port, self.lifecycle, intake, builder, self.executor, step_log, controls, step_cost
+        )
         self.setting = setting
         self.detokenizer = FakeDetokenizer()
         self.begin(clock)

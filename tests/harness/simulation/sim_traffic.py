@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 
 from runtime.ring.tenants import OWNER
+from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest
 from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
 from tests.harness.simulation.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
-from tests.harness.simulation.sim_reference import Spec
+from tests.harness.simulation.sim_reference import Spec, reference
 from tests.harness.simulation.sim_system import STEP_S, TENANTS, Setting, aside
 from tests.harness.simulation.sim_tenants import NAMES
 
@@ -55,6 +56,22 @@ class Traffic:
         )
         return [self._sequence(first, index, traits) for index in range(rng.choice([1, 1, 1, 2, 4]))]
 
+    def _with_guesses(self, spec: Spec) -> Spec:
+        """Drafts and a prediction that are right but for one token in eight, and numbers of guesses."""
+        rng, has_ngram = self._aside, self._setting.speculation.has_ngram
+        message, wanted = spec.message, rng.choice([None, None, 0, 2])
+        if has_ngram and wanted is not None:
+            sampling = msgspec.structs.replace(message.sampling, speculative_num_draft_tokens=wanted)
+            message = spec.message = msgspec.structs.replace(message, sampling=sampling)
+        kind = rng.random()
+        if kind < 0.8 or (kind < 0.9 and (not has_ngram or wanted == 0)):
+            return spec
+        output = reference(spec)[0][:MAX_DRAFT_TOKENS]
+        guesses = pack_ids([i if rng.random() < 0.9 else rng.randrange(VOCAB_SIZE) for i in output])
+        field = "prediction_ids" if kind < 0.9 else "draft_ids"
+        spec.message = msgspec.structs.replace(message, **{field: guesses})
+        return spec
+
     def _sequence(self, first: TokenizedRequest, index: int, traits: frozenset[str]) -> Spec:
         handle = sibling(first.handle, index)
         sampling = msgspec.structs.replace(first.sampling, seed=(first.sampling.seed or 0) + index)
@@ -67,7 +84,7 @@ class Traffic:
         setting = self._setting
         assert sampling.max_tokens is not None
         max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
-        return Spec(message, traits, max_len, window=setting.window)
+        return self._with_guesses(Spec(message, traits, max_len, window=setting.window))
 
     def _draw_retention(self) -> Retention | None:
         rng = self._aside

@@ -278,6 +278,10 @@ class Simulation:
         self.counts["sequences"] += len(self.specs)
         self.counts["retracted"] += system.lifecycle.num_retracted
         self.counts["replaced"] += system.lifecycle.num_replaced
+        drafts = [closed.drafts for closed in system.detokenizer.closed.values() if closed.drafts]
+        self.counts["guesses right"] += sum(each.num_accepted for each in drafts)
+        self.counts["guesses wrong"] += sum(each.num_drafted - each.num_accepted for each in drafts)
+        self.counts["predicted right"] += sum(each.num_accepted_prediction for each in drafts)
         self.counts["evicted pages"] += system.kv.counts.num_evicted
         self.counts["given back"] += len(system.gave_back)
         self.counts["steps that somebody starved"] += system.waiting_watch.num_starved

@@ -83,6 +83,12 @@ UNDERSTOOD = """
 --tokenizer-worker-num 2 | tokenizer_workers = 2
 --is-embedding | task = embed
 --revision main | revision = main
+--speculative-algorithm NGRAM | speculative_algorithm = NGRAM
+--speculative-num-draft-tokens 7 | speculative_num_draft_tokens = 7
+--num-speculative-tokens 7 | speculative_num_draft_tokens = 7
+--speculative-config '{"method": "ngram"}' | speculative_algorithm = NGRAM
+--speculative-config '{"method": "ngram", "num_speculative_tokens": 7}' | speculative_num_draft_tokens = 7
+--speculative-config '{"model": "[ngram]", "prompt_lookup_max": 4}' | speculative_algorithm = NGRAM
 """
 BEFORE = {
     "--enable-prefix-caching": "--disable-radix-cache",
@@ -123,6 +129,11 @@ REFUSED = """
 --chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info
 --grammar-backend xgrammar | structured output is not built
+--speculative-config '{"method": "eagle", "model": "a/b"}' | draft models are not built
+--speculative-config '{"method": "ngram", "num_speculative_tokens": 0}' | a whole number from 1 on, got 0
+--speculative-config '{"method": "ngram", "quantization": "fp8"}' | quantization is unknown with method ngram
+--speculative-algorithm EAGLE | draft models are not built
+--speculative-draft-model-path a/b | draft models are not built
 """
 
 

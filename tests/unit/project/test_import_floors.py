@@ -120,7 +120,7 @@ SCHEDULER_ORDER = [
     {"features"},
     {"capacity", "policy"},
     {"prefill_adder"},
-    {"output", "queue_times", "static_batch", "step_log", "step_profile"},
+    {"draft_totals", "output", "queue_times", "static_batch", "step_log", "step_profile"},
     {"lifecycle"},
     {"request_records"},
     {"step_stats"},

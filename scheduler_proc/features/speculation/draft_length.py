@@ -1,0 +1,47 @@
+"""DraftLength: how many guesses a row makes, by how often its last ones were right."""
+
+from __future__ import annotations
+
+FIRST_RATE = 0.8
+"""Probability that a guess is right, before any was made."""
+WEIGHT = 0.2
+"""Of the newest guess in that estimate."""
+SHORTEST_PAUSE = 8
+LONGEST_PAUSE = 256
+
+
+class DraftLength:
+    """A guess counts only if all before it were right, so the j-th has the probability rate^j. A row whose
+    guesses are not worth their cost makes none for some steps, then one, and so on with longer pauses.
+    """
+
+    __slots__ = ("_pause", "_wait", "rate")
+
+    def __init__(self) -> None:
+        self.rate = FIRST_RATE
+        self._pause = SHORTEST_PAUSE
+        self._wait = SHORTEST_PAUSE
+
+    def num_drafts(self, most: int, bar: float) -> int:
+        """Return how many guesses to make: as many as are as likely as the bar says, and at most `most`."""
+        rate = likely = self.rate
+        count = 0
+        while count < most and likely >= bar:
+            count += 1
+            likely *= rate
+        return count if count or self._wait else min(1, most)
+
+    def note_verified(self, num_drafted: int, num_accepted: int) -> None:
+        """A step has verified some; those behind the first wrong one say nothing."""
+        keep = 1.0 - WEIGHT
+        self.rate = 1.0 - (1.0 - self.rate) * keep**num_accepted
+        if num_accepted < num_drafted:
+            self.rate *= keep
+        if not self._wait:
+            self._pause = SHORTEST_PAUSE if num_accepted else min(2 * self._pause, LONGEST_PAUSE)
+            self._wait = self._pause
+
+    def note_without(self) -> None:
+        """A step has ended in which it made none."""
+        if self._wait:
+            self._wait -= 1

@@ -1,0 +1,171 @@
+"""Speculation: guesses at the next tokens of one request, in this order: drafts that came with it, what
+follows in its `prediction`, what followed when the end of prompt and output came up before.
+
+A row is planned when its tokens are here for as long as it has something to guess; otherwise steps overlap.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.format import unpack_ids
+from runtime.wire.messages import Closed, DraftCounts
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.samples import Sampled
+from scheduler_proc.core.scheduled_row import ScheduledRow
+from scheduler_proc.features.base import RequestFeature
+from scheduler_proc.features.speculation.draft_length import DraftLength
+from scheduler_proc.features.speculation.ngram_index import MAX_NGRAM, NgramIndex
+from scheduler_proc.features.speculation.step_cost import StepCost
+
+MAX_OUTPUT_INDEXED = 4096
+"""Tokens of output for which an index has room of their own; more displace older ones."""
+
+
+class SpeculationSettings(NamedTuple):
+    has_ngram: bool = False
+    num_draft_tokens: int = 0
+    """Guesses of a row in a step, at most."""
+
+
+class Speculation(RequestFeature):
+    """Comes after what masks a row, and before what reports."""
+
+    def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost) -> None:
+        """`num_draft_tokens`: guesses in a step, at most; 0: the drafts of the request alone."""
+        self._req = req
+        self._most = num_draft_tokens
+        self._cost = cost
+        self._drafts: list[int] = unpack_ids(req.draft_ids).tolist()
+        ids = unpack_ids(req.prediction_ids)
+        self._prediction = NgramIndex(ids, len(ids)) if len(ids) else None
+        self._index: NgramIndex | None = None
+        self._length = DraftLength()
+        self._is_adaptive = True
+        """The last guesses are no drafts of the request."""
+        self._is_predicted = False
+        """They come from its prediction."""
+        self._num_drafted = 0
+        self._num_right = self._num_wrong = 0
+        """Of the prediction's."""
+
+    # -- hooks ----------------------------------------------------------------------------------------------
+
+    def row_opened(self, row: int) -> None:
+        self._cost.num_guessing += self._most > 0
+        self._plan_when_committed(bool(self._drafts) or self._num_drafts() > 0)
+
+    def row_lost(self) -> None:
+        self._cost.num_guessing -= self._most > 0
+
+    def plan_row(self, row: ScheduledRow[Any]) -> None:
+        req = self._req
+        if not req.num_in_flight and row.make_mask is None:
+            room = req.max_len - req.num_tokens - 1
+            row.guesses = self._guesses(room) if room > 0 else ()
+
+    def accept(self, sampled: Sampled) -> list[int]:
+        num_drafted, num_accepted = sampled.num_guesses, len(sampled.ids) - 1
+        if num_drafted:
+            self._num_drafted += num_drafted
+            if self._is_predicted:
+                self._num_right += num_accepted
+                self._num_wrong += num_drafted - num_accepted
+            if self._is_adaptive:
+                self._length.note_verified(num_drafted, num_accepted)
+        else:
+            self._length.note_without()
+        self._plan_when_committed(bool(self._drafts) or self._has_guesses(sampled.ids))
+        return sampled.ids
+
+    def closing(self, closed: Closed) -> Closed:
+        num_accepted = self._req.num_accepted_drafts
+        counts = DraftCounts(self._num_drafted, num_accepted, self._num_right, self._num_wrong)
+        return msgspec.structs.replace(closed, drafts=counts)
+
+    # -- what it guesses ------------------------------------------------------------------------------------
+
+    def _plan_when_committed(self, wanted: bool) -> None:
+        self._req.rows.plan_when_committed(self._req.row, wanted, self)
+
+    def _num_drafts(self) -> int:
+        cost = self._cost
+        return self._length.num_drafts(min(self._most, cost.most), cost.bar)
+
+    def _has_guesses(self, new: list[int]) -> bool:
+        """Tell whether there is something to guess behind the new tokens, which are not yet the request's."""
+        if not self._num_drafts():
+            return False
+        index = self._index_upto_now(new)
+        return index.find() >= 0 or (
+            self._prediction is not None and self._prediction.find(index.tokens[-MAX_NGRAM:]) >= 0
+        )
+
+    def _guesses(self, room: int) -> Sequence[int]:
+        self._is_adaptive = self._is_predicted = False
+        if self._drafts:
+            req = self._req
+            num_output = req.num_output
+            if req.tokens[req.num_prompt :].tolist() == self._drafts[:num_output]:
+                return self._drafts[num_output : num_output + room]
+            self._drafts = []
+        num_tokens = min(room, self._num_drafts())
+        if not num_tokens:
+            return ()
+        self._is_adaptive = True
+        index = self._index_upto_now()
+        if self._prediction is not None and (found := self._predicted(index, num_tokens)):
+            self._is_predicted = True
+            return found
+        at = index.find()
+        return index.following(at, num_tokens) if at >= 0 else ()
+
+    def _predicted(self, index: NgramIndex, num_tokens: int) -> list[int]:
+        """What follows in the prediction: at first its beginning."""
+        assert self._prediction is not None
+        at = self._prediction.find(index.tokens[-MAX_NGRAM:]) if self._req.num_output else 0
+        return self._prediction.tokens[at : at + num_tokens] if at >= 0 else []
+
+    def _index_upto_now(self, new: Sequence[int] = ()) -> NgramIndex:
+        """The index of all committed tokens, and of some that are about to be."""
+        req, index = self._req, self._index
+        num_tokens = req.num_tokens
+        if index is None or len(index) > num_tokens:
+            max_len = min(req.max_len, num_tokens + MAX_OUTPUT_INDEXED)
+            index = self._index = NgramIndex(req.tokens, max_len)
+        elif len(index) < num_tokens:
+            index.extend(req.tokens[len(index) :].tolist())
+        if new:
+            index.extend(new)
+        return index
+
+
+def attach_speculation(
+    settings: SpeculationSettings, cost: StepCost
+) -> Callable[[Request], RequestFeature | None]:
+    """A factory for the intake: gives Speculation to each request that may guess."""
+
+    def attach(req: Request) -> RequestFeature | None:
+        wanted = req.sampling.speculative_num_draft_tokens
+        most = settings.num_draft_tokens if settings.has_ngram else 0
+        if wanted is not None and wanted > most:
+            has = f"with at most {most}" if most else "without --speculative-algorithm NGRAM"
+            raise InvalidRequest(
+                f"speculative_num_draft_tokens is {wanted}; the server was started {has}",
+                param="speculative_num_draft_tokens",
+            )
+        most = most if wanted is None else wanted
+        if req.prediction_ids and not most:
+            has = (
+                "speculative_num_draft_tokens is 0"
+                if settings.has_ngram
+                else "the server was started without --speculative-algorithm NGRAM"
+            )
+            raise InvalidRequest(f"prediction: nothing looks in it, as {has}", param="prediction")
+        return Speculation(req, most, cost) if most or req.draft_ids else None
+
+    return attach

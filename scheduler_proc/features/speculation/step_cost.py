@@ -1,0 +1,85 @@
+"""StepCost: what guesses cost, measured from the steps themselves, and how many are worth it.
+
+Steps that only decode are told apart by their number of rows. Of each number the median time of the last
+ones without guesses is kept, and the median of what each guess added to the others. A guess is worth its cost
+where it is as likely to be right as the share of a step's time, for each token of the step, that it adds:
+
+    probability  >=  seconds a guess * rows / seconds of a step without guesses
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from statistics import median
+
+NUM_KEPT = 9
+NUM_PLAIN = 3
+"""Steps without guesses that are measured before the first with some."""
+PLAIN_EVERY = 64
+"""Steps with guesses before one without is measured again: contexts grow."""
+PROBE_EVERY = 256
+"""Steps without guesses before one guess a row is tried again, where guesses were too dear."""
+LOWEST_BAR = 0.1
+MARGIN = 1.1
+"""By so much a guess must be worth more than it costs: planning is part of its price."""
+MOST_OF_OTHERS = 0.25
+"""A step gets longer by this share of its time at most while rows are in it that do not guess."""
+NO_LIMIT = 1 << 16
+EXACT_ROWS = 8
+"""Up to so many rows each number is told apart, above it every eighth."""
+
+
+class _Measured:
+    """Steps of one number of rows."""
+
+    __slots__ = ("num_since_guess", "num_since_plain", "per_guess", "plain")
+
+    def __init__(self) -> None:
+        self.plain: deque[float] = deque(maxlen=NUM_KEPT)
+        self.per_guess: deque[float] = deque(maxlen=NUM_KEPT)
+        self.num_since_plain = self.num_since_guess = 0
+
+
+class StepCost:
+    """Told of every step that has ended; `bar` and `most` are for the next one."""
+
+    def __init__(self) -> None:
+        self.bar = 0.0
+        """Probability that a guess must have at least to be worth its cost."""
+        self.most = 0
+        """Guesses of a row, at most."""
+        self.num_guessing = 0
+        """Rows that guess; what else runs must not wait long for them."""
+        self._measured: dict[int, _Measured] = {}
+
+    def note_step(self, num_rows: int, num_guesses: int, seconds: float) -> None:
+        """A step has ended that computed no prompt."""
+        size = num_rows if num_rows <= EXACT_ROWS else EXACT_ROWS - num_rows // -EXACT_ROWS
+        kept = self._measured.get(size)
+        if kept is None:
+            kept = self._measured[size] = _Measured()
+        if not num_guesses:
+            kept.plain.append(seconds)
+            kept.num_since_plain = 0
+            kept.num_since_guess += 1
+        else:
+            kept.num_since_plain += 1
+            kept.num_since_guess = 0
+            if kept.plain:
+                kept.per_guess.append((seconds - median(kept.plain)) / num_guesses)
+        self._decide(kept, num_rows)
+
+    def _decide(self, kept: _Measured, num_rows: int) -> None:
+        self.bar = LOWEST_BAR
+        if len(kept.plain) < NUM_PLAIN or kept.num_since_plain >= PLAIN_EVERY:
+            self.most = 0
+            return
+        if not kept.per_guess or kept.num_since_guess >= PROBE_EVERY:
+            self.most = 1
+            return
+        plain, per_guess = median(kept.plain), median(kept.per_guess)
+        self.most = NO_LIMIT
+        if per_guess > 0.0 < plain:
+            self.bar = max(LOWEST_BAR, MARGIN * per_guess * num_rows / plain)
+            if self.num_guessing < num_rows:
+                self.most = int(MOST_OF_OTHERS * plain / per_guess / max(1, self.num_guessing))

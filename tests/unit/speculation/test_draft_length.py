@@ -1,0 +1,171 @@
+"""How many guesses a row makes: by how often they are right, and by what they cost."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from scheduler_proc.features.speculation.draft_length import LONGEST_PAUSE, SHORTEST_PAUSE, DraftLength
+from scheduler_proc.features.speculation.step_cost import NUM_PLAIN, PLAIN_EVERY, PROBE_EVERY, StepCost
+
+
+def drive(rate: float, num_steps: int, most: int = 4, bar: float = 0.1) -> tuple[int, int, int]:
+    """(guesses, of these right, steps with some) of a row whose guesses are right so often."""
+    rng, length = random.Random(1), DraftLength()
+    num_drafted = num_right = num_guessing = 0
+    for _ in range(num_steps):
+        count = length.num_drafts(most, bar)
+        if not count:
+            length.note_without()
+            continue
+        right = 0
+        while right < count and rng.random() < rate:
+            right += 1
+        length.note_verified(count, right)
+        num_drafted += count
+        num_right += right
+        num_guessing += 1
+    return num_drafted, num_right, num_guessing
+
+
+def test_who_is_always_right_guesses_as_much_as_there_may_be() -> None:
+    assert drive(1.0, 200) == (800, 800, 200)
+
+
+def test_who_is_never_right_hardly_guesses() -> None:
+    num_drafted, num_right, _ = drive(0.0, 1000)
+    assert num_right == 0
+    assert num_drafted < 50
+
+
+def test_who_is_seldom_right_guesses_less_where_guesses_are_dear() -> None:
+    cheap, dear = drive(0.5, 400, bar=0.1)[0], drive(0.5, 400, bar=0.45)[0]
+    assert dear < cheap / 2
+
+
+def test_who_was_wrong_tries_again_after_pauses_that_grow_and_comes_back_when_right() -> None:
+    length = DraftLength()
+    while length.num_drafts(4, 0.1):
+        length.note_verified(4, 0)
+    pauses = []
+    for _ in range(7):
+        pause = 0
+        while not length.num_drafts(4, 0.1):
+            length.note_without()
+            pause += 1
+        assert length.num_drafts(4, 0.1) == 1
+        length.note_verified(1, 0)
+        pauses.append(pause)
+    assert pauses == sorted(pauses)
+    assert pauses[0] <= SHORTEST_PAUSE
+    assert pauses[-1] == LONGEST_PAUSE
+    for _ in range(LONGEST_PAUSE):
+        length.note_without()
+    for _ in range(10):
+        length.note_verified(1, 1)
+    assert length.num_drafts(4, 0.1) == 4
+
+
+@pytest.mark.parametrize("most", [0, 1])
+def test_never_more_than_may_be(most: int) -> None:
+    assert drive(1.0, 50, most=most)[0] == 50 * most
+
+
+class Machine:
+    """A step of so many seconds for itself, for each row and for each guess."""
+
+    def __init__(self, fixed: float, per_token: float) -> None:
+        self.fixed, self.per_token = fixed, per_token
+        self.cost = StepCost()
+        self.seconds = 0.0
+
+    def run(self, num_rows: int, num_steps: int, rate: float, num_draft_tokens: int = 4) -> float:
+        """Tokens a second of rows that all guess."""
+        rng = random.Random(2)
+        self.cost.num_guessing = num_rows
+        lengths = [DraftLength() for _ in range(num_rows)]
+        num_tokens, began = 0, self.seconds
+        for _ in range(num_steps):
+            counts = [
+                each.num_drafts(min(num_draft_tokens, self.cost.most), self.cost.bar) for each in lengths
+            ]
+            for length, count in zip(lengths, counts, strict=True):
+                right = 0
+                while right < count and rng.random() < rate:
+                    right += 1
+                num_tokens += right + 1
+                if count:
+                    length.note_verified(count, right)
+                else:
+                    length.note_without()
+            self.step(num_rows, sum(counts))
+        return num_tokens / (self.seconds - began)
+
+    def step(self, num_rows: int, num_guesses: int) -> float:
+        seconds = self.fixed + self.per_token * (num_rows + num_guesses)
+        self.seconds += seconds
+        self.cost.note_step(num_rows, num_guesses, seconds)
+        return seconds
+
+    def plain(self, num_rows: int) -> float:
+        return num_rows / (self.fixed + self.per_token * num_rows)
+
+
+# 15.6 ms for one token and 21 ms for eight: a model of half a billion weights on two cores.
+CPU = (0.0148, 0.00077)
+COMPUTE_BOUND = (0.0, 0.001)
+
+
+@pytest.mark.parametrize(
+    ("machine", "num_rows", "rate", "least"),
+    [
+        (CPU, 1, 1.0, 2.0),
+        (CPU, 8, 1.0, 1.3),
+        (CPU, 1, 0.0, 0.95),
+        (CPU, 8, 0.0, 0.95),
+        (CPU, 64, 1.0, 0.98),
+        (CPU, 64, 0.5, 0.98),
+        (CPU, 64, 0.0, 0.98),
+        (COMPUTE_BOUND, 64, 1.0, 0.98),
+        (COMPUTE_BOUND, 8, 0.5, 0.95),
+    ],
+)
+def test_guessing_gains_where_it_can_and_loses_little_elsewhere(
+    machine: tuple[float, float], num_rows: int, rate: float, least: float
+) -> None:
+    model = Machine(*machine)
+    assert model.run(num_rows, 600, rate) >= least * model.plain(num_rows)
+
+
+def test_who_does_not_guess_waits_a_quarter_longer_at_most() -> None:
+    """Three rows beside five that are always right, once the cost is known."""
+    model = Machine(*CPU)
+    model.cost.num_guessing = 5
+    plain = model.fixed + 8 * model.per_token
+    taken = []
+    for _ in range(300):
+        most = min(4, model.cost.most)
+        taken.append(model.step(8, 5 * most))
+    assert max(taken[50:]) <= 1.25 * plain
+    assert max(taken[50:]) > 1.1 * plain
+
+
+def test_costs_are_measured_again_in_both_directions() -> None:
+    cost = StepCost()
+    for _ in range(NUM_PLAIN):
+        assert cost.most == 0
+        cost.note_step(4, 0, 0.01)
+    for _ in range(PLAIN_EVERY):
+        assert cost.most > 0
+        cost.note_step(4, 4, 0.011)
+    assert cost.most == 0
+    cost.note_step(4, 0, 0.01)
+    assert cost.most > 0
+    cost.num_guessing = 1
+    for _ in range(9):
+        cost.note_step(4, 4, 1.0)
+    assert cost.most == 0
+    for _ in range(PROBE_EVERY):
+        cost.note_step(4, 0, 0.01)
+    assert cost.most == 1

@@ -1,0 +1,89 @@
+"""NgramIndex against a search through the whole sequence."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import numpy as np
+import pytest
+
+from scheduler_proc.features.speculation.ngram_index import MAX_BULK, MAX_NGRAM, NgramIndex
+
+ROOMY = 1 << 15
+"""Tokens that a table has room for, so that hardly any slot is taken twice."""
+
+
+def search(tokens: list[int], end: list[int] | None = None) -> int:
+    """What `find` must return, by looking at every position."""
+    end = tokens[-MAX_NGRAM:] if end is None else end
+    for n in range(min(MAX_NGRAM, len(end)), 0, -1):
+        for at in range(len(tokens) - 1, n - 1, -1):
+            if tokens[at - n : at] == end[-n:]:
+                return at
+    return -1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_longest_match_is_found_and_of_these_the_last(seed: int) -> None:
+    rng = random.Random(seed)
+    vocabulary = rng.choice([2, 3, 10, 50])
+    tokens = [rng.randrange(vocabulary) for _ in range(rng.randrange(60))]
+    index = NgramIndex(np.array(tokens, np.int32), ROOMY)
+    differing = 0
+    for _ in range(60):
+        new = [rng.randrange(vocabulary) for _ in range(rng.choice([1, 1, 2, 5, 20]))]
+        index.extend(new)
+        tokens += new
+        assert index.tokens == tokens
+        differing += index.find() != search(tokens)
+        other = [rng.randrange(vocabulary) for _ in range(rng.randrange(1, MAX_NGRAM + 1))]
+        differing += index.find(other) != search(tokens, other)
+    assert differing <= 2, "more than a slot that was taken twice explains"
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_is_found_is_a_match_however_small_the_table(seed: int) -> None:
+    rng = random.Random(seed)
+    index = NgramIndex(np.array([], np.int32), 4)
+    num_found = 0
+    for _ in range(400):
+        index.extend([rng.randrange(6)])
+        at = index.find()
+        if at >= 0:
+            num_found += 1
+            assert index.tokens[at - 1] == index.tokens[-1]
+            assert at < len(index)
+    assert num_found
+
+
+def test_where_the_match_runs_into_the_end_the_sequence_goes_round() -> None:
+    index = NgramIndex(np.array([9, 1, 2, 3, 1, 2, 3], np.int32), ROOMY)
+    assert index.find() == 4
+    assert index.following(4, 7) == [1, 2, 3, 1, 2, 3, 1]
+
+
+def test_of_a_long_prompt_the_end_is_looked_through() -> None:
+    tokens = np.arange(2 * MAX_BULK, dtype=np.int32)
+    index = NgramIndex(tokens, len(tokens) + 10)
+    index.extend([2 * MAX_BULK - 100])
+    assert index.find() == 2 * MAX_BULK - 99
+    index.extend([5])
+    assert index.find() == -1
+
+
+def test_a_step_costs_no_more_in_a_long_sequence() -> None:
+    """Twenty times the length, with a wide margin for a machine that does something else."""
+
+    def best_of(length: int) -> float:
+        index = NgramIndex(np.arange(length, dtype=np.int32) % 5000, length + 4000)
+        times = []
+        for _ in range(20):
+            began = time.perf_counter()
+            for token in range(100):
+                index.extend([token])
+                index.find()
+            times.append(time.perf_counter() - began)
+        return min(times) / 100
+
+    assert best_of(20_000) < 4 * best_of(1000) + 5e-6
