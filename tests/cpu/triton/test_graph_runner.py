@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ import torch
 
 from model_worker.device import make_device
 from model_worker.device.cuda import CudaDevice
-from model_worker.runner.model_runner import ModelRunner
 from model_worker.runner.recording.graph_runner import GraphRunner, verification_sizes
 from model_worker.runner.sampled_places import has_drafts
 from model_worker.worker import ModelWorker, load_worker
@@ -211,8 +209,7 @@ def test_steps_with_guesses_make_the_tokens_of_the_cpu(
     settings = {"page_size": 4, "max_total_tokens": 1024}
     cpu = config(model_path, **settings, device="cpu")
     expected = _verify(load_worker(cpu, make_device("cpu", threaded=False), lambda: None), kind)
-    monkeypatch.setattr("model_worker.worker.ModelRunner", partial(ModelRunner, max_guesses=4))
-    gpu = config(model_path, **settings, cuda_graph_bs="1,3")
+    gpu = config(model_path, **settings, cuda_graph_bs="1,3", speculative_algorithm="NGRAM")
     worker = load_worker(gpu, CudaDevice(threaded=False), lambda: None)
     graphs = worker._runner._recording
     assert isinstance(graphs, GraphRunner)
