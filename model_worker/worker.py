@@ -232,7 +232,8 @@ def _load_runner(
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
             return EmbeddingRunner(model, kv_pool, ops, device, **options, pooling=pooling)
-        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes)
+        max_guesses = 0 if config.speculative_algorithm == "none" else config.speculative_num_draft_tokens
+        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes, max_guesses=max_guesses)
 
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)

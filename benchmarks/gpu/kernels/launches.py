@@ -197,6 +197,7 @@ def _record(model: CausalLM, device: CountingDevice, ops: Ops, batch: int) -> No
         sampler=sampler,
         num_ranks=1,
         sizes=[batch],
+        max_guesses=0,
         max_len=CONTEXT,
         vocab_size=vocab_size,
         example=decode_after(1),
