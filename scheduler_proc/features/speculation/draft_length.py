@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-FIRST_RATE = 0.8
+FIRST_RATE = 0.5
 """Probability that a guess is right, before any was made."""
-WEIGHT = 0.2
+WEIGHT = 0.25
 """Of the newest guess in that estimate."""
 SHORTEST_PAUSE = 8
 LONGEST_PAUSE = 256
