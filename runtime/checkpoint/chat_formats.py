@@ -48,8 +48,10 @@ TOOL_CALLS = (
     ChatFormat("deepseek_v31", ("deepseekv31",), (_DEEPSEEK,), ("```json",)),
     ChatFormat("glm45", ("glm", "glm47"), ("tools", "<tool_call>", "<arg_key>")),
     ChatFormat("kimi_k2", (), ("tools", "<|tool_calls_section_begin|>")),
+    ChatFormat("gpt_oss", ("gpt-oss", "openai", "openai_gptoss"), ("tools", "<|channel|>", "to=functions.")),
 )
 REASONING = (
+    ChatFormat("gpt_oss", ("gpt-oss", "openai_gptoss"), ("<|channel|>analysis",)),
     ChatFormat("mistral", ("magistral",), ("[THINK]",)),
     ChatFormat("kimi_k2", (), ("</think>", "<|tool_calls_section_begin|>")),
     ChatFormat("glm45", ("glm", "glm47"), ("</think>", "<|assistant|>")),

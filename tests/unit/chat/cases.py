@@ -90,6 +90,12 @@ def spelled(family: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> str:
                 for name, values in calls
             )
             return f"<｜tool▁calls▁begin｜>{''.join(parts)}<｜tool▁calls▁end｜>"
+        case "gpt_oss":
+            return "<|start|>assistant".join(
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+                f"{json.dumps(values, ensure_ascii=False)}<|call|>"
+                for name, values in calls
+            )
         case "kimi_k2":
             parts = (
                 f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>"
