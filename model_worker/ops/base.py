@@ -177,10 +177,18 @@ class Ops(Protocol):
     """Kernels in C++ for the sampler; None: it has others."""
 
     def embedding(
-        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+        self,
+        weight: Tensor,
+        row_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        packed: bool = False,
+        first: int | None = None,
+        scale: float = 1.0,
     ) -> Map:
-        """Ids [T] int64 to rows of weight [N, H] times scale, rounded. packed: a product or head of this Ops
-        packs the weight. first: the id of row 0; one that weight has no row of becomes zeros.
+        """Ids [T] int64 to rows of weight [N, H] times scale, rounded. row_scale [N] float32: the weight is
+        int8, and rows times it become dtype. packed: a product or head of this Ops packs the weight. first:
+        the id of row 0; one that weight has no row of becomes zeros.
         """
         ...
 
@@ -218,7 +226,11 @@ class Ops(Protocol):
         """
         ...
 
-    def head(self, weight: Tensor) -> Head: ...
+    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
+        """Logits of hidden states of the dtype of weight [N, K]; or, of int8 with row_scale [N] float32, of
+        dtype.
+        """
+        ...
 
     def activation(self, name: Activation, width: int) -> Map:
         """[T, width] -> activation(x)."""
