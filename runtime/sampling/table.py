@@ -42,6 +42,9 @@ MAX_ALLOWED_IDS = 4096
 GREEDY_BELOW = 1e-5
 """Temperature."""
 
+LEAST_SIGMA = 1e-30
+"""A smaller one would be 0 in float32, which keeps all ids."""
+
 ColumnType: TypeAlias = Literal["float32", "int64"]
 Family: TypeAlias = Literal["openai", "sglang"]
 
@@ -476,7 +479,7 @@ PARAMETERS: tuple[Parameter, ...] = (
             Column(
                 "top_n_sigma",
                 "float32",
-                lambda p, stay: p.top_n_sigma,
+                lambda p, stay: max(p.top_n_sigma, LEAST_SIGMA) if p.top_n_sigma > 0.0 else 0.0,
                 "ids more standard deviations below the largest are cut off; 0: none",
             ),
         ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 
 from runtime.sampling.columns import FLOATS, INTEGERS, ROW_BYTES, ROW_DTYPE, examples
@@ -87,6 +88,12 @@ def test_a_row_is_packed_as_its_layout_says() -> None:
     assert (numbers.min_len, numbers.is_greedy, numbers.top_k) == (7, 0, 0)
     names = [c.name for c in (*FLOATS, *INTEGERS)]
     assert len(set(names)) == len(names)
+
+
+def test_a_top_n_sigma_below_float32_keeps_few_ids_and_not_all() -> None:
+    setup = RowSetup.of(0, 1, SamplingParams(top_n_sigma=1e-300))
+    assert np.float32(numbers_of(setup).top_n_sigma) > 0
+    assert numbers_of(RowSetup.of(0, 1, SamplingParams())).top_n_sigma == 0
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, -0.0])
