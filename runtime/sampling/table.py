@@ -480,7 +480,7 @@ PARAMETERS: tuple[Parameter, ...] = (
             Column(
                 "top_n_sigma",
                 "float32",
-                lambda p, stay: max(p.top_n_sigma, LEAST_SIGMA),
+                lambda p, stay: max(p.top_n_sigma, LEAST_SIGMA) if p.top_n_sigma > 0.0 else 0.0,
                 "ids more standard deviations below the largest are cut off; 0: none",
             ),
         ),
