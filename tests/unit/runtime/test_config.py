@@ -434,3 +434,7 @@ def test_an_unknown_name_is_refused_before_anything_is_started(tmp_path: Path, s
             resolved(from_values({setting: name}), tmp_path)
     own = from_values({setting: "mine.module:Class"})
     assert getattr(resolved(own, tmp_path), setting) == "mine.module:Class"
+
+
+def test_names_of_the_model_are_neither_empty_nor_named_twice() -> None:
+    assert RuntimeConfig(served_model_name="a,, b,a,").model_names == ("a", "b")
