@@ -30,6 +30,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import Status
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
@@ -242,6 +243,7 @@ class System:
         epoch: int = FIRST_EPOCH,
         suspects: Suspects = NO_SUSPECTS,
         inbox: Inbox | None = None,
+        grammar: GrammarClient | None = None,
     ) -> None:
         self.now = self._stepped_at = 1.0
         clock = clock or (lambda: self.now)
@@ -286,7 +288,7 @@ class System:
         intake = Intake(
             self.lifecycle,
             setting.limits(),
-            (*factories, *feature_factories(self.output, self.kv, port.now_s)),
+            (*factories, *feature_factories(self.output, self.kv, port.now_s, grammar)),
             controls=controls,
             clock=port.now_s,
             suspects=suspects,
