@@ -32,6 +32,7 @@ from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import Status
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -249,6 +250,7 @@ class System:
         epoch: int = FIRST_EPOCH,
         suspects: Suspects = NO_SUSPECTS,
         inbox: Inbox | None = None,
+        grammar: GrammarClient | None = None,
     ) -> None:
         self.now = self._stepped_at = 1.0
         clock = clock or (lambda: self.now)
@@ -296,7 +298,9 @@ class System:
             setting.limits(),
             (
                 *factories,
-                *feature_factories(self.output, self.kv, port.now_s, setting.speculation, step_cost),
+                *feature_factories(
+                    self.output, self.kv, port.now_s, setting.speculation, step_cost, grammar
+                ),
             ),
             controls=controls,
             clock=port.now_s,
