@@ -49,8 +49,10 @@ TOOL_CALLS = (
     ChatFormat("glm45", ("glm", "glm47"), ("tools", "<tool_call>", "<arg_key>")),
     ChatFormat("kimi_k2", (), ("tools", "<|tool_calls_section_begin|>")),
     ChatFormat("gpt_oss", ("gpt-oss", "openai", "openai_gptoss"), ("tools", "<|channel|>", "to=functions.")),
+    ChatFormat("gemma4", (), ("tools", "<|tool_call>")),
 )
 REASONING = (
+    ChatFormat("gemma4", (), ("<|channel>thought",)),
     ChatFormat("gpt_oss", ("gpt-oss", "openai_gptoss"), ("<|channel|>analysis",)),
     ChatFormat("mistral", ("magistral",), ("[THINK]",)),
     ChatFormat("kimi_k2", (), ("</think>", "<|tool_calls_section_begin|>")),
