@@ -13,7 +13,8 @@ from tests.harness.ring.fake_ring import finish, output
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.content }}{% endfor %}"
-    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% elif may_think %}assistant:{% else %}<think>\n{% endif %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% elif may_think %}assistant:{% else %}<think>\n{% endif %}"
 )
 ANSWER = "Hm.\n</think>\n\nHi"
 

@@ -23,7 +23,9 @@ TEMPLATES = {
     "tools [TOOL_CALLS] [THINK]": ("mistral", "mistral"),
     'tools {"name": function name, "parameters": dictionary of argument name}': ("llama3_json", "none"),
     "tools [func_name1(params_name1=x)]": ("pythonic", "none"),
-    "<｜tool▁calls▁begin｜>\n```json tools": ("deepseek_v3", "none"),
+    "<｜tool▁calls▁begin｜>\n```json {{ tools }}": ("deepseek_v3", "none"),
+    # As of DeepSeek-R1: calls in the history, and no tools.
+    "<｜tool▁calls▁begin｜>\n```json tool_calls </think> <｜Assistant｜>": ("none", "deepseek_r1"),
     "<｜tool▁calls▁begin｜> tools </think> <｜Assistant｜>": ("deepseek_v31", "deepseek_r1"),
     "tools <tool_call> <arg_key> arguments <|assistant|></think>": ("glm45", "glm45"),
     "tools <|start|>assistant<|channel|>analysis to=functions.": ("gpt_oss", "gpt_oss"),
