@@ -31,7 +31,7 @@ class ChatFormat:
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 TOOL_CALLS = (
     ChatFormat("hermes", ("qwen25", "qwen"), ("<tool_call>", "arguments"), ("<function=", "<arg_key>")),
-    ChatFormat("llama3_json", ("llama3", "llama4_json"), ('"parameters": dictionary'), ("[func_name1(",)),
+    ChatFormat("llama3_json", ("llama3", "llama4_json"), ('"parameters": dictionary',), ("[func_name1(",)),
     ChatFormat(
         "pythonic",
         ("llama4_pythonic",),

@@ -15,6 +15,7 @@ HERMES = '{% if tools %}<tool_call>{"name": 1, "arguments": 2}</tool_call>{% end
 TEMPLATES = {
     "": ("none", "none"),
     "{{ messages[0].content }}": ("none", "none"),
+    '{{ tools }} {{ "parameters" }}: a dictionary, and all other letters': ("none", "none"),
     "<tool_call> {# no list of them #}": ("none", "none"),
     HERMES: ("hermes", "none"),
     HERMES + "<think></think>": ("hermes", "qwen3"),
