@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal, TypeAlias
 
+from carousel.server.chat.gemma import GEMMA_MARKERS, gemma4
 from carousel.server.chat.harmony import ANALYSIS, HARMONY_MARKERS, harmony
 from carousel.server.chat.harmony import END as HARMONY_END
 from carousel.server.chat.json_calls import (
@@ -46,6 +47,8 @@ class ReasoningFormat:
     end: str
     also_end: tuple[str, ...] = ()
     """Markers of calls, which end reasoning as well."""
+    special: tuple[str, ...] = ()
+    """Parts of the tags that a tokenizer may have as special tokens."""
     read: CallReader | None = None
     """Of a format in which reasoning, text and calls have one form: what reads them all."""
 
@@ -63,6 +66,7 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
     ),
     "kimi_k2": ToolFormat(kimi_k2, KIMI_MARKERS),
     "gpt_oss": ToolFormat(harmony, HARMONY_MARKERS),
+    "gemma4": ToolFormat(gemma4, GEMMA_MARKERS),
 }
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
@@ -70,6 +74,7 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "glm45": ReasoningFormat("<think>", "</think>"),
     "kimi_k2": ReasoningFormat("<think>", "</think>", ("<|tool_calls_section_begin|>",)),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", special=("<|channel>",)),
     "gpt_oss": ReasoningFormat(
         ANALYSIS, HARMONY_END, HARMONY_MARKERS, read=partial(harmony, has_reasoning=True)
     ),

@@ -298,9 +298,7 @@ class System:
             setting.limits(),
             (
                 *factories,
-                *feature_factories(
-                    self.output, self.kv, port.now_s, setting.speculation, step_cost, grammar
-                ),
+                *feature_factories(self.output, self.kv, port.now_s, setting.speculation, step_cost, grammar),
             ),
             controls=controls,
             clock=port.now_s,

@@ -362,6 +362,8 @@ PIECES = [
         ";",
     ),
     *("weather", "now", '"', "\\", "\n", " ", "[", "]", "{", "\u2028", "\U0001f600", "null", "1e", "<"),
+    *("<|tool_call>", "<tool_call|>", "call:now{", '<|"|>', "a:", "<|channel|>", "<|message|>", "<|end|>"),
+    *("analysis", "commentary to=functions.now ", "<|start|>"),
 ]
 
 
