@@ -71,7 +71,8 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
 
 // How much attend_head tells Ahead of its work.
 template <class Math>
-int work_of_head(const AttentionCall& call, const Tile& tile, const KeyRange& keys) {
+int work_of_head([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Tile& tile,
+                 const KeyRange& keys) {
 #if defined(CAROUSEL_HAS_TILES)
   if (Math::kHasTiles && FewRows::fit(tile.num_rows)) return FewRows::work(call, tile, keys);
 #endif
