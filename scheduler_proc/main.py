@@ -216,6 +216,7 @@ def _settings_in_force(
         "chunked_prefill_size": config.chunked_prefill_size,
         "disable_chunked_prefill": config.disable_chunked_prefill,
         "max_steps_in_flight": executor.max_in_flight,
+        "speculative_algorithm": config.speculative_algorithm,
     }
 
 
