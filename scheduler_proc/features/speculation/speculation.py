@@ -80,7 +80,9 @@ class Speculation(RequestFeature):
                 self._cost.note_verified(num_drafted, num_accepted)
         else:
             self._length.note_without()
-        self._plan_when_committed(bool(self._drafts) or self._has_guesses(sampled.ids))
+        # Where one was right there is likely more: it is looked for when the row is planned.
+        wanted = bool(self._drafts) or num_accepted > 0 or self._has_guesses(sampled.ids)
+        self._plan_when_committed(wanted)
         return sampled.ids
 
     def closing(self, closed: Closed) -> Closed:

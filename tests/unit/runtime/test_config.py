@@ -35,6 +35,11 @@ def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
     return resolve(config, context_length=2048, dtype="bfloat16", model_path=tmp_path)
 
 
+def test_an_embedding_model_guesses_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="speculative_algorithm: an embedding model generates nothing"):
+        resolved(RuntimeConfig(task="embed", speculative_algorithm="NGRAM", pooling="last"), tmp_path)
+
+
 def test_no_arguments_give_the_declared_defaults() -> None:
     assert parse_args([]) == RuntimeConfig()
 
