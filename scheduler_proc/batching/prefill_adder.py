@@ -202,6 +202,8 @@ class PrefillAdder:
             return
         for feature in features:
             feature.plan_row(scheduled)
+        if scheduled.make_mask is not None:
+            scheduled.guesses = ()  # a mask is of one position
         if scheduled.guesses:
             scheduled.guesses = scheduled.guesses[: self._token_budget]
             if not self._try_reserve(scheduled.req, scheduled.start + scheduled.num_new):
