@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import pytest
 
+from runtime.base.errors import RequestError
 from runtime.wire.format import Message, unpack_ids
 from runtime.wire.guide import Guide
 from runtime.wire.messages import (
@@ -28,6 +29,8 @@ from runtime.wire.messages import (
     OpenMatcher,
     TokenizedRequest,
 )
+from scheduler_proc.core.scheduled_row import ScheduledRow
+from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.grammar_client import MAX_WAIT_S, GrammarClient
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
@@ -289,3 +292,24 @@ def test_a_resumed_sequence_goes_on_where_it_was(
         run_until_idle(system, again)
         assert ids[:num_given] + system.detokenizer.tokens.get(again.handle, []) == ids
         assert system.detokenizer.closed[again.handle].reason == reason
+
+
+def test_a_request_that_another_feature_refuses_leaves_no_matcher() -> None:
+    def refuse(_: object) -> None:
+        raise RequestError("never", code="no", status=400)
+
+    with serving() as (system, grammar):
+        system.scheduler.intake._factories += (refuse,)
+        run_until_idle(system, request(0))
+        assert system.detokenizer.closed[request(0).handle].reason == "error"
+        assert grammar.num_open == 0
+
+
+def test_guesses_for_a_row_with_a_mask_are_dropped(expected: list[list[int]]) -> None:
+    class Guesses(RequestFeature):
+        def plan_row(self, row: ScheduledRow[Any]) -> None:
+            row.guesses = [1, 2]
+
+    with serving(depth=2) as (system, _):
+        system.scheduler.intake._factories += (lambda req: Guesses() if req.guide else None,)
+        assert outputs(system, requests()) == expected
