@@ -159,7 +159,7 @@ def test_http_is_served_by_every_api_process(launch: Launched) -> None:
             with suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
         wait_until(
-            lambda: sum(child["ready"] for child in launch.state()["children"]) == 9, 10.0, "all serve"
+            lambda: sum(child["ready"] for child in launch.state()["children"]) == 10, 10.0, "all serve"
         )
     assert httpx.get(f"{launch.url}/ready", timeout=10.0).status_code == 200
 
