@@ -7,6 +7,7 @@ churn   a tenth of the rows finish in every step and are replaced in it, each by
         before
 quarter as steady, but a quarter of the rows has stop strings and wants the logprobs of its tokens, with the
         five most likely ones
+guesses as steady, but every row makes three guesses in every step from its own output, all right
 waiting as steady, with 5,000 requests waiting for a row, and with as many waiting for pages beside free rows
 
 A step is timed as the process runs it: decoding the inbox, building and encoding the plan, decoding the
@@ -107,7 +108,6 @@ class NullExecutor:
     def __init__(self, max_rows: int) -> None:
         self._plans = Codec(BatchPlan, 0)
         self._results = Codec(StepResult, 0)
-        self._tokens = np.full(max_rows, TOKEN, np.int32)
         self._has_logprobs = np.zeros(max_rows, np.bool_)
         self._top_ids = np.full((max_rows, NUM_TOP), TOKEN, np.int32)
         self._logprobs = np.full((max_rows, NUM_TOP), -1.0, np.float32)
@@ -118,8 +118,8 @@ class NullExecutor:
         started = time.perf_counter()
         for setup in plan.setups:
             self._has_logprobs[setup.row] = bool(setup.features & LOGPROBS)
-        samples = unpack_ids(plan.samples)
-        tokens = self._tokens[: plan.num_decodes + int(samples.sum())]
+        counts = unpack_ids(plan.samples) + unpack_ids(plan.drafts)
+        tokens = np.full(plan.num_decodes + int(counts.sum()), TOKEN, np.int32)
         m = np.count_nonzero(self._has_logprobs[unpack_ids(plan.rows)])
         logprobs = (
             self._logprobs[:m, 0].tobytes(),
@@ -127,7 +127,7 @@ class NullExecutor:
             self._top_ids[:m].tobytes(),
             self._logprobs[:m].tobytes(),
         )
-        data = self._results.encode(StepResult(plan.step, tokens.tobytes(), samples.tobytes(), *logprobs))
+        data = self._results.encode(StepResult(plan.step, tokens.tobytes(), counts.tobytes(), *logprobs))
         self.seconds += time.perf_counter() - started
         return NullHandle(data, self._results)
 
@@ -178,6 +178,8 @@ class Case(NamedTuple):
     """Requests that wait behind those that run."""
     num_pages: int = 0
     """Of the pool; 0: as many as the rows need, pool_scale times."""
+    num_guesses: int = 0
+    """Of each row in each step."""
 
 
 class Bench:
@@ -210,10 +212,12 @@ class Bench:
         controls = Controls(
             self.lifecycle, StatsQuestions(stats, output), max_len, profile=StepProfile(None, port)
         )
+        speculation, step_cost = SpeculationSettings(case.num_guesses > 0, case.num_guesses), StepCost()
+        step_cost.most = case.num_guesses
         intake = Intake(
             self.lifecycle,
             limits,
-            feature_factories(output, kv, port.now_s, SpeculationSettings(), StepCost()),
+            feature_factories(output, kv, port.now_s, speculation, step_cost),
             controls=controls,
             clock=port.now_s,
         )
@@ -280,6 +284,10 @@ CASES = {
     "churn_page_1": [Case(rows, 1, True, pool_scale=ROOMY) for rows in (1, 64, 256)],
     "long_prompts": [Case(256, 16, False, num_prompt=8192)],
     "idle_rows": [Case(256, 16, False, num_idle_rows=3840)],
+    "guesses": [
+        Case(rows, 16, False, num_output=4 * (WARMUP_STEPS + STEPS) + 100, num_guesses=3)
+        for rows in (1, 64, 256)
+    ],
     "quarter": [Case(256, 16, False, logprobs_share=0.25)],
     **{
         f"waiting {policy}": [

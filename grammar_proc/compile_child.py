@@ -73,4 +73,4 @@ if __name__ == "__main__":
     # Anything that a library prints must not come between the frames.
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    main(Vocabulary.read(Path(sys.argv[1]), num_threads=1), sys.stdin.buffer, out)
+    main(Vocabulary(Path(sys.argv[1]), num_threads=1), sys.stdin.buffer, out)

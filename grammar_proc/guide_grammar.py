@@ -51,7 +51,7 @@ def grammar_of(guide: Guide, special: Mapping[str, int]) -> str:
 
 def _json_grammar(schema: Any, guide: Guide) -> str:
     if schema is False:
-        raise InvalidRequest("json_schema: no value matches false", param="json_schema")
+        raise refused(guide.kind, "no value matches false")
     options: Any = {
         "whitespace_flexible": guide.any_whitespace,
         "whitespace_pattern": rf"[ \n\r\t]{{0,{MAX_WHITESPACE}}}",

@@ -22,7 +22,7 @@ def main(context: ProcessContext) -> None:
         inbox,
         context.outbox(context.endpoints.scheduler_in),
         context.outbox(context.endpoints.grammar_out),
-        Vocabulary.read(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
+        Vocabulary(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
         compiler,
     )
     gc.freeze()

@@ -26,13 +26,15 @@ class Vocabulary:
     special: their ids, by their spellings; llguidance takes every added token for one that is spelled <...>.
     """
 
-    def __init__(self, tokenizer_json: str, num_threads: int) -> None:
-        """Raises ModelError."""
+    def __init__(self, directory: Path, num_threads: int) -> None:
+        """Read the tokenizer of a directory. Raises ModelError."""
         try:
-            self._tokenizer = llguidance.LLTokenizer(tokenizer_json)
-        except Exception as error:  # of the library's: any kind
+            text = (directory / "tokenizer.json").read_text(encoding="utf-8")
+            self._tokenizer = llguidance.LLTokenizer(text)
+        except Exception as error:  # the library raises any kind
             raise ModelError(
-                f"guides: the tokenizer cannot be read: {error}; --grammar-backend none serves without guides"
+                f"The tokenizer in {directory} cannot be read: {error}. If it is good for all else, "
+                "--grammar-backend none serves without guides."
             ) from None
         self.special = {
             token["content"]: token["id"]
@@ -46,16 +48,6 @@ class Vocabulary:
         ends.flat[list(self._tokenizer.eos_tokens)] = 1
         self._others: IntArray = ~np.packbits(ends, bitorder="little").view(np.int32)
         """[words] all ids but those that llguidance takes for the end of a text."""
-
-    @staticmethod
-    def read(directory: Path, num_threads: int) -> Vocabulary:
-        """Read the tokenizer of a directory. Raises ModelError."""
-        path = directory / "tokenizer.json"
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ModelError(f"{path} cannot be read: {error}") from error
-        return Vocabulary(text, num_threads)
 
     def compile(self, grammar: str) -> llguidance.LLMatcher:
         """Return a matcher at the beginning of a grammar that was tried; look whether it `is_error`. Other

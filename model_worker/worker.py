@@ -214,7 +214,7 @@ def _load_runner(
         model, ops, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
-    sizes = graph_sizes(config) if device.name == "cuda" and config.task == "generate" else ()
+    sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
 
     def make_pool(num_pages: int) -> MHATokenToKVPool:
         return make_kv_pool(num_pages, config.page_size, layout, kv_dtype, device)
@@ -232,7 +232,8 @@ def _load_runner(
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
             return EmbeddingRunner(model, kv_pool, ops, device, **options, pooling=pooling)
-        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes)
+        max_guesses = 0 if config.speculative_algorithm == "none" else config.speculative_num_draft_tokens
+        return ModelRunner(model, kv_pool, ops, device, **options, graph_sizes=sizes, max_guesses=max_guesses)
 
     def make_trial(some: Sequence[int]) -> ModelRunner:
         return make_runner(make_pool(-(-TRIAL_TOKENS // config.page_size)), some)
@@ -243,8 +244,8 @@ def _load_runner(
         bytes_per_token=layout.bytes_per_token(kv_dtype),
         page_size=config.page_size,
         max_total_tokens=config.max_total_tokens,
-        host_bytes=memory_bytes() if device.name == "cpu" else None,
-        num_sharing=group.size if device.name == "cpu" else 1,
+        host_bytes=None if device.has_own_memory else memory_bytes(),
+        num_sharing=1 if device.has_own_memory else group.size,
     )
     # A plan names pages that every rank has.
     num_pages = group.smallest(num_pages)
@@ -273,10 +274,10 @@ def _say_size(
 ) -> None:
     """How large the KV cache is, what changes that, and what it is too small for."""
     num_tokens = num_pages * config.page_size
-    share = f" of this machine's {_in_words(memory_bytes())}" if device.name == "cpu" else ""
-    knob = "--max-total-tokens"
-    if device.name != "cpu":
-        knob = "--mem-fraction-static or --max-total-tokens"
+    if device.has_own_memory:
+        share, knob = "", "--mem-fraction-static or --max-total-tokens"
+    else:
+        share, knob = f" of this machine's {_in_words(memory_bytes())}", "--max-total-tokens"
     logger.info(
         "KV cache: %d tokens in %d pages of %d, %s%s, %s on %s; %s changes it",
         num_tokens,

@@ -218,7 +218,9 @@ def _settings_in_force(
         "max_batch_size": config.max_batch_size or limits.max_rows,
         "chunked_prefill_size": config.chunked_prefill_size,
         "disable_chunked_prefill": config.disable_chunked_prefill,
+        "grammar_backend": config.grammar_backend,
         "max_steps_in_flight": executor.max_in_flight,
+        "speculative_algorithm": config.speculative_algorithm,
     }
 
 

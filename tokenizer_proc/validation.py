@@ -14,6 +14,7 @@ import msgspec
 from runtime.base.errors import InvalidRequest, Overloaded, RateLimited
 from runtime.ring.tenants import OWNER, Tenant
 from runtime.sampling.table import MAX_DRAFT_TOKENS
+from runtime.text.codec import decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.messages import (
@@ -36,7 +37,6 @@ MAX_PREDICTION_CHARS = 1 << 16
 READ_ONLY = frozenset(("server_info", "iteration_stats", "request_stats"))
 """Operations that may be asked of a ring without changing anything."""
 
-_decode_tools = msgspec.json.Decoder(list[dict[str, Any]]).decode
 _decode_map = msgspec.msgpack.Decoder(dict[str, Any]).decode
 
 
@@ -104,13 +104,7 @@ class Validator:
 
     def tools(self, request: GenerateRequest) -> list[dict[str, Any]]:
         """Return the definitions of tools for the chat template. Raises InvalidRequest."""
-        if not request.tools:
-            return []
-        try:
-            return _decode_tools(request.tools)
-        except DECODE_ERRORS as error:
-            reason = "nested too deeply" if isinstance(error, RecursionError) else error
-            raise InvalidRequest(f"tools: no list of objects: {reason}", param="tools") from error
+        return decode_tools(request.tools)
 
     def input_ids(self, request: GenerateRequest) -> IntArray:
         """The ids of a prompt that came as ids. Raises InvalidRequest."""

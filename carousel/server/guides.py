@@ -6,13 +6,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import msgspec
-from msgspec import Raw, Struct, field
+from msgspec import Meta, Raw, Struct, field
 
 from carousel.structured_outputs import StructuredOutputsParams
 from runtime.base.errors import InvalidRequest
+
+SchemaBody: TypeAlias = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string"]})]
+"""A JSON schema, or a text that is one."""
 
 
 class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -20,7 +23,7 @@ class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
     description: str | None = None
     strict: bool | None = None
     """A schema is always kept to."""
-    schema: Raw = field(default_factory=Raw)
+    schema: SchemaBody = field(default_factory=Raw)
 
 
 class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -29,7 +32,7 @@ class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
-    json: Raw = field(default_factory=Raw)
+    json: SchemaBody = field(default_factory=Raw)
     regex: str | None = None
     choice: list[str] | None = None
     grammar: str | None = None
@@ -42,8 +45,7 @@ class GuideFields(Struct, forbid_unknown_fields=True, kw_only=True):
 
     response_format: ResponseFormatBody | None = None
     structured_outputs: StructuredOutputsBody | None = None
-    guided_json: Raw = field(default_factory=Raw)
-    """A schema, or a text that is one."""
+    guided_json: SchemaBody = field(default_factory=Raw)
     guided_regex: str | None = None
     guided_choice: list[str] | None = None
     guided_grammar: str | None = None

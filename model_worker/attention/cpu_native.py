@@ -61,14 +61,16 @@ class CpuNativeAttention:
         self,
         kernels: NativeKernels | None = None,
         *,
+        dtype: torch.dtype | None = None,
         deterministic: bool = False,
         force_float_math: bool = False,
     ) -> None:
         """kernels: those of the user's own cache when not given; then BuildError is raised where it has none
-        and none can be built. deterministic: a token's result is the same bits in a decode, in a chunk and in
-        a whole prompt. force_float_math: multiply in float32 even where the CPU multiplies bfloat16.
+        and none can be built. dtype: the only one of what it is called with; None: any. deterministic: a
+        token's result is the same bits in a decode, in a chunk and in a whole prompt. force_float_math:
+        multiply in float32 even where the CPU multiplies bfloat16.
         """
-        self.kernels = load_kernels(kernel_cache_dir()) if kernels is None else kernels
+        self.kernels = load_kernels(kernel_cache_dir(), dtype=dtype) if kernels is None else kernels
         self._settings = {"deterministic": deterministic, "force_float_math": force_float_math}
 
     def prepare(self, batch: ForwardBatch) -> None:
@@ -88,6 +90,7 @@ class CpuNativeAttention:
         q, k, v, cos_sin, _ = inputs
         k_pool, v_pool = kv_pool.layer(layer.layer_id)
         assert q.dtype is k.dtype is v.dtype is k_pool.dtype
+        assert self.kernels.dtype in (None, q.dtype)
         out = torch.empty(q.shape, dtype=q.dtype)
         head_dim = layer.head_dim
         call.q = heads_pointer(q, head_dim)

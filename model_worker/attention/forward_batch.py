@@ -25,6 +25,7 @@ class ForwardBatch:
     page_size: int  # tokens
     num_decodes: int  # the first num_decodes sequences have exactly one new token
     output_indices: Tensor | None  # [W] int64, whose final hidden states are wanted; W may be 0; None: all
+    rows_repeat: bool = False  # a row may come several times among the decodes, for tokens in a row
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
     attn_metadata: object | None = None  # set and read by the attention backend alone
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -35,7 +36,7 @@ def make_attention_backend(
         reason = f"it has no kernel for {str(dtype).removeprefix('torch.')} with heads of {head_dim}"
     else:
         try:
-            return _make("cpu_native", deterministic=deterministic)
+            return _make("cpu_native", dtype=dtype, deterministic=deterministic)
         except BuildError as error:
             reason = str(error)
     if name == "cpu_native":
@@ -69,6 +70,6 @@ def _check_flashinfer(dtype: torch.dtype, head_dim: int) -> None:
         )
 
 
-def _make(name: str, **settings: bool) -> AttentionBackend:
+def _make(name: str, **settings: Any) -> AttentionBackend:
     backend: AttentionBackend = resolve("attention backend", name, ATTENTION_BACKENDS)(**settings)
     return backend

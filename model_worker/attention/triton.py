@@ -1,6 +1,8 @@
 """Attention by the Triton kernels, straight from the pages: the CUDA path.
 
     decodes              norm, rotate, store and attend, split over the keys; then merged
+    decodes of which     norm, rotate and store all of them, because a token attends to what another one of
+     rows repeat         its row stores; then attend and merge as for others
     chunks of prompts    norm, rotate and store; then tiles of new tokens
 
 A step of decodes alone needs nothing from the host that the forward does not have on the device already.
@@ -45,6 +47,8 @@ class TritonAttention:
     stays_on_device = True
     """Decodes take their lengths from the device: batch.kv_lens may be more than they are."""
     norms_heads = True
+    repeats_rows = True
+    """Decodes may be several tokens of one row."""
 
     def __init__(self, num_multiprocessors: int = 0) -> None:
         """num_multiprocessors: what the keys of few decodes are split for; 0: those of this process's GPU."""
@@ -86,6 +90,11 @@ class TritonAttention:
         num_decodes, chunks = batch.num_decodes, step.chunks
         # Decodes come first. Kernels are given all tokens, and where theirs begin or end: views of them would
         # take the host as long as the launches.
+        new: NewTokens | None = NewTokens(k, v, batch.out_slots, cos_sin, head_norms)
+        if batch.rows_repeat:
+            assert chunks is None, "rows repeat in batches of decodes alone"
+            rope_and_store_kv(q, k, v, cos_sin, k_pool, v_pool, batch.out_slots, head_norms, layer.kv_scale)
+            new = None
         if num_decodes:
             decode_attention(
                 q,
@@ -102,7 +111,7 @@ class TritonAttention:
                 sliding_window=layer.sliding_window,
                 softcap=layer.softcap or 0.0,
                 kv_scale=layer.kv_scale,
-                new=NewTokens(k, v, batch.out_slots, cos_sin, head_norms),
+                new=new,
                 out=out,
             )
         if chunks is not None:

@@ -87,6 +87,8 @@ class Device(Protocol):
     """A kernel is compiled when it is launched first, and for another kind of arguments anew."""
     has_own_memory: bool
     """Memory that only this process's allocator divides: what steps take of it can be measured."""
+    replays_launches: bool
+    """What `capture` returns does the launches again without their cost on the host."""
     launch_errors: tuple[type[Exception], ...]
     """What a kernel raises that needs more registers or shared memory than the device has."""
 

@@ -95,6 +95,7 @@ class CudaDevice:
     prefers_one_pass = True
     compiles_when_launched = True
     has_own_memory = True
+    replays_launches = True
 
     def __init__(self, *, threaded: bool, index: int = 0) -> None:
         """A CUDA stream runs beside its caller whether `threaded` or not."""

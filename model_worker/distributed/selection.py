@@ -13,7 +13,7 @@ from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.distributed.shared_memory import SharedMemoryGroup
 from model_worker.distributed.torch_group import TorchGroup
 from model_worker.kernels.native.build import BuildError
-from model_worker.kernels.native.library import load_kernels
+from model_worker.kernels.native.library import DTYPES, load_kernels
 from runtime.base.environment import kernel_cache_dir
 from runtime.ring.process import ProcessContext
 
@@ -32,6 +32,7 @@ def join_ranks(context: ProcessContext, device: Device, on_wait: Callable[[], No
         rank,
         config.tp_size,
         device.torch_device,
+        dtype=getattr(torch, config.dtype),
         join_timeout_s=config.start_timeout,
         on_wait=on_wait,
     )
@@ -43,16 +44,19 @@ def join_group(
     size: int,
     device: torch.device,
     *,
+    dtype: torch.dtype | None = None,
     join_timeout_s: float,
     on_wait: Callable[[], None],
 ) -> RankGroup:
-    """Meet the other ranks, which are given the same folder. Raises GroupError."""
+    """Meet the other ranks, which are given the same folder. dtype: the model's, if kernels of a CPU are for
+    it alone. Raises GroupError.
+    """
     if size == 1:
         return SOLO
     if device.type == "cuda":
         return TorchGroup(folder, rank, size, device, join_timeout_s=join_timeout_s)
     try:
-        kernels = load_kernels(kernel_cache_dir())
+        kernels = load_kernels(kernel_cache_dir(), dtype=dtype if dtype in DTYPES else None)
     except BuildError as error:
         logger.warning("ranks talk over gloo, which is slower than shared memory: %s", error)
         return TorchGroup(folder, rank, size, device, join_timeout_s=join_timeout_s)

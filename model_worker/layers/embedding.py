@@ -10,6 +10,11 @@ from model_worker.distributed.group import RankGroup
 from model_worker.layers.bound import BoundLayer
 from model_worker.layers.weight import Weight
 from model_worker.ops.base import Head, Map, Ops
+from model_worker.quant.base import QuantMethod
+from model_worker.quant.unquantized import UNQUANTIZED
+
+COMPRESSED_ROWS = 4096
+"""Of a head, at a time: what that takes besides is float32."""
 
 
 class TokenEmbedding(BoundLayer):
@@ -28,6 +33,7 @@ class TokenEmbedding(BoundLayer):
     ) -> None:
         super().__init__()
         self._multiplier = torch.tensor(multiplier, dtype=dtype).item()  # rounded, as the reference has it
+        self._dtype = dtype
         self.weight = Weight(vocab_size, hidden_size, dtype=dtype, device=device)
         self._first: int | None = None
         """The id of row 0; None: every id has a row."""
@@ -35,7 +41,14 @@ class TokenEmbedding(BoundLayer):
     def bind(self, ops: Ops) -> None:
         """See BoundLayer. A head that shares the weight is bound before."""
         weight = self.weight
-        self._embed = ops.embedding(weight, packed=weight.packed, first=self._first, scale=self._multiplier)
+        self._embed = ops.embedding(
+            weight,
+            weight.row_scale,
+            self._dtype,
+            packed=weight.packed,
+            first=self._first,
+            scale=self._multiplier,
+        )
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids [T] int64 -> [T, hidden_size]."""
@@ -69,13 +82,33 @@ class LMHead(BoundLayer):
 
     head: Head
 
-    def __init__(self, weight: Weight) -> None:
+    def __init__(self, weight: Weight, quant: QuantMethod = UNQUANTIZED) -> None:
         super().__init__()
         self.weight = weight
+        self._quant = quant
+        self.dtype = weight.dtype
+        """Of hidden states."""
+
+    def compress(self) -> None:
+        """Bring the weight into the form that is computed with; once, when it is loaded, an embedding's own
+        rows with it.
+        """
+        parts = self.weight.data.split(COMPRESSED_ROWS)
+        if (first := self._quant.compress(parts[0])) is None:
+            return
+        compressed = torch.empty_like(self.weight.data, dtype=first[0].dtype)
+        scale = torch.empty(len(compressed), dtype=torch.float32, device=compressed.device)
+        for own, own_scale, part in zip(
+            compressed.split(COMPRESSED_ROWS), scale.split(COMPRESSED_ROWS), parts, strict=True
+        ):
+            if (made := self._quant.compress(part)) is not None:
+                own.copy_(made[0])
+                own_scale.copy_(made[1].squeeze(-1))
+        self.weight.data, self.weight.row_scale = compressed, scale
 
     def bind(self, ops: Ops) -> None:
         """See BoundLayer."""
-        self.head = ops.head(self.weight)
+        self.head = ops.head(self.weight, self.weight.row_scale, self.dtype)
         self.weight.packed = self.head.packs_weight
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -86,8 +119,8 @@ class LMHead(BoundLayer):
 class ParallelLMHead(LMHead):
     """An LMHead of which each rank has some tokens' rows."""
 
-    def __init__(self, weight: Weight, group: RankGroup) -> None:
-        super().__init__(weight)
+    def __init__(self, weight: Weight, group: RankGroup, quant: QuantMethod = UNQUANTIZED) -> None:
+        super().__init__(weight, quant)
         self._group = group
         self._vocab_size = weight.cuts[0].total
 

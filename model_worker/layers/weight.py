@@ -40,6 +40,7 @@ class Weight(nn.Parameter):
     one_tensor: bool
     changes: Sequence[Change]
     packed: bool  # rearranged in place for a kernel: loading into it, or reading it otherwise, is a mistake
+    row_scale: Tensor | None  # of rows in int8, float32: of a head, which an embedding may share
 
     def __new__(
         cls,
@@ -60,6 +61,7 @@ class Weight(nn.Parameter):
         weight.one_tensor = one_tensor
         weight.changes = changes
         weight.packed = False
+        weight.row_scale = None
         return weight
 
     def targets(self, name: str) -> Iterator[tuple[str, Piece]]:

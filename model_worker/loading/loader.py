@@ -61,7 +61,7 @@ def load_model(
     ops: Ops | None = None,
 ) -> CausalLM:
     """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
-    those of linear layers as `quant` stores them.
+    those of linear layers, and of a head made smaller at load, as `quant` stores them.
 
     "auto" and "safetensors" read the *.safetensors files of model_path, of each tensor what this rank has,
     straight into its place, so that the peak is the rank's weights and MAPPED_BYTES or one tensor. "dummy"
@@ -91,6 +91,8 @@ def load_model(
                 attention.scale_kv(kv_scale)
         else:
             kv_scales.log_unused()
+    if config.has_head:
+        model.lm_head.compress()
     model.bind(TorchOps() if ops is None else ops)
     return model
 

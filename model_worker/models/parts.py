@@ -33,7 +33,7 @@ class Parts:
     dtype: torch.dtype
     device: torch.device | str
     group: RankGroup = SOLO
-    quant: QuantMethod = UNQUANTIZED  # of the linear layers; embedding, head and routers keep the dtype
+    quant: QuantMethod = UNQUANTIZED  # of linear layers, made at load of the head, too; not of routers
 
     @property
     def num_heads(self) -> int:
@@ -134,7 +134,7 @@ class Parts:
         if not config.tie_word_embeddings:
             rows = by_vocabulary(config.vocab_size, group.rank, group.size)
             weight = Weight(rows, config.hidden_size, dtype=self.dtype, device=self.device)
-        return LMHead(weight) if group.size == 1 else ParallelLMHead(weight, group)
+        return LMHead(weight, self.quant) if group.size == 1 else ParallelLMHead(weight, group, self.quant)
 
 
 def _plus_one(weight: Tensor) -> Tensor:

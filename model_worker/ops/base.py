@@ -132,6 +132,10 @@ class KernelTable:
 
     counts: Counter[tuple[str, str, str]] = field(default_factory=Counter)
     """(operation, implementation, reason) -> how often; the reason is empty for the fastest."""
+    slow: list[str] = field(default_factory=list)
+    """Lines on settings that are slower than others on this machine."""
+    cost_of_torch: str = ""
+    """A line on how much longer torch takes; empty where that was not measured."""
 
     def note(self, operation: str, implementation: str, reason: str = "") -> None:
         self.counts[operation, implementation, reason] += 1
@@ -142,14 +146,17 @@ class KernelTable:
             yield f"{operation:<16} {implementation:<20} {count:>5}  {reason}".rstrip()
 
     def log(self) -> None:
-        """Say what has no kernel, and at debug what has which."""
+        """Say what is slow here, what has no kernel, and at debug what has which."""
+        for line in self.slow:
+            logger.warning("%s", line)
         missing = {
             f"{operation} by {implementation} ({reason})"
             for operation, implementation, reason in self.counts
             if reason
         }
         if missing:
-            logger.info("computed more slowly than it could be: %s", "; ".join(sorted(missing)))
+            cost = f"; {self.cost_of_torch}" if self.cost_of_torch else ""
+            logger.info("computed more slowly than it could be: %s%s", "; ".join(sorted(missing)), cost)
         logger.debug("kernels:\n%s", "\n".join(self.lines()))
 
 
@@ -170,10 +177,18 @@ class Ops(Protocol):
     """Kernels in C++ for the sampler; None: it has others."""
 
     def embedding(
-        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+        self,
+        weight: Tensor,
+        row_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        packed: bool = False,
+        first: int | None = None,
+        scale: float = 1.0,
     ) -> Map:
-        """Ids [T] int64 to rows of weight [N, H] times scale, rounded. packed: a product or head of this Ops
-        packs the weight. first: the id of row 0; one that weight has no row of becomes zeros.
+        """Ids [T] int64 to rows of weight [N, H] times scale, rounded. row_scale [N] float32: the weight is
+        int8, and rows times it become dtype. packed: a product or head of this Ops packs the weight. first:
+        the id of row 0; one that weight has no row of becomes zeros.
         """
         ...
 
@@ -211,7 +226,11 @@ class Ops(Protocol):
         """
         ...
 
-    def head(self, weight: Tensor) -> Head: ...
+    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
+        """Logits of hidden states of the dtype of weight [N, K]; or, of int8 with row_scale [N] float32, of
+        dtype.
+        """
+        ...
 
     def activation(self, name: Activation, width: int) -> Map:
         """[T, width] -> activation(x)."""

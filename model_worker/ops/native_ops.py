@@ -32,12 +32,12 @@ BY_CPP = "C++"
 
 
 class NativeHead:
-    """Logits by a PackedLinear."""
+    """Logits by a product."""
 
     batch_invariant = True
     packs_weight = True
 
-    def __init__(self, multiply: PackedLinear) -> None:
+    def __init__(self, multiply: Product) -> None:
         self._multiply = multiply
 
     def __call__(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
@@ -64,17 +64,27 @@ class NativeOps(Ops):
         self.table.note("attention", type(self.attention).__name__)
 
     def embedding(
-        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+        self,
+        weight: Tensor,
+        row_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        packed: bool = False,
+        first: int | None = None,
+        scale: float = 1.0,
     ) -> Map:
         """See Ops."""
         if not can_take(weight):
             reason = "rows are not whole words of 32 bits"
-            return self._instead("embedding", reason).embedding(weight, first=first, scale=scale)
+            return self._instead("embedding", reason).embedding(
+                weight, row_scale, dtype, first=first, scale=scale
+            )
         self._note("embedding")
         take, combine, last = operators.TakeRows(self._kernels), self.combine, len(weight) - 1
+        dtype = None if row_scale is None else dtype
 
         def rows(ids: Tensor) -> Tensor:
-            taken = take(weight, ids, packed=packed)
+            taken = take(weight, ids, packed=packed, row_scale=row_scale, dtype=dtype)
             return taken if scale == 1.0 else combine(taken, scale=scale, out=taken)
 
         if first is None:
@@ -133,7 +143,6 @@ class NativeOps(Ops):
         packed: bool = False,
     ) -> Product:
         """See Ops."""
-        weight = weight.data
         if weight.dtype is torch.int8 and can_pack_int8(weight, dtype):
             assert scale is not None
             self._note("linear, int8")
@@ -142,17 +151,25 @@ class NativeOps(Ops):
             self._note("linear")
             if not packed:
                 pack(self._kernels, weight)
-            return PackedLinear(self._kernels, weight, bias, out_dtype=dtype)
+            return PackedLinear(self._kernels, weight.data, bias, out_dtype=dtype)
         operation = "linear" if scale is None else "linear, 8 bits"
         return self._instead(operation, _reason_of_weight(weight)).linear(weight, scale, bias, dtype)
 
-    def head(self, weight: Tensor) -> Head:
+    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
         """See Ops."""
+        if row_scale is not None:
+            assert dtype is not None
+            if not can_pack_int8(weight, dtype):
+                return self._instead("head", _reason_of_weight(weight)).head(weight, row_scale, dtype)
+            self._note("head, int8")
+            return NativeHead(
+                Int8Linear(self._kernels, weight, row_scale, None, dtype, out_dtype=torch.float32)
+            )
         if not self.packs(weight):
             return self._instead("head", _reason_of_weight(weight)).head(weight)
         self._note("head")
         pack(self._kernels, weight)
-        return NativeHead(PackedLinear(self._kernels, weight, None, out_dtype=torch.float32))
+        return NativeHead(PackedLinear(self._kernels, weight.data, None, out_dtype=torch.float32))
 
     def activation(self, name: Activation, width: int) -> Map:
         """See Ops."""

@@ -7,8 +7,10 @@ import torch
 from model_worker.attention.cpu_native import CpuNativeAttention
 from model_worker.attention.selection import make_attention_backend
 from model_worker.ops.base import Ops
+from model_worker.ops.linear_cost import linear_costs
 from model_worker.ops.native_ops import NativeOps
 from model_worker.ops.torch_ops import TorchOps
+from runtime.base.environment import kernel_cache_dir
 from runtime.base.errors import ConfigError
 
 
@@ -32,6 +34,16 @@ def make_ops(
         from model_worker.ops.triton_ops import TritonOps
 
         return TritonOps(attention)
+
+    def on_cpu() -> Ops:
+        return TorchOps(attention) if kernels is None else NativeOps(kernels, attention)
+
+    ops = on_cpu()
+    costs = linear_costs(on_cpu(), dtype, kernel_cache_dir(), "" if kernels is None else kernels.name)
     if kernels is None:
-        return TorchOps(attention)
-    return NativeOps(kernels, attention)
+        ops.table.slow.append(costs.torch_instead())
+    else:
+        ops.table.cost_of_torch = costs.torch_for_some()
+    if slower := costs.slower_than_float32(dtype):
+        ops.table.slow.append(slower)
+    return ops

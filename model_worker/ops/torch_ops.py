@@ -18,7 +18,7 @@ from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
 from model_worker.kernels.combine import CombineLike, combine
 from model_worker.kernels.decode_inputs import lay_out_decodes
-from model_worker.kernels.embedding import embed
+from model_worker.kernels.embedding import embed, embed_int8
 from model_worker.kernels.experts import mix_experts
 from model_worker.kernels.fp8_linear import Fp8Linear, QuantizeRows, ScaleProduct
 from model_worker.kernels.fp8_rows import FP8, quantize_rows_fp8, scale_product
@@ -185,11 +185,23 @@ class TorchOps(Ops):
         self.table.note("attention", type(self.attention).__name__)
 
     def embedding(
-        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+        self,
+        weight: Tensor,
+        row_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        packed: bool = False,
+        first: int | None = None,
+        scale: float = 1.0,
     ) -> Map:
         """See Ops."""
         assert not packed
         self._note("embedding")
+        if row_scale is not None:
+            assert dtype is not None
+            return partial(
+                embed_int8, weight=weight, row_scale=row_scale, dtype=dtype, first=first, scale=scale
+            )
         return partial(self._functions.embed, weight=weight, first=first, scale=scale)
 
     def take_rows(self, like: Tensor) -> TakeRows:
@@ -238,9 +250,15 @@ class TorchOps(Ops):
         self.table.note("linear, int8", BY_TORCH.name)
         return BoundProduct(int8_linear, weight, scale.squeeze(-1), bias, self._functions.int8_sums)
 
-    def head(self, weight: Tensor) -> Head:
+    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
         """See Ops."""
         self.table.note("head", BY_TORCH.name)
+        if row_scale is not None:
+
+            def multiply(hidden: Tensor, weight: Tensor, bias: None) -> Tensor:
+                return int8_linear(hidden.float(), weight, row_scale, bias, self._functions.int8_sums)
+
+            return ConvertedHead(weight, multiply)
         return ConvertedHead(weight, self._functions.linear)
 
     def activation(self, name: Activation, width: int) -> Map:

@@ -90,10 +90,10 @@ class TritonOps(TorchOps):
         """attention: Triton's when not given."""
         super().__init__(TritonAttention() if attention is None else attention, BY_TRITON)
 
-    def head(self, weight: Tensor) -> Head:
+    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
         """See Ops."""
-        if weight.dtype is torch.float32:
-            return super().head(weight)
+        if weight.dtype is torch.float32 or row_scale is not None:
+            return super().head(weight, row_scale, dtype)
         self.table.note("head", BY_TORCH.name)
         return WideHead(weight)
 

@@ -60,13 +60,14 @@ class ModelRunner:
         attention_window: int = 0,
         group: RankGroup = SOLO,
         graph_sizes: Sequence[int] = (),
+        max_guesses: int = 0,
         max_tokens: int = 0,
         records_steps: bool = True,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
-        model and backend can. max_tokens: of the largest step that it computes; 0: of a short prompt.
-        records_steps: those are, and on a CPU steps of kernels alone.
+        model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest step that
+        it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -90,6 +91,7 @@ class ModelRunner:
         )
         self._recording: Recording | None = None
         self._graph_sizes = graph_sizes
+        self._max_guesses = max_guesses
         self._records_steps = records_steps
         self._max_tokens = max_tokens
         self._group = group
@@ -168,7 +170,10 @@ class ModelRunner:
     def _sample(self, forward: ForwardOutput, masks: Mapping[int, bytes]) -> StepOutput:
         tokens = None if forward.draw is None or masks else forward.draw()
         if tokens is not None:
-            return StepOutput(self._group.broadcast(tokens).int())
+            tokens = self._group.broadcast(tokens)
+            if forward.who.guesses is not None:
+                self._remember(forward.who, tokens)
+            return StepOutput(tokens.int())
         sampled = self._sampler.sample(forward.logits, forward.who, masks)
         self._remember(forward.who, sampled.tokens)
         return StepOutput(
@@ -243,6 +248,7 @@ class ModelRunner:
             sampler=self._sampler if isinstance(self._sampler, Sampler) else None,
             num_ranks=self._group.size,
             sizes=self._graph_sizes,
+            max_guesses=self._max_guesses,
             max_len=self.max_len,
             vocab_size=self.vocab_size,
             example=example,

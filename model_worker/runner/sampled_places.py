@@ -12,7 +12,7 @@ from runtime.wire.plan import BatchPlan
 
 def has_drafts(plan: BatchPlan) -> bool:
     """Tell whether a row has guesses."""
-    return bool(plan.drafts.strip(b"\0"))
+    return plan.drafts != bytes(len(plan.drafts))
 
 
 def sampled_places(plan: BatchPlan) -> tuple[LongArray, LongArray, LongArray]:

@@ -34,8 +34,8 @@ class ForwardOutput:
     who: SampleRows
     prompt: PromptOutput | None = None
     draw: Callable[[], Tensor | None] | None = None
-    """Draws tokens [S] int64, remembered for plans that say -1, where that was recorded with the step. Gives
-    None where rows sample with more than a draw, or another rank samples."""
+    """Draws tokens [S] int64, where that was recorded with the step; remembered for plans that say -1, but
+    with guesses not rightly. Gives None where rows sample with more than a draw, or another rank samples."""
     tokens: bytes | None = None  # packed ids, when they have been drawn and remembered
 
 

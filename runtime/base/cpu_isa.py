@@ -7,17 +7,14 @@ above all, are told by `hold_back_libraries()`.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
 
-from runtime.base.environment import wanted_cpu_isa
+from runtime.base.environment import set_wanted_cpu_isa, wanted_cpu_isa
 from runtime.base.errors import ConfigError
-
-logger = logging.getLogger(__name__)
 
 CpuIsa = Literal["portable", "avx2", "avx512", "avx512_bf16", "amx"]
 """Each has the ones before it. portable: what all CPUs of an architecture have; off x86-64 the only one."""
@@ -55,12 +52,28 @@ def usable_isas() -> tuple[CpuIsa, ...]:
     """
     own = _machine_isas()
     wanted = wanted_cpu_isa() or own[-1]
-    for number, isa in enumerate(own):
-        if isa == wanted:
-            return own[: number + 1]
+    if wanted in own:
+        return own[: own.index(wanted) + 1]
     known = wanted in CPU_ISAS
     trouble = f"this CPU has not all of {wanted}" if known else f"{wanted!r} is unknown"
     raise ConfigError(f"CAROUSEL_CPU_ISA: {trouble}; here it may be {', '.join(own)}, or unset for all")
+
+
+def choose_cpu_isa(wanted: Literal["auto", CpuIsa]) -> None:
+    """Have this process and those that it starts, libraries' kernels too, use these and no more. auto: what
+    CAROUSEL_CPU_ISA says, which counts for nothing otherwise. As hold_back_libraries, whose errors it has.
+
+    Raises: ConfigError when this CPU lacks what is wanted.
+    """
+    own = _machine_isas()
+    if wanted != "auto":
+        if wanted not in own:
+            raise ConfigError(
+                f"cpu_isa: this CPU has not all of {wanted}; --cpu-isa may be {', '.join(own)}, or auto for "
+                "all of them"
+            )
+        set_wanted_cpu_isa(wanted)
+    hold_back_libraries()
 
 
 def cpu_isa() -> CpuIsa:
@@ -79,7 +92,6 @@ def hold_back_libraries() -> None:
     """
     if (isa := cpu_isa()) != machine_isa():
         os.environ.update(_LIBRARY_SETTINGS[isa])
-        logger.info("CAROUSEL_CPU_ISA: of this CPU's instruction sets those up to %s are used", isa)
 
 
 @cache

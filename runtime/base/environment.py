@@ -13,10 +13,15 @@ def api_key() -> str | None:
 
 
 def wanted_cpu_isa() -> str:
-    """CAROUSEL_CPU_ISA: the most of the CPU's instruction sets that may be used (runtime/base/cpu_isa.py);
-    empty when unset.
+    """CAROUSEL_CPU_ISA: the most of the CPU's instruction sets that may be used, where --cpu-isa says nothing
+    (runtime/base/cpu_isa.py); empty when unset.
     """
     return os.environ.get("CAROUSEL_CPU_ISA", "")
+
+
+def set_wanted_cpu_isa(isa: str) -> None:
+    """Set CAROUSEL_CPU_ISA, for this process and those that it starts."""
+    os.environ["CAROUSEL_CPU_ISA"] = isa
 
 
 def visible_gpus() -> list[str] | None:

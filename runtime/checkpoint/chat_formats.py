@@ -30,26 +30,26 @@ class ChatFormat:
 
 _DEEPSEEK = "<｜tool▁calls▁begin｜>"
 TOOL_CALLS = (
-    ChatFormat(
-        "hermes", ("qwen25", "qwen"), ("tools", "<tool_call>", "arguments"), ("<function=", "<arg_key>")
-    ),
-    ChatFormat(
-        "llama3_json", ("llama3", "llama4_json"), ("tools", '"parameters": dictionary'), ("[func_name1(",)
-    ),
+    ChatFormat("hermes", ("qwen25", "qwen"), ("<tool_call>", "arguments"), ("<function=", "<arg_key>")),
+    ChatFormat("llama3_json", ("llama3", "llama4_json"), ('"parameters": dictionary',), ("[func_name1(",)),
     ChatFormat(
         "pythonic",
         ("llama4_pythonic",),
-        ("tools", "[func_name1("),
+        ("[func_name1(",),
         ("<TOOLCALL>", "<|tool_call_start|>", "<tool>"),
     ),
-    ChatFormat("mistral", (), ("tools", "[TOOL_CALLS]")),
-    ChatFormat("qwen3_coder", ("qwen3_xml", "step3p5", "nemotron3"), ("tools", "<function=", "<parameter=")),
+    ChatFormat("mistral", (), ("[TOOL_CALLS]",)),
+    ChatFormat("qwen3_coder", ("qwen3_xml", "step3p5", "nemotron3"), ("<function=", "<parameter=")),
     ChatFormat("deepseek_v3", ("deepseekv3",), (_DEEPSEEK, "```json")),
     ChatFormat("deepseek_v31", ("deepseekv31",), (_DEEPSEEK,), ("```json",)),
-    ChatFormat("glm45", ("glm", "glm47"), ("tools", "<tool_call>", "<arg_key>")),
-    ChatFormat("kimi_k2", (), ("tools", "<|tool_calls_section_begin|>")),
+    ChatFormat("glm45", ("glm", "glm47"), ("<tool_call>", "<arg_key>")),
+    ChatFormat("kimi_k2", (), ("<|tool_calls_section_begin|>",)),
+    ChatFormat("gpt_oss", ("gpt-oss", "openai", "openai_gptoss"), ("<|channel|>", "to=functions.")),
+    ChatFormat("gemma4", (), ("<|tool_call>",)),
 )
 REASONING = (
+    ChatFormat("gemma4", (), ("<|channel>thought",)),
+    ChatFormat("gpt_oss", ("gpt-oss", "openai_gptoss"), ("<|channel|>analysis",)),
     ChatFormat("mistral", ("magistral",), ("[THINK]",)),
     ChatFormat("kimi_k2", (), ("</think>", "<|tool_calls_section_begin|>")),
     ChatFormat("glm45", ("glm", "glm47"), ("</think>", "<|assistant|>")),

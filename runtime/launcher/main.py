@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from runtime.base.console import configure_logging, hold_standard_streams, write_error
-from runtime.base.cpu_isa import hold_back_libraries
+from runtime.base.cpu_isa import choose_cpu_isa
 from runtime.base.environment import find_users_modules
 from runtime.base.errors import EXIT_OK, StartError
 from runtime.checkpoint.hub import localize
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         configure_logging("launcher", config.log_level)
         for note in notes:
             logger.info("%s", note)
-        hold_back_libraries()
+        choose_cpu_isa(config.cpu_isa)
         if config.model_spec:
             find_users_modules()
             own_row(config.model_spec)  # a wrong one is said before a model is downloaded

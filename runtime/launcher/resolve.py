@@ -12,6 +12,7 @@ from typing import Literal
 
 import msgspec
 
+from runtime.base.cpu_isa import cpu_isa, machine_isa
 from runtime.base.environment import api_key, visible_gpus
 from runtime.base.errors import ConfigError
 from runtime.checkpoint.pooling import read_pooling
@@ -125,6 +126,10 @@ def resolve(
         config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
     _check_api_keys(config)
     _check_idle(config)
+    isa = cpu_isa()
+    if device == "cpu":
+        held_back = f", of the {machine_isa()} that this CPU has" if isa != machine_isa() else ""
+        logger.info("CPU kernels use instruction sets up to %s%s", isa, held_back)
     return msgspec.structs.replace(
         config,
         model=str(model_path),
@@ -140,6 +145,7 @@ def resolve(
         root_path=config.root_path.rstrip("/"),
         ssl_certfile=_absolute(config.ssl_certfile),
         ssl_keyfile=_absolute(config.ssl_keyfile),
+        cpu_isa=isa,
         cpu_threads=config.cpu_threads or max(1, len(os.sched_getaffinity(0)) // config.tp_size),
     )
 

@@ -155,6 +155,9 @@ class Number(Kind):
     def described(self) -> str:
         return f"number, {'above ' if self.above else ''}{self.low:g} to {self.high:g}"
 
+    def accept(self, name: str, value: Any) -> Any:
+        return float(value) if isinstance(value, float) else value  # NumPy's float64 is one, too
+
     def check(self, name: str, value: Any) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise InvalidRequest(f"{name} must be a number, got {type(value).__name__}", param=name)
@@ -333,11 +336,11 @@ class Biases(IdKind):
 
     def accept(self, name: str, value: Any) -> Any:
         if isinstance(value, Mapping):
-            return tuple([(_token_id(name, token), bias) for token, bias in value.items()])
+            value = [(_token_id(name, token), bias) for token, bias in value.items()]
         pairs = as_tuple(name, value)
         if not all(isinstance(pair, Sequence) and len(pair) == 2 for pair in pairs):
             raise InvalidRequest(f"{name} must be a mapping, or pairs of token id and bias", param=name)
-        return pairs
+        return tuple([(token, self.bias.accept(name, bias)) for token, bias in pairs])
 
     def check(self, name: str, value: Any) -> None:
         if len(value) > self.max_length:

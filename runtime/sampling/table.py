@@ -45,6 +45,8 @@ GREEDY_BELOW = 1e-5
 
 LEAST_SIGMA = 1e-30
 """A smaller one would be 0 in float32, which keeps all ids."""
+LEAST_REPETITION = 1e-30
+"""A logit divided by a smaller one would be infinite in float32."""
 
 ColumnType: TypeAlias = Literal["float32", "int64"]
 Family: TypeAlias = Literal["openai", "sglang"]
@@ -222,7 +224,9 @@ PARAMETERS: tuple[Parameter, ...] = (
         step="1",
         doc="Logits of ids seen in prompt or output are divided by it when positive, multiplied when "
         "negative.",
-        columns=(Column("repetition", "float32", lambda p, stay: p.repetition_penalty),),
+        columns=(
+            Column("repetition", "float32", lambda p, stay: max(p.repetition_penalty, LEAST_REPETITION)),
+        ),
         feature=_unless(1.0, bit.PENALTY),
         example=1.1,
         array="repetition_penalty",
@@ -480,7 +484,7 @@ PARAMETERS: tuple[Parameter, ...] = (
             Column(
                 "top_n_sigma",
                 "float32",
-                lambda p, stay: max(p.top_n_sigma, LEAST_SIGMA),
+                lambda p, stay: max(p.top_n_sigma, LEAST_SIGMA) if p.top_n_sigma > 0.0 else 0.0,
                 "ids more standard deviations below the largest are cut off; 0: none",
             ),
         ),

@@ -27,7 +27,8 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
     @property
     def model_names(self) -> tuple[str, ...]:
         """Names of the model that requests may use; replies use the first."""
-        return tuple(name.strip() for name in self.served_model_name.split(","))
+        names = [name.strip() for name in self.served_model_name.split(",")]
+        return tuple(dict.fromkeys(filter(None, names))) or ("",)
 
     @property
     def max_waiting(self) -> int:

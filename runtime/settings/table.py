@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from runtime.base.cpu_isa import CpuIsa
 from runtime.settings.setting import setting
 
 
@@ -129,6 +130,13 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         setting(
             "auto, cpu_native (C++, compiled at the first start), triton and flashinfer (CUDA), "
             "torch_native, or your own as package.module:Class"
+        ),
+    ] = "auto"
+    cpu_isa: Annotated[
+        Literal["auto", CpuIsa],
+        setting(
+            "the most of the CPU's instruction sets that is used; auto: all that this CPU has, or what "
+            "CAROUSEL_CPU_ISA names (docs/performance.md)"
         ),
     ] = "auto"
     cpu_threads: Annotated[

@@ -8,7 +8,9 @@ written them.
 from __future__ import annotations
 
 import inspect
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -42,6 +44,16 @@ _ARGUMENTS = frozenset(
         *inspect.signature(render_jinja_template).parameters,
     }
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _CallForm:
+    """What a template wants of a message that calls tools, and what it shows of it."""
+
+    as_text: bool
+    """Arguments are JSON, not an object."""
+    shows_calls: bool
+    shows_results: bool
 
 
 class ChatTemplate:
@@ -78,7 +90,7 @@ class ChatTemplate:
             )
         self._check_names(template_kwargs)
         self._check_shown(messages)
-        messages = [_with_arguments(message) for message in messages]
+        messages = [self._with_calls(message) for message in messages]
         options: dict[str, Any] = (
             {**template_kwargs, "tools": list(tools)} if tools else dict(template_kwargs)
         )
@@ -119,37 +131,52 @@ class ChatTemplate:
                     param = _PARAMS.get(name, _VARIABLES)
             raise InvalidRequest(f"{param}: {_TOO_DEEP}", param=param) from error
 
+    def _with_calls(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with its calls in the form that the template takes. OpenAI's clients send the JSON
+        of arguments; what a model has written and is none stays the text that it is.
+        """
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list | tuple) or not calls:
+            return message
+        as_text = self._calls.as_text
+        return {**message, "tool_calls": [_arguments_of(call, as_text=as_text) for call in calls]}
+
     def _check_shown(self, messages: Sequence[Mapping[str, Any]]) -> None:
         """Refuse what the template would leave out without a word. Raises InvalidRequest."""
         for number, message in enumerate(messages):
-            if message.get("tool_calls") and not self._shows["tool_calls"]:
+            if message.get("tool_calls") and not self._calls.shows_calls:
                 param, what = f"messages[{number}].tool_calls", "calls of tools"
-            elif message.get("role") == "tool" and not self._shows["results"]:
+            elif message.get("role") == "tool" and not self._calls.shows_results:
                 param, what = f"messages[{number}].role", "results of tools"
             else:
                 continue
             raise InvalidRequest(f"{param}: the model's chat template does not show {what}", param=param)
 
     @cached_property
-    def _shows(self) -> dict[str, bool]:
-        """What the prompt of a conversation with a call and its result shows of them. True where the template
-        raises: it says itself what it does not take.
+    def _calls(self) -> _CallForm:
+        """The first form of calls that the template shows, found by a conversation with one and its result.
+        Where it raises for all, it says itself what it does not take.
         """
-        texts = {"tool_calls": "a_name_to_look_for", "results": "a result to look for"}
-        function = {"name": texts["tool_calls"], "arguments": {"x": 1}}
-        call = {"id": "aaaaaaaaa", "type": "function", "function": function}
-        result = {"role": "tool", "tool_call_id": call["id"], "name": function["name"]}
-        conversation: list[dict[str, Any]] = [
-            {"role": "user", "content": "x"},
-            {"role": "assistant", "content": "", "tool_calls": [call]},
-            {**result, "content": texts["results"]},
-        ]
+        texts = "a_name_to_look_for", "a result to look for"
         tool = {"type": "function", "function": {"name": "f", "description": "", "parameters": {}}}
-        try:
-            prompt = self._render(conversation, True, {"tools": [tool]})
-        except _ERRORS:
-            return dict.fromkeys(texts, True)
-        return {part: text in prompt for part, text in texts.items()}
+        form: _CallForm | None = None
+        for as_text in (False, True):
+            function = {"name": texts[0], "arguments": '{"x": 1}' if as_text else {"x": 1}}
+            call = {"id": "aaaaaaaaa", "type": "function", "function": function}
+            conversation: list[dict[str, Any]] = [
+                {"role": "user", "content": "x"},
+                {"role": "assistant", "content": "", "tool_calls": [call]},
+                {"role": "tool", "tool_call_id": call["id"], "name": texts[0], "content": texts[1]},
+            ]
+            try:
+                prompt = self._render(conversation, True, {"tools": [tool]})
+            except _ERRORS:
+                continue
+            found = _CallForm(as_text, texts[0] in prompt, texts[1] in prompt)
+            if found.shows_calls:
+                return found
+            form = form or found
+        return form or _CallForm(False, True, True)
 
     def _check_names(self, template_kwargs: Mapping[str, object]) -> None:
         for name in template_kwargs:
@@ -194,22 +221,16 @@ class ChatTemplate:
         return "messages"
 
 
-def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a message whose calls of tools have their arguments as objects, as templates expect them.
-    OpenAI's clients send the JSON of one; what a model has written and is none stays the text that it is.
-    """
-    calls = message.get("tool_calls")
-    if not isinstance(calls, list | tuple):
-        return message
-    return {**message, "tool_calls": [_with_arguments_of(call) for call in calls]}
-
-
-def _with_arguments_of(call: Any) -> Any:
+def _arguments_of(call: Any, *, as_text: bool) -> Any:
     function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments := function.get("arguments"), str):
+    if not isinstance(function, Mapping) or "arguments" not in function:
         return call
-    try:
-        given = msgspec.json.decode(arguments, type=dict[str, Any]) if arguments.strip() else {}
-    except DECODE_ERRORS:
-        return call
-    return {**call, "function": {**function, "arguments": given}}
+    arguments = function["arguments"]
+    if as_text and isinstance(arguments, Mapping):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    elif not as_text and isinstance(arguments, str):
+        try:
+            arguments = msgspec.json.decode(arguments, type=dict[str, Any]) if arguments.strip() else {}
+        except DECODE_ERRORS:
+            return call
+    return {**call, "function": {**function, "arguments": arguments}}

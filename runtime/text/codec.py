@@ -5,7 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
+import msgspec
+
+from runtime.base.errors import InvalidRequest
 from runtime.wire.format import IntArray
+from runtime.wire.transport import DECODE_ERRORS
+
+_decode_list = msgspec.json.Decoder(list[dict[str, Any]]).decode
+
+
+def decode_tools(tools: bytes) -> list[dict[str, Any]]:
+    """Return the definitions of tools for a chat template; empty for none. Raises InvalidRequest."""
+    if not tools:
+        return []
+    try:
+        return _decode_list(tools)
+    except DECODE_ERRORS as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidRequest(f"tools: no list of objects: {reason}", param="tools") from error
 
 
 class PromptEncoder(Protocol):

@@ -21,7 +21,9 @@ logger = logging.getLogger(__name__)
 MAX_PASSED_OVER = 128
 """Waiting requests that are looked at and passed over in one step; arbitrary, bounds the time of a step."""
 MAX_SKIPPED = 1024
-"""Bound like MAX_PASSED_OVER for tenants one of whose requests was passed over: these cost 0.1 us each."""
+"""Bound like MAX_PASSED_OVER for those of tenants one of whose requests was passed over, at 0.1 us each, and
+for those whose features are not ready, such as a guide.
+"""
 
 
 class Admission:

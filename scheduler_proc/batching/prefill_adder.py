@@ -215,6 +215,8 @@ class PrefillAdder:
             return
         for feature in features:
             feature.plan_row(scheduled)
+        if scheduled.make_mask is not None:
+            scheduled.guesses = ()  # a mask is of one position
         if scheduled.guesses:
             # Half of what is left stays for prompts, so that guesses never keep them waiting.
             scheduled.guesses = scheduled.guesses[: max(0, self._token_budget - self.num_to_come) // 2]

@@ -229,19 +229,25 @@ class Intake:
 
     def _attach_features(self, req: Request) -> None:
         features: tuple[RequestFeature, ...] = ()
-        for factory in self._factories:
-            feature = factory(req)
-            if feature is not None:
-                features += (feature,)
-        if not features:
-            return
-        if combined_cost(features).rows > self._lifecycle.kv.rows.max_rows:
-            raise InvalidRequest(
-                f"the request needs {combined_cost(features).rows} rows, there are"
-                f" {self._lifecycle.kv.rows.max_rows}",
-                code="request_too_large",
-            )
+        try:
+            for factory in self._factories:
+                feature = factory(req)
+                if feature is not None:
+                    features += (feature,)
+            if features:
+                self._check_cost(features)
+        except RequestError:
+            for feature in features:  # what they have begun elsewhere ends
+                feature.release()
+            raise
         req.features = features
+
+    def _check_cost(self, features: tuple[RequestFeature, ...]) -> None:
+        num_rows, max_rows = combined_cost(features).rows, self._lifecycle.kv.rows.max_rows
+        if num_rows > max_rows:
+            raise InvalidRequest(
+                f"the request needs {num_rows} rows, there are {max_rows}", code="request_too_large"
+            )
 
     def _finish_if_complete(self, req: Request) -> None:
         """A resumed sequence may lack nothing but its end."""

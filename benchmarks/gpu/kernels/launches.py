@@ -113,6 +113,7 @@ class CountingDevice(CpuDevice):
     prefers_one_pass = True
     compiles_when_launched = True
     has_own_memory = True
+    replays_launches = True
 
     def __init__(self) -> None:
         super().__init__(threaded=False)
@@ -196,6 +197,7 @@ def _record(model: CausalLM, device: CountingDevice, ops: Ops, batch: int) -> No
         sampler=sampler,
         num_ranks=1,
         sizes=[batch],
+        max_guesses=0,
         max_len=CONTEXT,
         vocab_size=vocab_size,
         example=decode_after(1),

@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, TypeAlias, TypedDict, get_args
 
 import msgspec
@@ -21,7 +22,7 @@ from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
-from runtime.sampling.kinds import IdKind, Texts
+from runtime.sampling.kinds import IdKind, Number, Texts
 from runtime.sampling.table import MAX_DRAFT_TOKENS, PARAMETERS, SEEDS
 from runtime.wire.format import (
     MAX_LABEL_CHARS,
@@ -62,6 +63,8 @@ MAX_ARRIVAL_TIME = 100_000_000_000
 """Seconds since 1970, in the year 5138: what is later was meant in milliseconds."""
 REWRITTEN = tuple(p for p in PARAMETERS if isinstance(p.kind, IdKind | Texts))
 """Parameters that callers may write in several ways."""
+NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number))
+_numbers_of = attrgetter(*[p.name for p in NUMBERS])
 MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
 
@@ -259,6 +262,9 @@ def normalize(sampling: SamplingParams) -> SamplingParams:
             f"sampling_params must be SamplingParams, got {type(sampling).__name__}", param="sampling_params"
         )
     changes = {p.name: p.kind.accept(p.name, getattr(sampling, p.name)) for p in REWRITTEN}
+    numbers = _numbers_of(sampling)
+    if set(map(type, numbers)) != {float}:  # of most requests they all are
+        changes |= {p.name: p.kind.accept(p.name, each) for p, each in zip(NUMBERS, numbers, strict=True)}
     seed = sampling.seed
     if seed is None or seed == -1:
         changes["seed"] = secrets.randbits(63)

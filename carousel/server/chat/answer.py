@@ -29,7 +29,11 @@ class AnswerPlan:
     def special(self) -> tuple[str, ...]:
         """Spellings needed to read an answer, which a tokenizer may leave out of its text."""
         reasoning = self.reasoning_format
-        tags = () if reasoning is None else (reasoning.begin, reasoning.end, *reasoning.also_end)
+        tags = (
+            ()
+            if reasoning is None
+            else (reasoning.begin, reasoning.end, *reasoning.also_end, *reasoning.special)
+        )
         return tags if self.tool_format is None else (*tags, *self.tool_format.special)
 
 

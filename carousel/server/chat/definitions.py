@@ -11,6 +11,7 @@ from carousel.server.chat.tools import ToolSet
 from carousel.server.request.decode import field_error
 from runtime.base.errors import InvalidRequest
 from runtime.wire.messages import MAX_TOOLS_BYTES
+from runtime.wire.transport import DECODE_ERRORS
 
 MAX_TOOLS = 1024
 MAX_PARTS = 1 << 17
@@ -78,5 +79,6 @@ def _decode(data: bytes | Raw, kind: Any, where: str) -> Any:
         return msgspec.json.decode(data, type=kind)
     except msgspec.ValidationError as error:
         raise field_error(str(error), within=where) from None
-    except RecursionError:
-        raise InvalidRequest(f"{where}: lists and objects are nested too deeply", param=where) from None
+    except DECODE_ERRORS as error:
+        reason = "lists and objects are nested too deeply" if isinstance(error, RecursionError) else error
+        raise InvalidRequest(f"{where}: {reason}", param=where) from None

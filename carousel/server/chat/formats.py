@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, TypeAlias
 
+from carousel.server.chat.gemma import GEMMA_MARKERS, gemma4
+from carousel.server.chat.harmony import ANALYSIS, HARMONY_MARKERS, harmony
+from carousel.server.chat.harmony import END as HARMONY_END
 from carousel.server.chat.json_calls import (
     DEEPSEEK_MARKERS,
     KIMI_MARKERS,
@@ -43,6 +47,10 @@ class ReasoningFormat:
     end: str
     also_end: tuple[str, ...] = ()
     """Markers of calls, which end reasoning as well."""
+    special: tuple[str, ...] = ()
+    """Parts of the tags that a tokenizer may have as special tokens."""
+    read: CallReader | None = None
+    """Of a format in which reasoning, text and calls have one form: what reads them all."""
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
@@ -57,6 +65,8 @@ TOOL_FORMATS: dict[str, ToolFormat] = {
         glm, ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     ),
     "kimi_k2": ToolFormat(kimi_k2, KIMI_MARKERS),
+    "gpt_oss": ToolFormat(harmony, HARMONY_MARKERS),
+    "gemma4": ToolFormat(gemma4, GEMMA_MARKERS),
 }
 REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "deepseek_r1": ReasoningFormat("<think>", "</think>"),
@@ -64,6 +74,10 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "glm45": ReasoningFormat("<think>", "</think>"),
     "kimi_k2": ReasoningFormat("<think>", "</think>", ("<|tool_calls_section_begin|>",)),
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
+    "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", special=("<|channel>",)),
+    "gpt_oss": ReasoningFormat(
+        ANALYSIS, HARMONY_END, HARMONY_MARKERS, read=partial(harmony, has_reasoning=True)
+    ),
 }
 
 
@@ -71,6 +85,9 @@ def read_answer(
     r: Reader, tools: ToolFormat | None, reasoning: ReasoningFormat | None, thinking: Thinking
 ) -> Steps[None]:
     """Read an answer: reasoning, if there is some, and then text and calls."""
+    if reasoning is not None and reasoning.read is not None:
+        yield from reasoning.read(r)
+        return
     if reasoning is not None and thinking != "none":
         yield from _read_reasoning(r, reasoning, is_open=thinking == "open")
     yield from (r.until(NO_MARKERS) if tools is None else tools.read(r))

@@ -17,6 +17,7 @@ from carousel.client.core.request_builder import Prompt, RequestOptions
 from carousel.server.tenancy.fair_threads import FairThreads
 from runtime.base.errors import InvalidRequest
 from runtime.ring.tenants import OWNER
+from runtime.text.codec import decode_tools
 from runtime.text.no_tokenizer import needs_tokenizer
 from runtime.text.selection import open_decoders, open_tokenizer
 
@@ -131,7 +132,7 @@ class Vocabulary:
             add_generation_prompt=not continues if add_generation_prompt is None else add_generation_prompt,
             continue_final_message=continues,
             template_kwargs=options.get("chat_template_kwargs"),
-            tools=msgspec.json.decode(options.get("tools") or b"[]"),
+            tools=decode_tools(options.get("tools", b"")),
         )
 
 

@@ -12,11 +12,12 @@ import hashlib
 import logging
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,22 +44,27 @@ _AMX = ("amx-tile", "amx-bf16", "amx-int8")
 _ABOVE: dict[CpuIsa, tuple[str, ...]] = {"avx512": ("avx512bf16", *_AMX), "avx512_bf16": _AMX}
 """Instructions beyond a set that -march=native may have and the sources use."""
 COMPILE_TIMEOUT_S = 300.0
+MAX_UNITS = 4  # more save nothing: the sources of attention alone take as long as all units but theirs
+INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
 
 class BuildError(Exception):
     """The kernels cannot be built here; the text says why, in a line a user understands."""
 
 
-def build_library(cache_dir: Path, isa: CpuIsa | None = None, source_dir: Path | None = None) -> Path:
+def build_library(
+    cache_dir: Path, isa: CpuIsa | None = None, source_dir: Path | None = None, defines: Sequence[str] = ()
+) -> Path:
     """The shared library for this CPU, compiled if the cache has none yet. Several processes may call it.
     cache_dir: a `trusted_cache`, if the library is to be loaded. isa: the most of its instruction sets that
-    is used, where not all that may be. source_dir: another version's sources, where not this one's.
+    is used, where not all that may be. source_dir: another version's sources, where not this one's. defines:
+    macros as NAME=VALUE.
 
     Raises: BuildError without a compiler, when it fails, or when the cache cannot be written.
     """
     compiler = _find_compiler()
     source_dir = source_dir or SOURCE_DIR
-    flags = (*FLAGS, *_arch_flags(isa))
+    flags = (*FLAGS, *_arch_flags(isa), *(f"-D{each}" for each in defines))
     library = cache_dir / f"kernels-{_digest(compiler, flags, source_dir)}.so"
     if library.is_file():
         fault = fault_of(library)
@@ -117,11 +123,11 @@ def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path) -> str:
     for source in sorted(source_dir.iterdir()):
         digest.update(source.name.encode() + b"\0" + source.read_bytes() + b"\0")
     version = _run([compiler, "--version"]).stdout
-    digest.update("\0".join((*flags, version, *_cpu())).encode())
+    digest.update("\0".join((*flags, version, *cpu_description())).encode())
     return digest.hexdigest()[:32]
 
 
-def _cpu() -> list[str]:
+def cpu_description() -> list[str]:
     """What the compiler's -march=native depends on: model and features of the first core."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
@@ -132,23 +138,51 @@ def _cpu() -> list[str]:
 
 
 def _compile(compiler: str, flags: tuple[str, ...], source_dir: Path, library: Path) -> None:
-    """Write the library in a folder of its own, then move it: whoever sees it sees all of it. Its sources are
-    compiled side by side, the largest first.
-    """
+    """Write the library in a folder of its own, then move it: whoever sees it sees all of it."""
     library.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    sources = sorted(source_dir.glob("*.cpp"), key=lambda path: -path.stat().st_size)
+    num_cores = len(os.sched_getaffinity(0))
+    # The sources of another version may have names in common.
+    together = min(num_cores, MAX_UNITS) if source_dir == SOURCE_DIR else None
     with tempfile.TemporaryDirectory(dir=library.parent, prefix="building-") as folder:
-        objects = [f"{folder}/{source.stem}.o" for source in sources]
-        commands = [
-            [compiler, *flags, "-c", str(source), "-o", to]
-            for source, to in zip(sources, objects, strict=True)
-        ]
-        with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        objects, commands = [], []
+        for number, sources in enumerate(_units(source_dir, together)):
+            unit = sources[0]
+            if len(sources) > 1:
+                unit = Path(folder, f"{number}.cpp")
+                unit.write_text("".join(f'#include "{source}"\n' for source in sources))
+            objects.append(f"{folder}/{number}.o")
+            commands.append([compiler, *flags, "-c", str(unit), "-o", objects[-1]])
+        with ThreadPoolExecutor(num_cores) as pool:
             list(pool.map(_run_compiler, commands))
         unfinished = Path(folder, library.name)
         _run_compiler([compiler, *flags, "-shared", *objects, "-o", str(unfinished)])
         unfinished.chmod(0o600)
         unfinished.replace(library)
+
+
+def _units(source_dir: Path, number: int | None) -> list[list[Path]]:
+    """The sources in so many groups of about equal work, the most first; each its own where no number is
+    given. A group is one translation unit: half the time of most sources went into reading the same headers.
+    """
+    read = {path: _with_headers(path) for path in source_dir.glob("*.cpp")}
+    units: list[list[Path]] = [[] for _ in range(number or len(read))]
+
+    def work(sources: list[Path]) -> int:
+        return sum(path.stat().st_size for path in set().union(*(read[each] for each in sources)))
+
+    for path in sorted(read, key=lambda path: (-work([path]), path.name)):
+        min(units, key=work).append(path)
+    return [unit for unit in units if unit]
+
+
+def _with_headers(path: Path) -> set[Path]:
+    """A source and the headers beside it that it includes."""
+    found, unread = set[Path](), [path]
+    while unread:
+        found.add(each := unread.pop())
+        included = {path.parent / name for name in INCLUDE.findall(each.read_text())}
+        unread += [header for header in included - found if header.is_file()]
+    return found
 
 
 def _run_compiler(command: list[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from model_worker.kernels.native.library import DTYPES, Int8LinearCall, NativeKernels, QuantizeCall
-from model_worker.kernels.native.operators import LANES, PANEL, pack_panels
+from model_worker.kernels.native.library import DTYPES, LinearCall, NativeKernels, QuantizeCall
+from model_worker.kernels.native.operators import LANES, can_fill, pack_panels, round_up
 
 OFFSET = 128  # of the kernel's quantised rows, which are unsigned
 MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
@@ -14,8 +15,8 @@ MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
 
 def can_pack_int8(weight: Tensor, dtype: torch.dtype) -> bool:
     """Whether there is a kernel for int8 weight [N, K] and activations of dtype."""
-    n, k = weight.shape
-    return dtype in DTYPES and n % PANEL == 0 and k % LANES == 0 and k <= MAX_IN_FEATURES
+    k = weight.shape[1]
+    return dtype in DTYPES and k % LANES == 0 and k <= MAX_IN_FEATURES and can_fill(weight)
 
 
 class Int8Linear:
@@ -31,22 +32,29 @@ class Int8Linear:
         scale: Tensor,
         bias: Tensor | None,
         dtype: torch.dtype,
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> None:
-        """weight [N, K] int8, packed in place; scale [N] float32; bias [N] and results are of dtype."""
+        """weight [N, K] int8, packed in place; scale [N] float32; x and bias [N] are of dtype, and so are
+        results, or of float32 as out_dtype.
+        """
         assert can_pack_int8(weight, dtype)
+        assert out_dtype in (None, dtype, torch.float32)
         assert bias is None or bias.dtype is dtype
-        scale = scale.contiguous()
-        sums = weight.sum(1, dtype=torch.int32)
+        missing = round_up(len(weight)) - len(weight)
+        scale = F.pad(scale, (0, missing))
+        sums = F.pad(weight.sum(1, dtype=torch.int32), (0, missing))
         pack_panels(kernels, weight)
-        self._kept = (weight, scale, sums, bias)
+        self._kept = (weight.data, scale, sums, bias)
         self._dtype = dtype
+        self._out_dtype = out_dtype or dtype
         self._width, size = weight.shape
         self._quantize = kernels.quantize_rows
         self._run = kernels.int8_linear
         num_threads = torch.get_num_threads()
         is_bf16 = DTYPES[dtype]
         self._rows = QuantizeCall(size=size, is_bf16=is_bf16, num_threads=num_threads)
-        self._call = Int8LinearCall(
+        self._call = LinearCall(
             weight=weight.data_ptr(),
             weight_scale=scale.data_ptr(),
             weight_sum=sums.data_ptr(),
@@ -54,13 +62,14 @@ class Int8Linear:
             n=self._width,
             k=size,
             is_bf16=is_bf16,
+            out_is_float=self._out_dtype is torch.float32,
             num_threads=num_threads,
         )
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [T, K] -> [T, N]."""
         quantized, scale = self.quantize(x)
-        out = torch.empty(x.shape[0], self._width, dtype=self._dtype)
+        out = torch.empty(x.shape[0], self._width, dtype=self._out_dtype)
         call = self._call
         call.x = quantized.data_ptr()
         call.x_scale = scale.data_ptr()

@@ -66,6 +66,9 @@ class LinearCall(ctypes.Structure):
     _fields_ = (
         ("x", ctypes.c_void_p),
         ("weight", ctypes.c_void_p),
+        ("x_scale", ctypes.c_void_p),
+        ("weight_scale", ctypes.c_void_p),
+        ("weight_sum", ctypes.c_void_p),
         ("bias", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),
@@ -88,26 +91,6 @@ class QuantizeCall(ctypes.Structure):
         ("scale", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),
         ("size", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
-        ("num_threads", ctypes.c_int32),
-    )
-    row_field = "num_rows"
-
-
-class Int8LinearCall(ctypes.Structure):
-    """Mirrors Int8LinearCall of linear_int8.cpp."""
-
-    _fields_ = (
-        ("x", ctypes.c_void_p),
-        ("x_scale", ctypes.c_void_p),
-        ("weight", ctypes.c_void_p),
-        ("weight_scale", ctypes.c_void_p),
-        ("weight_sum", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("out", ctypes.c_void_p),
-        ("num_rows", ctypes.c_int32),
-        ("n", ctypes.c_int32),
-        ("k", ctypes.c_int32),
         ("is_bf16", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
@@ -206,10 +189,12 @@ class TakeCall(ctypes.Structure):
     _fields_ = (
         ("table", ctypes.c_void_p),
         ("index", ctypes.c_void_p),
+        ("row_scale", ctypes.c_void_p),
         ("out", ctypes.c_void_p),
         ("row_bytes", ctypes.c_int64),
         ("num_rows", ctypes.c_int32),
         ("is_packed", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"
@@ -271,8 +256,11 @@ class NativeKernels:
     says and of one dtype, float32 or bfloat16; they must stay alive while it runs.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dtype: torch.dtype | None = None) -> None:
+        """dtype: as of load_kernels, by which the library was built."""
         library = ctypes.CDLL(str(path))
+        self.name = path.stem
+        self.dtype = dtype
         self.tape: Tape | None = None
         """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
@@ -284,7 +272,7 @@ class NativeKernels:
         self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
         self.linear = self._recordable(library, "carousel_linear", LinearCall)
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)
-        self.int8_linear = self._recordable(library, "carousel_int8_linear", Int8LinearCall)
+        self.int8_linear = self._recordable(library, "carousel_int8_linear", LinearCall)
         pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
         self.pack_panels = _function(library, "carousel_pack_panels", pointer, size, size, count)
         self.run_program = _function(library, "carousel_run_program", ctypes.c_void_p)
@@ -295,13 +283,6 @@ class NativeKernels:
         self.mask = _function(library, "carousel_mask", ctypes.POINTER(MaskCall))
         self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
-        library.carousel_gates_linear.argtypes = (count, count)
-        library.carousel_gates_linear.restype = count
-        self._gates_linear = library.carousel_gates_linear
-
-    def gates_linear(self, k: int, dtype: torch.dtype) -> bool:
-        """Tell whether a linear layer over k inputs of dtype may have a gate."""
-        return bool(self._gates_linear(k, DTYPES[dtype]))
 
     def _recordable(
         self, library: ctypes.CDLL, name: str, call_type: type[ctypes.Structure]
@@ -337,13 +318,16 @@ def heads_pointer(x: Tensor, head_dim: int) -> int:
 
 
 @cache
-def load_kernels(cache_dir: Path, isa: CpuIsa | None = None) -> NativeKernels:
+def load_kernels(
+    cache_dir: Path, isa: CpuIsa | None = None, dtype: torch.dtype | None = None
+) -> NativeKernels:
     """Build the library if need be and load it, once per process. isa: as of build_library, which may raise
-    BuildError.
+    BuildError. dtype: the only one for which there is attention, the most to compile; None: all.
     """
+    defines = () if dtype is None else (f"CAROUSEL_DTYPE={DTYPES[dtype]}",)
     with trusted_cache(cache_dir) as cache:
-        path = build_library(cache, isa)
+        path = build_library(cache, isa, defines=defines)
         try:
-            return NativeKernels(path)
+            return NativeKernels(path, dtype)
         except OSError as error:
             raise BuildError(f"{path} cannot be loaded: {error}") from error

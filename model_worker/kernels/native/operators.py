@@ -30,8 +30,15 @@ PANEL = 16  # rows of a packed weight that are interleaved
 
 def can_pack(weight: Tensor) -> bool:
     """Tell whether a linear layer of this weight [N, K] has a packed kernel."""
-    n, k = weight.shape
-    return weight.dtype in DTYPES and n % PANEL == 0 and k * weight.element_size() % 4 == 0
+    return weight.dtype in DTYPES and weight.shape[1] * weight.element_size() % 4 == 0 and can_fill(weight)
+
+
+def can_fill(weight: Tensor) -> bool:
+    """Tell whether rows of weight [N, K] fill panels, or have room behind them, or may be moved to where some
+    is.
+    """
+    size, row_bytes = weight.untyped_storage().nbytes(), weight.shape[1] * weight.element_size()
+    return len(weight) % PANEL == 0 or size in (weight.nbytes, round_up(len(weight)) * row_bytes)
 
 
 def pack(kernels: NativeKernels, weight: Tensor) -> None:
@@ -41,10 +48,20 @@ def pack(kernels: NativeKernels, weight: Tensor) -> None:
 
 
 def pack_panels(kernels: NativeKernels, weight: Tensor) -> None:
-    """Interleave rows of weight [N, K] in place; N is a multiple of PANEL, rows are whole 32-bit words."""
+    """Interleave rows of weight [N, K] in place; rows are whole 32-bit words. Where they fill no panel, its
+    memory is exchanged for some with more room.
+    """
     assert weight.is_contiguous()
+    if len(weight) % PANEL:
+        room = weight.new_empty(round_up(len(weight)), weight.shape[1])[: len(weight)]
+        weight.data = room.copy_(weight)
     words = weight.shape[1] * weight.element_size() // 4
     kernels.pack_panels(weight.data_ptr(), weight.shape[0], words, torch.get_num_threads())
+
+
+def round_up(rows: int) -> int:
+    """Rows of whole panels."""
+    return -(-rows // PANEL) * PANEL
 
 
 class TakeRows:
@@ -54,13 +71,22 @@ class TakeRows:
         self._run = kernels.take
         self._call = TakeCall(num_threads=torch.get_num_threads())
 
-    def __call__(self, table: Tensor, index: Tensor, *, packed: bool = False) -> Tensor:
+    def __call__(
+        self,
+        table: Tensor,
+        index: Tensor,
+        *,
+        packed: bool = False,
+        row_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> Tensor:
         """table [N, K], packed as `pack` does it or plain, rows of whole words of 32 bits; index [T] int64,
-        below N -> [T, K].
+        below N -> [T, K]. row_scale [N] float32: the table is of int8, and rows times it become dtype.
         """
         assert table.is_contiguous()
         assert index.is_contiguous()
-        out = torch.empty(index.shape[0], table.shape[1], dtype=table.dtype)
+        assert (row_scale is None) == (dtype is None)
+        out = torch.empty(index.shape[0], table.shape[1], dtype=dtype or table.dtype)
         call = self._call
         call.table = table.data_ptr()
         call.index = index.data_ptr()
@@ -68,6 +94,8 @@ class TakeRows:
         call.row_bytes = table.shape[1] * table.element_size()
         call.num_rows = index.shape[0]
         call.is_packed = packed
+        call.row_scale = None if row_scale is None else row_scale.data_ptr()
+        call.is_bf16 = dtype is not None and DTYPES[dtype]
         self._run(call)
         return out
 
@@ -148,9 +176,8 @@ class PackedLinear:
         """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
         -> [T, N / 2]. None where there is no such kernel.
         """
-        n, k, dtype = self._call.n, self._call.k, self._kept[0].dtype
-        fits = n % (2 * PANEL) == 0 and self._out_dtype is dtype and activation in NATIVE_ACTIVATIONS
-        if not fits or not self._kernels.gates_linear(k, dtype):
+        n, dtype = self._call.n, self._kept[0].dtype
+        if n % (2 * PANEL) or self._out_dtype is not dtype or activation not in NATIVE_ACTIVATIONS:
             return None
         gated = PackedLinear(self._kernels, *self._kept, out_dtype=self._out_dtype)
         gated._width = n // 2

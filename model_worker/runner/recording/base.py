@@ -45,6 +45,7 @@ class StepParts:
     sampler: Sampler | None  # None: another rank samples
     num_ranks: int
     sizes: Sequence[int]  # of batches of decodes, ascending, where each is recorded by itself
+    max_guesses: int  # of a row in a step that is recorded; 0: none
     max_len: int
     vocab_size: int
     example: BatchPlan  # a small one, which may be run any number of times

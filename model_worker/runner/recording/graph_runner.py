@@ -9,6 +9,9 @@ and two launches, whoever is in the batch. A batch between two sizes is padded w
 Steps that sample with more than a draw (logprobs, penalties, masks …) take graph 1 and the Sampler; steps
 with a chunk of a prompt are not recorded. Knows plans and rows; knows no request.
 
+A row with guesses is as many decodes as it has tokens, whose keys and values are all stored before any of
+them attends. Such steps have graphs of their own, of a few numbers of tokens.
+
 Of several ranks each records its part of graph 1, collectives included, in the same order of sizes. Graph 2
 is rank 0's alone: only it knows how a row is sampled, and it sends the tokens to the others by themselves.
 """
@@ -18,9 +21,9 @@ from __future__ import annotations
 import logging
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, TypeGuard
+from typing import NamedTuple, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -32,6 +35,7 @@ from model_worker.device.base import Graph
 from model_worker.device.out_of_memory import when_out_of_memory
 from model_worker.memory.kv_pool import DUMMY_PAGE, MHATokenToKVPool
 from model_worker.runner.recording.base import StepParts
+from model_worker.runner.sampled_places import has_drafts, sampled_places
 from model_worker.runner.step_output import ForwardOutput
 from model_worker.sampling.columns import LongArray, SampleRows
 from model_worker.sampling.ops.base import DrawKind
@@ -41,6 +45,8 @@ from runtime.wire.plan import BatchPlan
 
 logger = logging.getLogger(__name__)
 
+# Of a step with guesses that is recorded, unless there are more rows. Arbitrary: it takes rows of logits.
+MOST_TOKENS = 256
 NUM_COLUMNS = 5  # of the block: ids, positions, rows, table entries, pages
 
 
@@ -72,6 +78,11 @@ class _Recorded:
     draws: dict[DrawKind, Graph]
 
 
+class _Kind(NamedTuple):
+    size: int  # tokens, as many as rows without guesses
+    guesses: bool
+
+
 class GraphRunner:
     """Its methods must run on the forward stream."""
 
@@ -85,32 +96,34 @@ class GraphRunner:
         self._table = parts.table
         self._future = parts.future
         self._sampler = parts.sampler
-        self._sizes = list(sizes)
+        self._sizes = {False: list(sizes), True: verification_sizes(sizes[-1], parts.max_guesses)}
         self._max_len = parts.max_len
         self._dummy_row = parts.table.max_rows
         self._dummy_entry = self._dummy_row * parts.table.max_pages
-        largest, at = sizes[-1], device.torch_device
+        largest, at = max(sizes[-1], *self._sizes[True], 0), device.torch_device
         self._block = torch.zeros(NUM_COLUMNS * largest, dtype=torch.int64, device=at)
         self._positions = torch.zeros(largest, dtype=torch.int64, device=at)  # of the tokens to be sampled
         self._tokens = torch.zeros(largest, dtype=torch.int64, device=at)
         num_logits = 0 if parts.sampler is None else largest
         self._logits = torch.empty((num_logits, parts.vocab_size), dtype=torch.float32, device=at)
-        self._recorded: dict[int, _Recorded] = {}
+        self._recorded: dict[_Kind, _Recorded] = {}
 
     def capture(self, on_progress: Callable[[], None]) -> None:
         """Record every size, the largest first, because the others then fit in its memory.
 
         on_progress is called after each. Raises ConfigError when the memory does not suffice.
         """
-        for count, size in enumerate(reversed(self._sizes), 1):
-            logger.info("recording CUDA graphs: batch size %d, %d of %d", size, count, len(self._sizes))
+        kinds = sorted((_Kind(size, k) for k, sizes in self._sizes.items() for size in sizes), reverse=True)
+        for count, kind in enumerate(kinds, 1):
+            size = kind.size
+            logger.info("recording CUDA graphs: batch size %d, %d of %d", size, count, len(kinds))
             empty = np.empty(0, np.int64)
             self._stage(size, empty, empty, empty, empty, empty)
             remedy = (
                 "record less with --cuda-graph-max-bs or --disable-cuda-graph, or lower --mem-fraction-static"
             )
             with when_out_of_memory(f"recording the decode step of {size} rows", remedy):
-                self._recorded[size] = self._capture_size(size)
+                self._recorded[kind] = self._capture_kind(kind)
             on_progress()
 
     def fits(self, plan: BatchPlan) -> bool:
@@ -118,9 +131,15 @@ class GraphRunner:
         largest size. Rows that the scheduler looks at are not among its decodes, and may do just that.
         """
         num_rows = len(plan.rows) // TOKEN_BYTES
-        if not 0 < num_rows <= self._sizes[-1] or plan.prompt_positions:
+        if not 0 < num_rows <= self._sizes[False][-1] or plan.prompt_positions:
             return False
-        return plan.lens == plan.samples and bool((unpack_ids(plan.lens) == 1).all())
+        if not has_drafts(plan):
+            return plan.lens == plan.samples and bool((unpack_ids(plan.lens) == 1).all())
+        largest = max(self._sizes[True], default=0)
+        if len(plan.input_ids) // TOKEN_BYTES > largest:
+            return False
+        lens, samples = unpack_ids(plan.lens), unpack_ids(plan.samples)
+        return bool((samples == 1).all() and (lens == unpack_ids(plan.drafts) + 1).all())
 
     @torch.inference_mode()
     def run(self, plan: BatchPlan) -> ForwardOutput:
@@ -130,20 +149,26 @@ class GraphRunner:
         """
         rows = unpack_ids(plan.rows).astype(np.int64)
         starts = unpack_ids(plan.starts).astype(np.int64)
-        size = self._sizes[bisect_left(self._sizes, len(rows))]
-        entries, pages = self._new_pages(plan, size)
-        self._stage(size, unpack_ids(plan.input_ids), starts, rows, entries, pages)
-        self._recorded[size].forward.replay()
+        guesses = None
+        if has_drafts(plan):
+            index, positions, guesses = sampled_places(plan)
+            rows, starts = rows[index], positions - 1
         n = len(rows)
-        who = SampleRows(self._column(2, size)[:n], self._positions[:n], rows, starts + 1)
-        return ForwardOutput(self._logits[:n], who, draw=partial(self._try_draw, size, rows))
+        sizes = self._sizes[guesses is not None]
+        kind = _Kind(sizes[bisect_left(sizes, n)], guesses is not None)
+        entries, pages = self._new_pages(plan, kind.size)
+        self._stage(kind.size, unpack_ids(plan.input_ids), starts, rows, entries, pages)
+        recorded = self._recorded[kind]
+        recorded.forward.replay()
+        who = SampleRows(self._column(2, kind.size)[:n], self._positions[:n], rows, starts + 1, guesses)
+        return ForwardOutput(self._logits[:n], who, draw=partial(self._try_draw, recorded, rows))
 
-    def _try_draw(self, size: int, rows: LongArray) -> Tensor | None:
+    def _try_draw(self, recorded: _Recorded, rows: LongArray) -> Tensor | None:
         """See ForwardOutput.draw; rows: of the step just computed. Tokens are valid until the next step."""
         kind = None if self._sampler is None else self._sampler.draw_kind(rows)
         if kind is None:
             return None
-        self._recorded[size].draws[kind].replay()
+        recorded.draws[kind].replay()
         return self._tokens[: len(rows)]
 
     def _new_pages(self, plan: BatchPlan, size: int) -> tuple[np.ndarray, np.ndarray]:
@@ -178,18 +203,19 @@ class GraphRunner:
             column[len(values) :] = fill
         self._block[: NUM_COLUMNS * size].copy_(host, non_blocking=True)
 
-    def _capture_size(self, size: int) -> _Recorded:
-        capture = self._device.capture
-        forward = capture(partial(self._compute, size))
+    def _capture_kind(self, kind: _Kind) -> _Recorded:
+        capture, size = self._device.capture, kind.size
+        forward = capture(partial(self._compute, kind))
         sampler = self._sampler
         if sampler is None:
             return _Recorded(forward, {})
         return _Recorded(
-            forward, {kind: capture(partial(self._draw, sampler, size, kind)) for kind in DrawKind}
+            forward, {draw: capture(partial(self._draw, sampler, size, draw)) for draw in DrawKind}
         )
 
-    def _compute(self, size: int) -> None:
+    def _compute(self, kind: _Kind) -> None:
         """From the block to the logits; what graph 1 records."""
+        size = kind.size
         ids, starts, rows, entries, pages = (self._column(i, size) for i in range(NUM_COLUMNS))
         table = self._table
         lens, last_token = self._positions[:size], self._future.last_token
@@ -209,6 +235,7 @@ class GraphRunner:
             page_size=table.page_size,
             num_decodes=size,
             output_indices=None,
+            rows_repeat=kind.guesses,
             decode_lens=lens,
         )
         self._ops.attention.prepare(batch)
@@ -227,10 +254,26 @@ class GraphRunner:
         )
 
 
+def verification_sizes(num_rows: int, max_guesses: int) -> list[int]:
+    """Tokens of the steps with guesses that are recorded, ascending: powers of two, for few rows are busy
+    reading weights and pages whatever their tokens are, and what so many rows may have at most.
+    """
+    largest = min(num_rows * (1 + max_guesses), max(num_rows, MOST_TOKENS)) if max_guesses else 0
+    powers = (1 << i for i in range(1, largest.bit_length()))
+    return sorted({size for size in powers if size < largest} | ({largest} if largest else set()))
+
+
 def record(parts: StepParts, on_progress: Callable[[], None]) -> GraphRunner | None:
     """Record the parts' sizes, if model and backend read nothing on the host."""
-    if not parts.sizes or not can_record(parts.model, parts.ops.attention):
+    model = parts.model
+    if not parts.sizes or not can_record(model, parts.ops.attention):
         return None
-    graphs = GraphRunner(parts.model, parts)
+    if parts.max_guesses and not getattr(parts.ops.attention, "repeats_rows", False):
+        logger.warning(
+            "no CUDA graphs of steps with guesses: %s does not say that it takes several tokens of a row",
+            type(parts.ops.attention).__name__,
+        )
+        parts = replace(parts, max_guesses=0)
+    graphs = GraphRunner(model, parts)
     graphs.capture(on_progress)
     return graphs

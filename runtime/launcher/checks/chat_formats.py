@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 
 import msgspec
@@ -11,7 +12,7 @@ from runtime.base.errors import ConfigError
 from runtime.checkpoint.chat_formats import AUTO, NONE, REASONING, TOOL_CALLS, ChatFormat, found_in, named
 from runtime.settings.config import RuntimeConfig
 
-TOOLS_VARIABLE = "tools"
+TOOLS_VARIABLE = re.compile(r"\btools\b")
 """Variable without which a chat template shows no tools."""
 
 logger = logging.getLogger(__name__)
@@ -22,12 +23,14 @@ def with_chat_formats(config: RuntimeConfig, template: str) -> RuntimeConfig:
     none is used. Raises ConfigError for a format that is unknown, or that nothing is there for.
     """
     tool_calls = _chosen("tool_call_parser", config.tool_call_parser, TOOL_CALLS, template)
+    if tool_calls != NONE and not TOOLS_VARIABLE.search(template):
+        if config.tool_call_parser != AUTO:
+            raise ConfigError(
+                "tool_call_parser: the chat template shows the model no tools; name one that does with "
+                "--chat-template, or leave --tool-call-parser out"
+            )
+        tool_calls = NONE
     reasoning = _chosen("reasoning_parser", config.reasoning_parser, REASONING, template)
-    if tool_calls != NONE and TOOLS_VARIABLE not in template:
-        raise ConfigError(
-            "tool_call_parser: the chat template shows the model no tools; name one that does with "
-            "--chat-template, or leave --tool-call-parser out"
-        )
     if template:
         if tool_calls == NONE:
             logger.info(

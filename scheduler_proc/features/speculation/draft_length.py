@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-FIRST_RATE = 0.8
+FIRST_RATE = 0.5
 """Probability that a guess is right, before any was made."""
-WEIGHT = 0.2
+WEIGHT = 0.25
 """Of the newest guess in that estimate."""
+WEIGHT_FOR_ALL = 0.02
+"""The same in the estimate that new requests begin with."""
 SHORTEST_PAUSE = 8
 LONGEST_PAUSE = 256
 
@@ -17,8 +19,8 @@ class DraftLength:
 
     __slots__ = ("_pause", "_wait", "rate")
 
-    def __init__(self) -> None:
-        self.rate = FIRST_RATE
+    def __init__(self, rate: float = FIRST_RATE) -> None:
+        self.rate = rate
         self._pause = SHORTEST_PAUSE
         self._wait = SHORTEST_PAUSE
 
@@ -29,14 +31,13 @@ class DraftLength:
         while count < most and likely >= bar:
             count += 1
             likely *= rate
-        return count if count or self._wait else min(1, most)
+        if count or self._wait or bar >= 1.0:  # then not even a guess that is sure to be right is worth it
+            return count
+        return min(1, most)
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
         """A step has verified some; those behind the first wrong one say nothing."""
-        keep = 1.0 - WEIGHT
-        self.rate = 1.0 - (1.0 - self.rate) * keep**num_accepted
-        if num_accepted < num_drafted:
-            self.rate *= keep
+        self.rate = rate_after(self.rate, num_drafted, num_accepted, WEIGHT)
         if not self._wait:
             self._pause = SHORTEST_PAUSE if num_accepted else min(2 * self._pause, LONGEST_PAUSE)
             self._wait = self._pause
@@ -45,3 +46,10 @@ class DraftLength:
         """A step has ended in which it made none."""
         if self._wait:
             self._wait -= 1
+
+
+def rate_after(rate: float, num_drafted: int, num_accepted: int, weight: float) -> float:
+    """Return the estimate after so many guesses, of which the first ones were right."""
+    keep = 1.0 - weight
+    rate = 1.0 - (1.0 - rate) * keep**num_accepted
+    return rate if num_accepted == num_drafted else rate * keep

@@ -44,7 +44,7 @@ class Speculation(RequestFeature):
         ids = unpack_ids(req.prediction_ids)
         self._prediction = NgramIndex(ids, len(ids)) if len(ids) else None
         self._index: NgramIndex | None = None
-        self._length = DraftLength()
+        self._length = DraftLength() if self._prediction is not None else DraftLength(cost.rate)
         self._is_adaptive = True
         """The last guesses are no drafts of the request."""
         self._is_predicted = False
@@ -77,9 +77,12 @@ class Speculation(RequestFeature):
                 self._num_wrong += num_drafted - num_accepted
             if self._is_adaptive:
                 self._length.note_verified(num_drafted, num_accepted)
+                self._cost.note_verified(num_drafted, num_accepted)
         else:
             self._length.note_without()
-        self._plan_when_committed(bool(self._drafts) or self._has_guesses(sampled.ids))
+        # Where one was right there is likely more: it is looked for when the row is planned.
+        wanted = bool(self._drafts) or num_accepted > 0 or self._has_guesses(sampled.ids)
+        self._plan_when_committed(wanted)
         return sampled.ids
 
     def closing(self, closed: Closed) -> Closed:

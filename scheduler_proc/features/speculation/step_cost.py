@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections import deque
 from statistics import median
 
+from scheduler_proc.features.speculation.draft_length import FIRST_RATE, WEIGHT_FOR_ALL, rate_after
+
 NUM_KEPT = 9
 NUM_PLAIN = 3
 """Steps without guesses that are measured before the first with some."""
@@ -48,9 +50,15 @@ class StepCost:
         """Probability that a guess must have at least to be worth its cost."""
         self.most = 0
         """Guesses of a row, at most."""
+        self.rate = FIRST_RATE
+        """Probability that a guess is right, of all requests: new ones begin with it."""
         self.num_guessing = 0
         """Rows that guess; what else runs must not wait long for them."""
         self._measured: dict[int, _Measured] = {}
+
+    def note_verified(self, num_drafted: int, num_accepted: int) -> None:
+        """A step has verified guesses of a row."""
+        self.rate = rate_after(self.rate, num_drafted, num_accepted, WEIGHT_FOR_ALL)
 
     def note_step(self, num_rows: int, num_guesses: int, seconds: float) -> None:
         """A step has ended that computed no prompt."""

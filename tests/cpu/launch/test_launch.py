@@ -60,7 +60,7 @@ def last_line(launch: Launched) -> str:
 def test_ctrl_c_when_idle_ends_everything_at_once() -> None:
     with launched() as launch:
         pids = launch.pids()
-        assert len(pids) == 6
+        assert len(pids) == 7
         began = time.monotonic()
         assert launch.stop() == 0
         assert time.monotonic() - began <= 1.5 * SLACK
@@ -224,7 +224,7 @@ def test_children_end_at_once_with_a_launcher_that_is_killed_while_they_start(
     launch = start()
     wait_until(lambda: launch.state() != {}, 10.0, "children are started")
     pids = launch.pids()
-    assert len(pids) == 6
+    assert len(pids) == 7
     launch.process.kill()
     launch.process.wait()
     wait_until(lambda: not any(is_alive(pid) for pid in pids), 0.5, "all children end")

@@ -38,11 +38,12 @@ def title(pid: int) -> str:
 def test_there_are_as_many_processes_as_the_flags_say_and_each_has_its_name(launch: Launched) -> None:
     children = launch.state()["children"]
     counts = collections.Counter(child["role"] for child in children)
-    assert counts == {"worker": 1, "scheduler": 1, "tokenizer": 2, "detokenizer": 3, "api": 2}
+    assert counts == {"worker": 1, "scheduler": 1, "grammar": 1, "tokenizer": 2, "detokenizer": 3, "api": 2}
     assert all(child["ready"] for child in children)
     assert {title(child["pid"]) for child in children} == {
         "carousel:worker",
         "carousel:scheduler",
+        "carousel:grammar",
         *(f"carousel:tokenizer:{index}" for index in range(2)),
         *(f"carousel:detokenizer:{index}" for index in range(3)),
         *(f"carousel:api:{index}" for index in range(2)),
@@ -158,7 +159,7 @@ def test_http_is_served_by_every_api_process(launch: Launched) -> None:
             with suppress(ProcessLookupError):
                 os.kill(stopped, signal.SIGCONT)
         wait_until(
-            lambda: sum(child["ready"] for child in launch.state()["children"]) == 9, 10.0, "all serve"
+            lambda: sum(child["ready"] for child in launch.state()["children"]) == 10, 10.0, "all serve"
         )
     assert httpx.get(f"{launch.url}/ready", timeout=10.0).status_code == 200
 

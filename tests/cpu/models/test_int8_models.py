@@ -150,7 +150,11 @@ def test_a_quantised_layer_holds_one_byte_a_weight_and_a_scale_an_output() -> No
             assert layer.weight.untyped_storage().nbytes() == layer.weight.nbytes
             assert layer.weight_scale is not None
             assert layer.weight_scale.shape == (before.shape[0], 1)
-    assert quantised.lm_head.weight.dtype is torch.bfloat16
+    head = quantised.lm_head.weight
+    assert head.dtype is torch.int8
+    assert head.row_scale is not None
+    assert head.row_scale.shape == (head.shape[0],)
+    assert quantised.model.embed_tokens.weight is head
 
 
 def test_random_weights_are_quantised_too() -> None:

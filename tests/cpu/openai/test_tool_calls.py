@@ -289,6 +289,31 @@ def test_what_is_wrong_with_tools_is_named(front: Front, change: dict[str, Any],
     assert error["message"].startswith(param.partition("[")[0]), error
 
 
+@pytest.mark.parametrize("padding", [0, 200_000])
+@pytest.mark.parametrize(
+    "tools",
+    [
+        b'[{"type":"function","function":{"name":"f","parameters":{"a":1,,}}}]',
+        b'[{"type":"function","function":{"name":"f","parameters":{"a":"\xff"}}}]',
+        b'[{"type":"function","function":{"name":"f\xff"}}]',
+        b'[{"type":"function","function":{"name":"f","x":' + b"[" * 3000 + b"]" * 3000 + b"}}]",
+        b'[{"type":"function"]',
+    ],
+)
+def test_tools_that_are_no_json_are_a_400(front: Front, says: Any, tools: bytes, padding: int) -> None:
+    """In a small body, and in one that is cut into its fields before they are decoded."""
+    says("x")
+    content = json.dumps("x" * padding).encode()
+    body = b'{"messages":[{"role":"user","content":%b}],"return_token_ids":true,"tools":%b}' % (
+        content,
+        tools,
+    )
+    response = front.http.post(
+        "/v1/chat/completions", content=body, headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 400, response.text
+
+
 def test_tools_of_many_bytes_are_taken_up_to_their_bound(front: Front, says: Any, script: Script) -> None:
     says(CALL)
     many = [

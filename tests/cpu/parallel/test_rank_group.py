@@ -213,7 +213,7 @@ def test_nobody_spins_with_more_ranks_than_cores(
 def test_without_a_compiler_ranks_talk_over_gloo_and_say_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def refuse(_: Path) -> None:
+    def refuse(_: Path, dtype: torch.dtype | None) -> None:
         raise BuildError("there is no C++ compiler")
 
     monkeypatch.setattr("model_worker.distributed.selection.load_kernels", refuse)

@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from model_worker.device import make_device
 from model_worker.device.cuda import CudaDevice
-from model_worker.worker import load_worker
+from model_worker.runner.recording.graph_runner import GraphRunner, verification_sizes
+from model_worker.runner.sampled_places import has_drafts
+from model_worker.worker import ModelWorker, load_worker
 from runtime.base.errors import ConfigError
 from runtime.settings.config import RuntimeConfig
+from runtime.wire.plan import BatchPlan, StepResult
 from runtime.wire.sampling_params import SamplingParams
 from tests.cpu.triton.test_pretended_models import SetRing
 from tests.harness.models.no_waits import no_waits
-from tests.harness.models.plans import save_tiny_llama
+from tests.harness.models.plans import pages_of, save_tiny_llama
+from tests.harness.models.speculation import (
+    SAMPLINGS,
+    Generation,
+    Output,
+    Proposer,
+    assert_same,
+    from_outputs,
+    no_guesses,
+)
 from tests.harness.pretended_gpu import PretendedGpu, pretended_gpu
 
 PROMPTS = [[1, 5, 9, 33, 2, 71, 8], [7, 7, 50, 21], [96, 3, 14, 15, 92]]
@@ -166,3 +180,51 @@ def test_what_the_graphs_take_is_not_given_to_the_kv_cache(model_path: Path) -> 
     graphs = 4 * 3  # a forward and two draws of each size
     assert worker.limits.num_pages == ((64 - graphs) << 20) // 2 // pool.bytes_per_page() - 1
     worker.close()
+
+
+NUM_TOKENS = 12
+VERIFIED: dict[str, list[dict[str, Any]]] = {
+    "drawn": [SAMPLINGS["greedy"], SAMPLINGS["temperature"], SAMPLINGS["top_p"]],
+    "edited": [SAMPLINGS["all"], {"num_logprobs": 1}, SAMPLINGS["min_tokens"] | {"returns_logits": True}],
+}
+
+
+def _verify(worker: ModelWorker, kind: str, propose: Proposer = no_guesses) -> list[Output]:
+    def run(plan: BatchPlan) -> tuple[StepResult, Sequence[Any]]:
+        # Rows that look back wait for each of their places.
+        is_free = kind == "drawn" and worker.limits.device == "cuda"
+        with no_waits() if is_free else nullcontext():
+            step = worker.launch(plan)
+        return step.result(), step.frames
+
+    return Generation(run, 4, PROMPTS, VERIFIED[kind], pages_of).generate(NUM_TOKENS, propose, chunk=5)
+
+
+@pytest.mark.parametrize("kind", VERIFIED)
+@pytest.mark.usefixtures("gpu")
+def test_steps_with_guesses_make_the_tokens_of_the_cpu(
+    kind: str, model_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps whose rows are all behind their prompts are replayed, some with a row that has no guess."""
+    settings = {"page_size": 4, "max_total_tokens": 1024}
+    cpu = config(model_path, **settings, device="cpu")
+    expected = _verify(load_worker(cpu, make_device("cpu", threaded=False), lambda: None), kind)
+    gpu = config(model_path, **settings, cuda_graph_bs="1,3", speculative_algorithm="NGRAM")
+    worker = load_worker(gpu, CudaDevice(threaded=False), lambda: None)
+    graphs = worker._runner._recording
+    assert isinstance(graphs, GraphRunner)
+    replayed: list[BatchPlan] = []
+    run = graphs.run
+    monkeypatch.setattr(graphs, "run", lambda plan: (replayed.append(plan), run(plan))[1])
+    for right, always in ((1.0, True), (0.7, False)):
+        replayed.clear()
+        assert_same(_verify(worker, kind, from_outputs(expected, 3, right=right, always=always)), expected)
+        assert sum(map(has_drafts, replayed)) >= 2
+
+
+def test_sizes_with_guesses_are_powers_of_two_up_to_what_rows_may_have() -> None:
+    assert verification_sizes(1, 4) == [2, 4, 5]
+    assert verification_sizes(8, 4) == [2, 4, 8, 16, 32, 40]
+    assert verification_sizes(200, 8) == [2, 4, 8, 16, 32, 64, 128, 256]
+    assert verification_sizes(512, 1) == [2, 4, 8, 16, 32, 64, 128, 256, 512]
+    assert verification_sizes(512, 0) == []

@@ -10,9 +10,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from model_worker.kernels.embedding import embed_int8
 from model_worker.kernels.int8_linear import int8_linear, quantize_rows
 from model_worker.kernels.native.int8_linear import OFFSET, Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.operators import TakeRows, pack_panels
 from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compiler
 
 pytestmark = needs_compiler
@@ -54,7 +56,7 @@ def _linear(
 @pytest.mark.parametrize("num_threads", [1, 3])
 @pytest.mark.parametrize("with_bias", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("n", "k"), [(16, 16), (48, 80), (80, 256), (1040, 144)])
+@pytest.mark.parametrize(("n", "k"), [(16, 16), (48, 80), (80, 256), (1040, 144), (97, 64), (1, 2064)])
 def test_products_are_the_exact_integers_times_the_scales(
     kernels: NativeKernels, n: int, k: int, dtype: torch.dtype, with_bias: bool, num_threads: int
 ) -> None:
@@ -73,6 +75,32 @@ def test_products_are_the_exact_integers_times_the_scales(
     for num_rows in (0, 1, 2, 5, 6, 7, 11, 12, 13, 25, 97):
         assert torch.equal(linear(rows[:num_rows]), together[:num_rows])
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_head_keeps_the_float32_of_its_sums(kernels: NativeKernels, dtype: torch.dtype) -> None:
+    weight, scale = quantize_rows(_normal(97, 64))
+    head = Int8Linear(kernels, weight.clone(), scale, None, dtype, out_dtype=torch.float32)
+    rows = _normal(5, 64, dtype=dtype, seed=2)
+    quantized, x_scale = head.quantize(rows)
+    sums = F.linear(quantized.double() - OFFSET, weight.double())
+    expected = (sums * x_scale.double().unsqueeze(1) * scale.double()).float()
+    torch.testing.assert_close(head(rows), expected, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_embeddings_in_int8_are_the_rows_times_their_scales(
+    kernels: NativeKernels, dtype: torch.dtype, is_packed: bool
+) -> None:
+    weight, scale = quantize_rows(_normal(97, 52))
+    ids = torch.tensor([96, 0, 41, 41, 15, 16])
+    expected = embed_int8(ids, weight, scale, dtype=dtype)
+    assert torch.equal(expected, (weight[ids].double() * scale[ids].double().unsqueeze(1)).to(dtype))
+    if is_packed:
+        pack_panels(kernels, weight)
+    got = TakeRows(kernels)(weight, ids, packed=is_packed, row_scale=scale, dtype=dtype)
+    assert torch.equal(got, expected)
 
 
 def test_the_largest_products_do_not_overflow(kernels: NativeKernels) -> None:
@@ -133,5 +161,5 @@ def test_other_shapes_and_dtypes_have_no_kernel() -> None:
 
     assert can_pack_int8(weight(32, 48), torch.bfloat16)
     assert not can_pack_int8(weight(32, 48), torch.float16)
-    assert not can_pack_int8(weight(40, 48), torch.bfloat16)
+    assert can_pack_int8(weight(40, 48), torch.bfloat16)
     assert not can_pack_int8(weight(32, 40), torch.bfloat16)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from model_worker.kernels.native import build
-from model_worker.kernels.native.build import BuildError, build_library, trusted_cache
+from model_worker.kernels.native.build import SOURCE_DIR, BuildError, build_library, trusted_cache
 from model_worker.kernels.native.library import NativeKernels, load_kernels
 from runtime.base.cpu_isa import CpuIsa, usable_isas
 from runtime.base.environment import kernel_cache_dir
@@ -50,11 +50,42 @@ def test_sources_instruction_set_and_cpu_each_have_a_library_of_their_own(
 ) -> None:
     paths = [build_library(tmp_path, isa) for isa in usable_isas()]
     assert build_library(tmp_path) == paths[-1]
-    monkeypatch.setattr(build, "_cpu", lambda: ["another CPU"])
+    monkeypatch.setattr(build, "cpu_description", lambda: ["another CPU"])
     paths.append(build_library(tmp_path))
     (small_source / "one.cpp").write_text('extern "C" int one() { return 2; }\n')
     paths.append(build_library(tmp_path))
     assert len(set(paths)) == len(usable_isas()) + 2
+
+
+@needs_compiler
+def test_a_macro_has_a_library_of_its_own(small_source: Path, tmp_path: Path) -> None:
+    (small_source / "one.cpp").write_text("int one() { return ONE; }\n")
+    first, second = (build_library(tmp_path, defines=[f"ONE={number}"]) for number in (1, 2))
+    assert first != second
+    with pytest.raises(BuildError, match="ONE"):
+        build_library(tmp_path)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_each_source_is_in_one_of_so_many_units_of_about_equal_work(number: int) -> None:
+    units = build._units(SOURCE_DIR, number)
+    assert sorted(path for unit in units for path in unit) == sorted(SOURCE_DIR.glob("*.cpp"))
+    assert len(units) == number
+    assert units[0][0].name == "attention.cpp"  # the longest to compile comes first
+    sizes = [
+        sum(path.stat().st_size for path in set().union(*map(build._with_headers, unit))) for unit in units
+    ]
+    assert max(sizes) <= 1.5 * min(sizes)
+
+
+def test_sources_of_another_version_are_compiled_each_by_itself(small_source: Path) -> None:
+    (small_source / "two.cpp").write_text('#include "two.h"\n#include "missing.h"\n')
+    (small_source / "two.h").write_text("// a header\n")
+    assert [[path.name for path in unit] for unit in build._units(small_source, None)] == [
+        ["two.cpp"],
+        ["one.cpp"],
+    ]
+    assert build._with_headers(small_source / "two.cpp") == {small_source / "two.cpp", small_source / "two.h"}
 
 
 @needs_compiler
@@ -168,7 +199,7 @@ def test_kernels_do_not_come_from_a_cache_that_others_may_change(tmp_path: Path)
     cache.chmod(0o777)
     used: list[Path] = []
 
-    def build_fast(folder: Path, isa: CpuIsa | None) -> Path:
+    def build_fast(folder: Path, isa: CpuIsa | None, defines: Sequence[str]) -> Path:
         used.append(folder)
         return Path(shutil.copy(good, folder))
 

@@ -95,7 +95,14 @@ class FakeOps(Ops):
         self.table = KernelTable()
 
     def embedding(
-        self, weight: Tensor, *, packed: bool = False, first: int | None = None, scale: float = 1.0
+        self,
+        weight: Tensor,
+        row_scale: Tensor | None = None,
+        dtype: torch.dtype | None = None,
+        *,
+        packed: bool = False,
+        first: int | None = None,
+        scale: float = 1.0,
     ) -> Callable[[Tensor], Tensor]:
         self._take("embedding", weight)
         size = weight.shape[1]
@@ -134,7 +141,9 @@ class FakeOps(Ops):
         self._take("linear", weight, scale, bias)
         return _Fake(lambda x: torch.zeros(len(x), weight.shape[0]))
 
-    def head(self, weight: Tensor) -> _Successors:
+    def head(
+        self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None
+    ) -> _Successors:
         self._take("head", weight)
         return _Successors(weight.shape[0])
 

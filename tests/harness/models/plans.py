@@ -35,13 +35,13 @@ PROMPTS = [
 SCATTERED: list[int] = np.random.default_rng(3).permutation(np.arange(1, NUM_PAGES + 1)).tolist()
 
 
-def save_tiny_llama(path: Path) -> LlamaForCausalLM:
+def save_tiny_llama(path: Path, *, hidden_size: int = 48, intermediate_size: int = 80) -> LlamaForCausalLM:
     """A random model, in float32, with logits far enough apart for greedy tokens to be stable."""
     torch.manual_seed(5)
     config = LlamaConfig(
         vocab_size=VOCAB,
-        hidden_size=48,
-        intermediate_size=80,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=2,
         num_attention_heads=6,
         num_key_value_heads=2,

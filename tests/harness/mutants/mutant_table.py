@@ -95,7 +95,7 @@ STEP_MUTANTS = [
         "append_one",
         "self.stop_ids[:, rows]",
         "self.stop_ids[:1, rows]",
-        0,
+        3,
     ),
     Mutant("length limit not tested", Rows, "append_one", "at >= self.max_len[rows]", "at < 0", 6),
     Mutant(
@@ -291,7 +291,7 @@ STEP_MUTANTS = [
         "plan_chunk",
         "max(row.start, req.wanted_from)",
         "row.start",
-        26,
+        6,
     ),
     Mutant(
         "what a chunk gave of the prompt not remembered",
@@ -299,7 +299,7 @@ STEP_MUTANTS = [
         "accept_prompt",
         "self._done_upto(result.start + result.num_positions)",
         "pass",
-        26,
+        4,
     ),
     Mutant(
         "a resumed prompt told again",
@@ -347,7 +347,7 @@ STEP_MUTANTS = [
         "of",
         "else RowSetup.top_p_age(tokens, num_prompt, s)",
         "else 0",
-        5,
+        6,
     ),
     Mutant(
         "a reset of top_p counted as the first step of its decay",

@@ -134,7 +134,7 @@ SHARES_MUTANTS = [
         "drop_root",
         "self._count_present(account, -1)",
         "pass",
-        15,
+        12,
         changes=SHARED,
     ),
     Mutant(

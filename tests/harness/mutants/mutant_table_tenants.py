@@ -136,7 +136,7 @@ TENANT_MUTANTS = [
         "settle",
         "req.account.num_used += num_tokens - req.num_charged",
         "num_tokens = req.num_charged",
-        111,
+        26,
         changes=USING,
     ),
     Mutant(
@@ -154,7 +154,7 @@ TENANT_MUTANTS = [
         "take",
         "min(float(self.per_minute), filled)",
         "max(0.0, min(float(self.per_minute), filled))",
-        16,
+        3,
         changes=USING,
     ),
     Mutant(
@@ -172,7 +172,7 @@ TENANT_MUTANTS = [
         "check",
         "self._share.is_used_up(account.num_live, num_live)",
         "False",
-        0,
+        70,
         changes=TENANTS | {"max_live": 9},
     ),
     Mutant(
@@ -181,7 +181,7 @@ TENANT_MUTANTS = [
         "priority_of",
         "message.priority <= limits.max_priority",
         "True",
-        0,
+        1,
         changes=TENANTS,
     ),
     Mutant(
@@ -190,7 +190,7 @@ TENANT_MUTANTS = [
         "_abort",
         "elif tenant in (OWNER, req.tenant):",
         "else:",
-        5,
+        7,
         changes=TENANTS,
     ),
     Mutant(

@@ -20,6 +20,7 @@ from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
+from tests.harness.mutants.mutant_table_guesses import GUESS_MUTANTS
 from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
 from tests.harness.mutants.mutant_table_stats import STATS_MUTANTS
 from tests.harness.mutants.mutant_table_tenants import TENANT_MUTANTS
@@ -41,6 +42,7 @@ rest is for those mistakes that need it.
 MUTANTS = [
     *STEP_MUTANTS,
     *BATCHING_MUTANTS,
+    *GUESS_MUTANTS,
     *SHARES_MUTANTS,
     *STATS_MUTANTS,
     *TENANT_MUTANTS,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 
@@ -19,6 +20,8 @@ class FakeDetokenizer:
     def __init__(self) -> None:
         self.opened: set[bytes] = set()
         self.tokens: dict[bytes, list[int]] = {}
+        self.num_batches: Counter[bytes] = Counter()
+        """Batches with tokens of a sequence; a batch may have those of several steps."""
         self.logprobs: dict[bytes, list[Logprobs]] = {}
         self.prompt_logprobs: dict[bytes, list[Logprobs]] = {}
         self.logits: dict[tuple[bytes, str], list[tuple[int, bytes]]] = {}
@@ -55,6 +58,7 @@ class FakeDetokenizer:
         for handle, token in zip(handles, unpack_ids(message.tokens).tolist(), strict=True):
             self._check_open(handle)
             self.tokens[handle].append(token)
+        self.num_batches.update(set(handles))
         for entry in message.logprobs:
             self._check_open(entry.handle)
             self.logprobs[entry.handle] += rows_of(entry)
@@ -62,7 +66,15 @@ class FakeDetokenizer:
             assert closed.handle in self.opened, "closed before its opening"
             assert closed.handle not in self.closed, "a second terminal"
             self.closed[closed.handle] = closed
+            self._check_drafts(closed)
             self.closed_at[closed.handle] = now
+
+    def _check_drafts(self, closed: Closed) -> None:
+        """A step gives one token more than guesses that were right."""
+        if closed.drafts is not None:
+            most = len(self.tokens[closed.handle]) - self.num_batches[closed.handle]
+            num_accepted = closed.drafts.num_accepted
+            assert num_accepted <= min(most, closed.drafts.num_drafted), "more guesses right than tokens"
 
     def _check_open(self, handle: bytes) -> None:
         assert handle in self.opened, "something before its opening"

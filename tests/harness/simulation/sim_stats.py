@@ -71,9 +71,12 @@ class StatsWatch:
                 self._num_new += 1
                 self._waited_s += self._clock() - req.arrived_s
 
+    def note_build(self) -> None:
+        """A batch is about to be put together, which may give and take pages."""
+        self._planned_last = self._stats.has_news_for(self._last)
+
     def note_launch(self, plan: BatchPlan) -> None:
         self._look_at_rows()
-        self._planned_last = self._stats.has_news_for(self._last)
         rows = self._lifecycle.kv.rows
         num_context = num_ctx_tokens = num_first_time = 0
         lens = [1] * plan.num_decodes + (unpack_ids(plan.lens) - unpack_ids(plan.drafts)).tolist()

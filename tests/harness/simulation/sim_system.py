@@ -11,6 +11,7 @@ import numpy as np
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.roster import NO_SUSPECTS, Roster, Suspects
 from runtime.ring.tenants import Tenant
+from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import KEY_BYTES
 from runtime.wire.plan import BatchPlan
@@ -21,15 +22,17 @@ from scheduler_proc.batching.composition import (
     make_prefix_cache,
     make_schedule_policy,
 )
-from scheduler_proc.batching.prefill_adder import StepLimits
+from scheduler_proc.batching.prefill_adder import PrefillTotals, StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.cache.radix.eviction import EVICTION_POLICIES
 from scheduler_proc.cache.tenants import OWNER
 from scheduler_proc.capacity.slots import SlotPool
+from scheduler_proc.core.batch import ScheduleBatch
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import make_output
 from scheduler_proc.core.request import Status
 from scheduler_proc.core.rows import Rows
+from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.features.speculation.step_cost import StepCost
 from scheduler_proc.intake.controls import Controls
@@ -63,7 +66,7 @@ WALL_S = 1_700_000_000.0
 """Seconds since 1970, at any time."""
 MAX_LOGITS_BYTES = 1 << 20
 MAX_GUESSES = 4
-"""Of the stand-in for speculation, in a step."""
+"""Of a row in a step, but for drafts that come with a request."""
 BATCHING_NAMES = ["inflight_fused", "inflight_fused", "inflight", "static"]
 POLICY_NAMES = [
     "fcfs",
@@ -247,6 +250,7 @@ class System:
         epoch: int = FIRST_EPOCH,
         suspects: Suspects = NO_SUSPECTS,
         inbox: Inbox | None = None,
+        grammar: GrammarClient | None = None,
     ) -> None:
         self.now = self._stepped_at = 1.0
         clock = clock or (lambda: self.now)
@@ -294,7 +298,7 @@ class System:
             setting.limits(),
             (
                 *factories,
-                *feature_factories(self.output, self.kv, port.now_s, setting.speculation, step_cost),
+                *feature_factories(self.output, self.kv, port.now_s, setting.speculation, step_cost, grammar),
             ),
             controls=controls,
             clock=port.now_s,
@@ -317,6 +321,13 @@ class System:
         self.waiting_watch = WaitingWatch(self.scheduler, setting.patience)
         self.tenant_watch = TenantWatch(self.scheduler, setting.tenant_share)
         self.change_tenants(setting.tenants)
+        build = self.scheduler.builder.build
+
+        def watched_build(feeds_back: bool) -> tuple[ScheduleBatch, PrefillTotals]:
+            self.watch.note_build()
+            return build(feeds_back)
+
+        self.scheduler.builder.build = watched_build  # type: ignore[method-assign]
 
     def change_tenants(self, tenants: tuple[Tenant, ...]) -> None:
         self.tenant_watch.change(tenants)
@@ -369,6 +380,8 @@ class System:
                 held = self.kv.num_held(np.array([req.row])).item()
                 self.gave_back.add(self.rows.tenancy.item(req.row))
                 num_guessed = MAX_GUESSES if req.features else 0
+                if req.draft_ids:
+                    num_guessed = MAX_DRAFT_TOKENS
                 most = 1 - (1 - window) // size - (-num_guessed // size)
                 assert held <= most, "more pages than a window"
 
@@ -378,6 +391,9 @@ class System:
         setting, rows = self.setting, unpack_ids(plan.rows)
         assert len(rows) <= (setting.max_requests or setting.max_rows), "too many requests in a step"
         assert len(plan.input_ids) <= setting.budget * TOKEN_BYTES, "too many tokens in a step"
+        guessing = np.flatnonzero(unpack_ids(plan.drafts)) + plan.num_decodes
+        ends = unpack_ids(plan.starts)[guessing] + unpack_ids(plan.lens)[guessing - plan.num_decodes]
+        assert (ends < self.rows.max_len[rows[guessing]]).all(), "guesses beyond the end"
         if setting.batching != "inflight_fused":
             are_prompts = unpack_ids(plan.starts) < self.rows.num_given[rows]
             assert are_prompts.all() or not are_prompts.any(), "prompts and decodes in one step"
@@ -403,6 +419,8 @@ def check_rows(kv: KVCacheManager) -> None:
         assert req.status is Status.RUNNING
         assert req.parked == b""
         assert req.predicted_len <= req.max_len, "overrun past the length limit"
+        if not req.num_in_flight:
+            assert kv.num_pages[req.row] <= kv.num_pages_for(req.num_tokens), "pages of rejected guesses kept"
         if kv.cache.shares and req.kv_len >= req.num_given:
             num_full = req.num_given // kv.page_size
             assert kv.num_gone[req.row] or kv.num_shared[req.row] >= num_full, "prompt not published"

@@ -43,10 +43,6 @@ def json_call(name: str, arguments: Any, key: str = "arguments") -> str:
     return json.dumps({"name": name, key: arguments}, ensure_ascii=False)
 
 
-def _python(value: Any) -> str:
-    return repr(value)
-
-
 def _tagged(name: str, values: dict[str, Any], family: str) -> str:
     texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in values.items()}
     if family == "glm45":
@@ -56,6 +52,17 @@ def _tagged(name: str, values: dict[str, Any], family: str) -> str:
         return f"<tool_call>{name}\n{pairs}</tool_call>"
     pairs = "".join(f"<parameter={key}>\n{text}\n</parameter>\n" for key, text in texts.items())
     return f"<tool_call>\n<function={name}>\n{pairs}</function>\n</tool_call>"
+
+
+def _gemma(value: Any) -> str:
+    if isinstance(value, str):
+        return f'<|"|>{value}<|"|>'
+    if isinstance(value, dict):
+        pairs = (f"{key if key.isalnum() else _gemma(key)}:{_gemma(each)}" for key, each in value.items())
+        return f"{{{','.join(pairs)}}}"
+    if isinstance(value, list):
+        return f"[{','.join(map(_gemma, value))}]"
+    return json.dumps(value)
 
 
 def spelled(family: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> str:
@@ -90,6 +97,14 @@ def spelled(family: str, calls: Iterable[tuple[str, dict[str, Any]]]) -> str:
                 for name, values in calls
             )
             return f"<｜tool▁calls▁begin｜>{''.join(parts)}<｜tool▁calls▁end｜>"
+        case "gemma4":
+            return "".join(f"<|tool_call>call:{name}{_gemma(values)}<tool_call|>" for name, values in calls)
+        case "gpt_oss":
+            return "<|start|>assistant".join(
+                f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>"
+                f"{json.dumps(values, ensure_ascii=False)}<|call|>"
+                for name, values in calls
+            )
         case "kimi_k2":
             parts = (
                 f"<|tool_call_begin|>functions.{name}:{number}<|tool_call_argument_begin|>"

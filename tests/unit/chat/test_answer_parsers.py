@@ -100,7 +100,8 @@ def test_truncated_calls_lose_nothing(family: str) -> None:
         assert kinds.count("broken") <= 1
         calls = [item for item in items if item[0] != "text"]
         assert [item for item in as_values(calls) if item[0] == "call"] == whole[: kinds.count("call")]
-        if not calls and text[:cut].strip():
+        # What gpt-oss begins of a header is no text.
+        if not calls and text[:cut].strip() and family != "gpt_oss":
             assert items == [("text", text[:cut])]
         for item in calls:
             if item[0] == "broken":
@@ -298,7 +299,30 @@ def test_reasoning_is_told_apart(family: str, thinking: Any, text: str, expected
     assert every_way(plan(family, "qwen3", thinking), text) == expected
 
 
-@pytest.mark.parametrize("reasoning", REASONING_FORMATS)
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "<|channel|>analysis<|message|>Hm\n <|end|><|start|>assistant<|channel|>final<|message|> Hi",
+            [("reasoning", "Hm\n "), ("text", " Hi")],
+        ),
+        (
+            "<|channel|>commentary<|message|>I look.<|end|><|start|>assistant to=functions.now<|channel|>"
+            "commentary <|constrain|>json<|message|>{}<|call|>",
+            [("text", "I look."), ("call", "now", "{}")],
+        ),
+        (" to=functions.now<|channel|>commentary json<|message|>{}", [("call", "now", "{}")]),
+        ("Hi there", [("text", "Hi there")]),
+        ("<|channel|>analysis<|message|>Hm", [("reasoning", "Hm")]),
+        ("<|channel|>ana", []),
+        ("<|channel|>commentary to=functions.now<|message|>x<|call|>", [("text", "x")]),
+    ],
+)
+def test_channels_of_gpt_oss(text: str, expected: list[Item]) -> None:
+    assert every_way(plan("gpt_oss", "gpt_oss", "may begin"), text) == expected
+
+
+@pytest.mark.parametrize("reasoning", [name for name in REASONING_FORMATS if name != "gpt_oss"])
 def test_calls_follow_reasoning(reasoning: str) -> None:
     tags = REASONING_FORMATS[reasoning]
     inside = spelled("hermes", [("weather", {"days": 1})])
@@ -338,6 +362,8 @@ PIECES = [
         ";",
     ),
     *("weather", "now", '"', "\\", "\n", " ", "[", "]", "{", "\u2028", "\U0001f600", "null", "1e", "<"),
+    *("<|tool_call>", "<tool_call|>", "call:now{", '<|"|>', "a:", "<|channel|>", "<|message|>", "<|end|>"),
+    *("analysis", "commentary to=functions.now ", "<|start|>"),
 ]
 
 

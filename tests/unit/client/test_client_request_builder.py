@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 import msgspec
+import numpy as np
 import pytest
 
 from carousel.client.core.labels import LabelBook
@@ -87,6 +88,14 @@ def test_best_of_is_the_number_of_sequences_and_brings_logprobs_to_choose_by() -
 )
 def test_lists_are_understood(name: str, spelled: Any, wire: Any) -> None:
     assert getattr(build(sampling={name: spelled}).sampling, name) == wire
+
+
+def test_numpys_float_is_a_number_like_any_other() -> None:
+    half = np.float64(0.5)
+    spelled = {"temperature": half, "min_p": half, "logit_bias": {3: half}, "top_n_sigma": half}
+    plain = {"temperature": 0.5, "min_p": 0.5, "logit_bias": {3: 0.5}, "top_n_sigma": 0.5}
+    sent, wanted = (build(sampling={"seed": 1} | each).sampling for each in (spelled, plain))
+    assert msgspec.msgpack.encode(sent) == msgspec.msgpack.encode(wanted)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ HERMES = '{% if tools %}<tool_call>{"name": 1, "arguments": 2}</tool_call>{% end
 TEMPLATES = {
     "": ("none", "none"),
     "{{ messages[0].content }}": ("none", "none"),
+    '{{ tools }} {{ "parameters" }}: a dictionary, and all other letters': ("none", "none"),
     "<tool_call> {# no list of them #}": ("none", "none"),
     HERMES: ("hermes", "none"),
     HERMES + "<think></think>": ("hermes", "qwen3"),
@@ -23,9 +24,13 @@ TEMPLATES = {
     "tools [TOOL_CALLS] [THINK]": ("mistral", "mistral"),
     'tools {"name": function name, "parameters": dictionary of argument name}': ("llama3_json", "none"),
     "tools [func_name1(params_name1=x)]": ("pythonic", "none"),
-    "<｜tool▁calls▁begin｜>\n```json tools": ("deepseek_v3", "none"),
+    "<｜tool▁calls▁begin｜>\n```json {{ tools }}": ("deepseek_v3", "none"),
+    # As of DeepSeek-R1: calls in the history, and no tools.
+    "<｜tool▁calls▁begin｜>\n```json tool_calls </think> <｜Assistant｜>": ("none", "deepseek_r1"),
     "<｜tool▁calls▁begin｜> tools </think> <｜Assistant｜>": ("deepseek_v31", "deepseek_r1"),
     "tools <tool_call> <arg_key> arguments <|assistant|></think>": ("glm45", "glm45"),
+    "tools <|start|>assistant<|channel|>analysis to=functions.": ("gpt_oss", "gpt_oss"),
+    "tools <|tool_call>call: <|channel>thought <channel|>": ("gemma4", "gemma4"),
     "tools <|tool_calls_section_begin|> </think>": ("kimi_k2", "kimi_k2"),
 }
 

@@ -46,8 +46,8 @@ def stops_before_processes(monkeypatch: pytest.MonkeyPatch) -> None:
             return STARTED
 
     monkeypatch.setattr(launcher, "Supervisor", Reached)
-    for name in ("hold_standard_streams", "hold_back_libraries"):
-        monkeypatch.setattr(launcher, name, lambda: None)
+    monkeypatch.setattr(launcher, "hold_standard_streams", lambda: None)
+    monkeypatch.setattr(launcher, "choose_cpu_isa", lambda isa: None)
     monkeypatch.setattr(launcher, "set_title", lambda role: None)
     monkeypatch.setattr(launcher, "configure_logging", lambda role, level: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -75,6 +75,7 @@ def refuses(capfd: pytest.CaptureFixture[str], arguments: list[str], code: int, 
         ("--tp-size 3", "tp_size: 3 ranks cannot share"),
         ("--tp-size 2 --model-impl transformers", "tp_size: --model-impl transformers"),
         ("--dtype int4", "--dtype"),
+        ("--cpu-isa avx3", "--cpu-isa"),
         ("--quantization gguf", "--quantization"),
         ("--load-format pickle", "--load-format"),
         ("--kv-cache-dtype fp8_e4m3", "kv_cache_dtype: fp8_e4m3 is for CUDA"),

@@ -9,7 +9,11 @@ from tests.harness.sources import ROOT, source_of, sources
 
 MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 90
-OWN_LIMITS = {"scheduler_proc/scheduler.py": 300, "carousel/__init__.py": 130}
+OWN_LIMITS = {
+    "scheduler_proc/scheduler.py": 300,
+    "carousel/__init__.py": 130,
+    "runtime/settings/table.py": 700,
+}
 
 
 def too_large(path: Path) -> Iterator[str]:

@@ -73,6 +73,10 @@ def device_choices(text: str) -> list[str]:
     return found
 
 
+def test_the_worker_asks_for_no_device_and_no_kernels() -> None:
+    assert not device_choices((ROOT / "model_worker/worker.py").read_text())
+
+
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_no_module_asks_for_a_device_or_for_kernels(folder: str) -> None:
     top = ROOT / folder

@@ -35,6 +35,11 @@ def resolved(config: RuntimeConfig, tmp_path: Path) -> RuntimeConfig:
     return resolve(config, context_length=2048, dtype="bfloat16", model_path=tmp_path)
 
 
+def test_an_embedding_model_guesses_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="speculative_algorithm: an embedding model generates nothing"):
+        resolved(RuntimeConfig(task="embed", speculative_algorithm="NGRAM", pooling="last"), tmp_path)
+
+
 def test_no_arguments_give_the_declared_defaults() -> None:
     assert parse_args([]) == RuntimeConfig()
 
@@ -434,3 +439,7 @@ def test_an_unknown_name_is_refused_before_anything_is_started(tmp_path: Path, s
             resolved(from_values({setting: name}), tmp_path)
     own = from_values({setting: "mine.module:Class"})
     assert getattr(resolved(own, tmp_path), setting) == "mine.module:Class"
+
+
+def test_names_of_the_model_are_neither_empty_nor_named_twice() -> None:
+    assert RuntimeConfig(served_model_name="a,, b,a,").model_names == ("a", "b")

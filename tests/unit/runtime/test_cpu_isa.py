@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from runtime.base import cpu_isa
 from runtime.base.errors import EXIT_CONFIG, ConfigError
 from runtime.launcher import main as launcher
+from runtime.launcher.resolve import resolve
+from runtime.settings.config import RuntimeConfig
 
 AVX2 = "fpu sse4_2 avx avx2 fma f16c bmi1 bmi2 abm movbe"
 AVX512 = f"{AVX2} avx512f avx512bw avx512cd avx512dq avx512vl avx512_vnni"
@@ -64,6 +68,50 @@ def test_another_architecture_has_one_set(
     pretend("", "portable")
     monkeypatch.setattr(platform, "machine", lambda: "aarch64")
     assert cpu_isa.usable_isas() == ("portable",)
+
+
+@pytest.mark.parametrize(
+    ("variable", "flag", "taken"),
+    [("avx2", "auto", "avx2"), ("avx2", "avx512", "avx512"), ("nonsense", "portable", "portable")],
+)
+def test_the_flag_counts_and_without_it_the_variable(
+    pretend: Callable[[str, str], None], variable: str, flag: cpu_isa.CpuIsa, taken: cpu_isa.CpuIsa
+) -> None:
+    pretend(MACHINES["amx"], variable)
+    cpu_isa.choose_cpu_isa(flag)
+    assert os.environ["CAROUSEL_CPU_ISA"] == cpu_isa.cpu_isa() == taken
+    assert "AMX" not in os.environ["ONEDNN_MAX_CPU_ISA"]
+
+
+def test_a_flag_above_what_the_machine_has_is_refused_by_its_name(
+    pretend: Callable[[str, str], None],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    pretend(AVX512, "avx2")
+    for name in ("hold_standard_streams", "set_title", "configure_logging"):
+        monkeypatch.setattr(launcher, name, lambda *_: None)
+    assert launcher.main(["--cpu-isa", "amx"]) == EXIT_CONFIG
+    says = "cpu_isa: this CPU has not all of amx; --cpu-isa may be portable, avx2, avx512, or auto for all"
+    assert says in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wanted", "says"), [("", "up to amx"), ("avx2", "up to avx2, of the amx that this CPU has")]
+)
+def test_a_launch_on_a_cpu_says_which_it_took(
+    pretend: Callable[[str, str], None],
+    caplog: pytest.LogCaptureFixture,
+    tmp_path: Path,
+    wanted: str,
+    says: str,
+) -> None:
+    pretend(MACHINES["amx"], wanted)
+    caplog.set_level(logging.INFO)
+    settings = RuntimeConfig(device="cpu")
+    resolved = resolve(settings, context_length=8, dtype="bfloat16", model_path=tmp_path)
+    assert resolved.cpu_isa == (wanted or "amx")
+    assert caplog.messages[-1] == f"CPU kernels use instruction sets {says}"
 
 
 @pytest.mark.parametrize(

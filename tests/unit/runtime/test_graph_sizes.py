@@ -63,4 +63,5 @@ def test_where_nothing_is_recorded_a_line_says_that_nothing_changes(
     caplog.set_level("INFO")
     config = RuntimeConfig(disable_cuda_graph=True, **settings)
     resolve(config, context_length=64, dtype="bfloat16", model_path=tmp_path)
-    assert [said in message for message in caplog.messages] == [True] * bool(said)
+    about_recording = [text for text in caplog.messages if not text.startswith("CPU kernels use")]
+    assert [said in text for text in about_recording] == [True] * bool(said)

@@ -93,6 +93,12 @@ def test_a_row_is_packed_as_its_layout_says() -> None:
 def test_a_top_n_sigma_below_float32_keeps_few_ids_and_not_all() -> None:
     setup = RowSetup.of(0, 1, SamplingParams(top_n_sigma=1e-300))
     assert np.float32(numbers_of(setup).top_n_sigma) > 0
+    assert numbers_of(RowSetup.of(0, 1, SamplingParams())).top_n_sigma == 0
+
+
+def test_a_logit_divided_by_the_least_repetition_penalty_is_finite() -> None:
+    setup = RowSetup.of(0, 1, SamplingParams(repetition_penalty=5e-324))
+    assert np.isfinite(np.float32(1e4) / np.float32(numbers_of(setup).repetition))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e300, -1e300, -0.0])

@@ -30,7 +30,9 @@ def drive(rate: float, num_steps: int, most: int = 4, bar: float = 0.1) -> tuple
 
 
 def test_who_is_always_right_guesses_as_much_as_there_may_be() -> None:
-    assert drive(1.0, 200) == (800, 800, 200)
+    num_drafted, num_right, num_guessing = drive(1.0, 200)
+    assert num_drafted == num_right >= 790
+    assert num_guessing == 200
 
 
 def test_who_is_never_right_hardly_guesses() -> None:
@@ -149,6 +151,16 @@ def test_who_does_not_guess_waits_a_quarter_longer_at_most() -> None:
         taken.append(model.step(8, 5 * most))
     assert max(taken[50:]) <= 1.25 * plain
     assert max(taken[50:]) > 1.1 * plain
+
+
+def test_new_requests_begin_with_what_others_have_seen() -> None:
+    cost = StepCost()
+    for _ in range(200):
+        cost.note_verified(4, 0)
+    assert DraftLength(cost.rate).num_drafts(4, 0.1) == 0
+    for _ in range(200):
+        cost.note_verified(4, 4)
+    assert DraftLength(cost.rate).num_drafts(4, 0.1) == 4
 
 
 def test_costs_are_measured_again_in_both_directions() -> None:

@@ -118,6 +118,7 @@ TOOLS: list[dict[str, Any]] = [
 def with_template(template: str) -> Tokenizer:
     tokenizer = made.byte_level()
     tokenizer._chat_template._wrapper.chat_template = template
+    tokenizer._chat_template.__dict__.pop("_calls", None)  # found out of the template before
     return tokenizer
 
 
@@ -167,6 +168,23 @@ def test_what_a_template_would_leave_out_of_a_history_is_refused_by_name() -> No
     with pytest.raises(InvalidRequest, match="does not show results of tools") as error:
         tokenizer.apply_chat_template([user, {"role": "tool", "content": "y"}])
     assert error.value.param == "messages[1].role"
+
+
+DEEPSEEK = (
+    "{% for m in messages %}{% if m.tool_calls %}"
+    "{% for call in m.tool_calls %}[{{ call.function.name + ' ' + call.function.arguments }}]{% endfor %}"
+    "{% else %}{{ m.content }}{% endif %}{% endfor %}"
+)
+"""A template that wants arguments as text."""
+
+
+@pytest.mark.parametrize("arguments", ['{"a":  1}', {"a": 1}])
+def test_calls_have_the_form_that_the_template_shows(arguments: Any) -> None:
+    tokenizer = with_template(DEEPSEEK)
+    text = tokenizer.apply_chat_template(
+        [call(arguments), {"role": "tool", "content": "y"}], add_generation_prompt=False
+    )
+    assert text == ('[f {"a":  1}]y' if isinstance(arguments, str) else '[f {"a": 1}]y')
 
 
 def test_a_template_that_raises_says_itself_what_it_does_not_take() -> None:

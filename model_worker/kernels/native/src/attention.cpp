@@ -71,7 +71,8 @@ void load_queries(const AttentionCall& call, const Tile& tile, Workspace<Math>& 
 
 // How much attend_head tells Ahead of its work.
 template <class Math>
-int work_of_head(const AttentionCall& call, const Tile& tile, const KeyRange& keys) {
+int work_of_head([[maybe_unused]] const AttentionCall& call, [[maybe_unused]] const Tile& tile,
+                 const KeyRange& keys) {
 #if defined(CAROUSEL_HAS_TILES)
   if (Math::kHasTiles && FewRows::fit(tile.num_rows)) return FewRows::work(call, tile, keys);
 #endif
@@ -359,13 +360,17 @@ class Attention {
 
 }  // namespace carousel
 
+// CAROUSEL_DTYPE: the only one that is called with, where that is known.
 CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   using namespace carousel;
   if (call->num_tokens == 0) return;
+#if !defined(CAROUSEL_DTYPE) || CAROUSEL_DTYPE == 0
   if (call->dtype == kFloat32) {
     Attention<FloatMath<float>>(*call).run();
     return;
   }
+#endif
+#if !defined(CAROUSEL_DTYPE) || CAROUSEL_DTYPE == 1
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   if (call->head_dim % 32 == 0 && !call->force_float_math) {
 #if defined(CAROUSEL_HAS_TILES)
@@ -379,4 +384,5 @@ CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   }
 #endif
   Attention<FloatMath<bf16>>(*call).run();
+#endif
 }

@@ -34,7 +34,7 @@ struct ExpertsCall {
   int32_t num_threads;
 };
 
-constexpr int64_t kMinParallelSize = 1 << 15;  // elements
+constexpr int64_t kMinParallelExperts = 1 << 15;  // elements
 
 // The experts of one token, the likeliest first, equals by number, and their weights, rounded to T.
 template <class T>
@@ -96,7 +96,7 @@ void run_experts(const ExpertsCall& call) {
       }
     }
   }
-  const int threads = num_pairs * size < kMinParallelSize ? 1 : call.num_threads;
+  const int threads = num_pairs * size < kMinParallelExperts ? 1 : call.num_threads;
   parallel_ranges(threads, call.num_tokens, [&](int64_t token, int64_t end) {
     for (; token < end; ++token) {
       const T* from = outputs + token * call.num_per_token * size;

@@ -1,6 +1,7 @@
 // What a linear layer is asked, and how its sums become outputs.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -12,21 +13,25 @@ namespace carousel {
 
 // The binding mirrors it field by field.
 struct LinearCall {
-  const void* x;           // [num_rows, k]
-  const uint32_t* weight;  // packed [n, k]
-  const void* bias;        // [n], or null
-  void* out;               // [num_rows, n], or [num_rows, n / 2] with a gate
+  const void* x;              // [num_rows, k]; of int8 as QuantizeCall leaves it
+  const uint32_t* weight;     // packed [n, k]
+  const float* x_scale;       // [num_rows] of int8
+  const float* weight_scale;  // [n] of int8, and up to a multiple of 16 zeros
+  const int32_t* weight_sum;  // the same: of each row's elements
+  const void* bias;           // [n], or null
+  void* out;                  // [num_rows, n], or [num_rows, n / 2] with a gate
   int32_t num_rows;
   int32_t n;
   int32_t k;
-  int32_t is_bf16;       // x, weight and bias; else they are float32
+  int32_t is_bf16;       // x, weight and bias; else they are float32. Of int8 the bias and what is rounded to
   int32_t out_is_float;  // float32 whatever they are
-  int32_t gate;  // 0, or 1 + the Activation of W's first half, which multiplies its second; then out is as x
+  int32_t gate;  // 0, or 1 + the Activation of W's first half, which multiplies its second; then out is as x, and n a
+                 // multiple of 32
   int32_t num_threads;
 };
 
-// Panels of the output.
-inline int num_columns(const LinearCall& call) { return (call.gate ? call.n / 2 : call.n) / kPanel; }
+// Panels of the output, of which the last may have fewer rows of W, and then zeros.
+inline int num_columns(const LinearCall& call) { return ((call.gate ? call.n / 2 : call.n) + kPanel - 1) / kPanel; }
 
 // One row's sums of one panel, all of them or those from `lane` on, to the output, rounded to T or float32.
 template <class T>
@@ -37,6 +42,26 @@ inline void write_panel(const LinearCall& call, int row, int panel, int lane, vf
     store((float*)call.out + at, sum);
   } else {
     store((T*)call.out + at, sum);
+  }
+}
+
+// One row's sums of the panel that n does not fill.
+template <class T>
+inline void write_last_panel(const LinearCall& call, int row, int panel, const float* sums) {
+  const int64_t column = panel * kPanel, at = (int64_t)row * call.n + column;
+  const int count = call.n - (int)column;
+  T bias[kPanel] = {}, rounded[kPanel];
+  float wide[kPanel];
+  if (call.bias) std::copy_n((const T*)call.bias + column, count, bias);
+  for (int lane = 0; lane < kPanel; lane += kLanes) {
+    const vfloat sum = load(sums + lane) + load(bias + lane);
+    store(wide + lane, sum);
+    store(rounded + lane, sum);
+  }
+  if (call.out_is_float) {
+    std::copy_n(wide, count, (float*)call.out + at);
+  } else {
+    std::copy_n(rounded, count, (T*)call.out + at);
   }
 }
 

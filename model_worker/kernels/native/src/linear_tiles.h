@@ -262,6 +262,7 @@ class TileKernel {
 
 inline bool fits_tiles(int k) { return k % kTileDepth == 0 && tiles_are_allowed(); }
 
+// Panels that n does not fill are not computed.
 inline void multiply_by_tiles(const LinearCall& call) {
   const bool keeps = keeps_panels(call.k);
   const int panels = call.num_rows <= kTileRows ? 4 : keeps ? kKeptPanels : kSweptPanels;
@@ -269,7 +270,8 @@ inline void multiply_by_tiles(const LinearCall& call) {
   const auto multiply = [&](int row, int end_row, int panel, int columns) {
     TileKernel(call).multiply_task(row, end_row, panel, columns);
   };
-  for_each_task(call.num_rows, num_columns(call) * kPanel, call.k, call.num_threads, most, multiply);
+  const int n = call.gate ? call.n / 2 : call.n;
+  for_each_task(call.num_rows, n / kPanel * kPanel, call.k, call.num_threads, most, multiply);
 }
 
 }  // namespace carousel

@@ -1,5 +1,6 @@
 // What happens to rows of a table and to positions: embeddings, the rows that are wanted, rotary angles.
 #include <algorithm>
+#include <vector>
 
 #include "simd.h"
 #include "team.h"
@@ -12,12 +13,14 @@ constexpr double kPi = 3.14159265358979323846;
 
 // The binding mirrors both field by field.
 struct TakeCall {
-  const void* table;     // [n, row_bytes]; packed: bf16 [n, k] as linear.cpp packs it
+  const void* table;     // [n, row_bytes]; packed: as panels.h has it
   const int64_t* index;  // [num_rows]
-  void* out;             // [num_rows, row_bytes]
+  const float* row_scale;  // [n]: the table is of int8, and rows times it are given; or null
+  void* out;             // [num_rows, row_bytes], or with scales bf16 or float32 [num_rows, row_bytes]
   int64_t row_bytes;     // a multiple of 4
   int32_t num_rows;
   int32_t is_packed;
+  int32_t is_bf16;       // with scales
   int32_t num_threads;
 };
 
@@ -31,24 +34,51 @@ struct RotaryCall {
   int32_t num_threads;
 };
 
-inline void take_packed_row(const TakeCall& call, int row) {
+inline void take_packed_row(const TakeCall& call, int row, uint32_t* to) {
   constexpr int kPanel = 16;
   const int64_t pairs = call.row_bytes / 4;
   const int64_t id = call.index[row];
   const uint32_t* from = (const uint32_t*)call.table + id / kPanel * kPanel * pairs + id % kPanel;
-  uint32_t* to = (uint32_t*)call.out + row * pairs;
   for (int64_t u = 0; u < pairs; ++u) to[u] = from[u * kPanel];
+}
+
+template <class T>
+void widen_row(const int8_t* row, int64_t size, float scale, T* to) {
+  for (int64_t begin = 0; begin < size; begin += kLanes) {
+    const int64_t count = std::min<int64_t>(kLanes, size - begin);
+    float wide[kLanes] = {};
+    for (int64_t i = 0; i < count; ++i) wide[i] = row[begin + i] * scale;
+    T narrow[kLanes];
+    store(narrow, load(wide));
+    std::copy_n(narrow, count, to + begin);
+  }
+}
+
+inline void take_row(const TakeCall& call, int row, void* to) {
+  if (call.is_packed) return take_packed_row(call, row, (uint32_t*)to);
+  std::memcpy(to, (const char*)call.table + call.index[row] * call.row_bytes, call.row_bytes);
+}
+
+inline void take_scaled_row(const TakeCall& call, int row) {
+  static thread_local std::vector<int8_t> taken;
+  taken.resize(call.row_bytes);
+  take_row(call, row, taken.data());
+  const float scale = call.row_scale[call.index[row]];
+  if (call.is_bf16) {
+    widen_row(taken.data(), call.row_bytes, scale, (bf16*)call.out + row * call.row_bytes);
+  } else {
+    widen_row(taken.data(), call.row_bytes, scale, (float*)call.out + row * call.row_bytes);
+  }
 }
 
 void take(const TakeCall& call) {
   const int threads = call.num_rows * call.row_bytes < kMinParallelBytes ? 1 : call.num_threads;
   parallel_ranges(threads, call.num_rows, [&](int row, int end) {
     for (; row < end; ++row) {
-      if (call.is_packed) {
-        take_packed_row(call, row);
+      if (call.row_scale) {
+        take_scaled_row(call, row);
       } else {
-        std::memcpy((char*)call.out + row * call.row_bytes,
-                    (const char*)call.table + call.index[row] * call.row_bytes, call.row_bytes);
+        take_row(call, row, (char*)call.out + row * call.row_bytes);
       }
     }
   });

@@ -9,7 +9,7 @@
 
 namespace carousel {
 
-constexpr int64_t kMinParallelLogits = 1 << 14;
+constexpr int64_t kMinParallelDraw = 1 << 14;
 static_assert(kIdsAtATime == LogitRow::kBlock, "noise is made for a block at a time");
 
 // The first of the largest; a NaN is larger than any number, as torch has it.
@@ -127,7 +127,7 @@ int64_t sample(const float* logits, int size, const FloatColumns& floats, const 
 }
 
 void draw_rows(const DrawCall& call) {
-  const int threads = (int64_t)call.num_rows * call.vocab_size < kMinParallelLogits ? 1 : call.num_threads;
+  const int threads = (int64_t)call.num_rows * call.vocab_size < kMinParallelDraw ? 1 : call.num_threads;
   parallel_for(threads, call.num_rows, [&](int i) {
     const int64_t row = call.rows[i];
     call.tokens[i] = sample(call.logits + (int64_t)i * call.vocab_size, call.vocab_size, call.floats[row],

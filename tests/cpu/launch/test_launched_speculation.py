@@ -1,0 +1,148 @@
+"""Speculation in a whole launch: the same output with and without guesses, whoever makes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from carousel import Client, Completion, InvalidRequest, SamplingParams
+from tests.harness.ring.launched import Launched, launched
+
+CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n"
+PROMPTS = [
+    CODE + CODE + "def add(a, b):\n",
+    "for i in range(10):\n    print(i)\n" * 3,
+    "import numpy as np\n",
+    "x = 1\n" * 12,
+]
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature 1": {},
+    "top-k": {"top_k": 20, "temperature": 0.7},
+    "top-p": {"top_p": 0.8},
+    "top-p decay": {"top_p": 0.9, "top_p_decay": 0.97, "top_p_min": 0.2},
+    "min-p": {"min_p": 0.1},
+    "penalties": {"temperature": 0.5, "repetition_penalty": 1.2, "presence_penalty": 0.4},
+    "frequency": {"temperature": 0.0, "frequency_penalty": 0.3},
+    "n-gram ban": {"temperature": 0.0, "no_repeat_ngram_size": 4},
+    "bad words": {"temperature": 0.0, "bad_words": ["return a"]},
+    "logit bias": {"temperature": 0.3, "logit_bias": {10: 2.0, 100: -3.0}},
+    "min tokens": {"temperature": 0.0, "min_tokens": 20, "ignore_eos": False},
+    "stop string": {"temperature": 0.0, "stop": ("return", "print(")},
+    "max_tokens 1": {"temperature": 0.0, "max_tokens": 1},
+    "max_tokens 7": {"temperature": 0.0, "max_tokens": 7},
+}
+
+
+@pytest.fixture(scope="module")
+def launch() -> Iterator[Launched]:
+    arguments = ("--dtype", "float32", "--speculative-algorithm", "NGRAM", "--max-running-requests", "8")
+    with launched(*arguments) as launch:
+        yield launch
+
+
+@pytest.fixture(scope="module")
+def client(launch: Launched) -> Iterator[Client]:
+    with Client(launch.run_dir) as client:
+        yield client
+
+
+def sampling(kind: str, **fields: Any) -> SamplingParams:
+    return SamplingParams(**{"max_tokens": 48, "seed": 7, "logprobs": 2, **KINDS[kind], **fields})
+
+
+def check_equal(found: Completion, expected: Completion) -> None:
+    for one, other in zip(found.outputs, expected.outputs, strict=True):
+        assert one.token_ids == other.token_ids
+        assert one.text == other.text
+        assert (one.finish_reason, one.matched_stop) == (other.finish_reason, other.matched_stop)
+        for left, right in zip(one.logprobs, other.logprobs, strict=True):
+            assert math.isclose(left.logprob, right.logprob, abs_tol=1e-5)
+            assert [token for token, _ in left.top] == [token for token, _ in right.top]
+
+
+def num_accepted(completion: Completion) -> int:
+    assert completion.usage.drafts is not None
+    return completion.usage.drafts.num_accepted
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_output_is_the_same_with_and_without_guesses(client: Client, kind: str) -> None:
+    asked = sampling(kind)
+    found = client.generate(PROMPTS, asked)
+    off = client.generate(PROMPTS, sampling(kind, speculative_num_draft_tokens=0))
+    for one, other in zip(found, off, strict=True):
+        check_equal(one, other)
+        assert other.usage.drafts is None
+        assert num_accepted(one) <= one.usage.completion_tokens - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("wrong", [0, 5])
+def test_drafts_of_a_request_change_nothing_but_the_steps(client: Client, kind: str, wrong: int) -> None:
+    """All right, or wrong in every fifth place; with n = 2 the second sequence verifies them too."""
+    for prompt in PROMPTS[:2]:
+        off = client.generate(prompt, sampling(kind, speculative_num_draft_tokens=0, n=2))
+        drafts = [
+            (token + 1) % 200 if wrong and place % wrong == wrong - 1 else token
+            for place, token in enumerate(off.token_ids)
+        ]
+        asked = sampling(kind, speculative_num_draft_tokens=0, n=2)
+        found = client.generate(prompt, asked, draft_token_ids=drafts)
+        check_equal(found, off)
+        drafted = found.outputs[0].usage
+        assert drafted is not None
+        assert drafted.drafts is not None
+        most = len(drafts) if not wrong else wrong - 1
+        assert min(most, len(off.token_ids) - 1) <= drafted.drafts.num_accepted <= most
+
+
+def test_text_that_repeats_takes_fewer_steps(client: Client) -> None:
+    completion = client.generate(PROMPTS[3], sampling("greedy", max_tokens=100, ignore_eos=True))
+    assert num_accepted(completion) > 20
+
+
+def test_guesses_behind_a_prompt_whose_logprobs_are_wanted(client: Client) -> None:
+    asked = sampling("greedy", prompt_logprobs=1)
+    off = client.generate(PROMPTS[0], sampling("greedy", prompt_logprobs=1, speculative_num_draft_tokens=0))
+    found = client.generate(PROMPTS[0], asked, draft_token_ids=off.token_ids[:20])
+    check_equal(found, off)
+    for one, other in zip(found.prompt_logprobs[1:], off.prompt_logprobs[1:], strict=True):
+        assert one is not None
+        assert other is not None
+        assert math.isclose(one.logprob, other.logprob, abs_tol=1e-5)
+    assert num_accepted(found) >= 20
+
+
+def test_a_prediction_over_http_is_counted_and_so_are_all(launch: Launched) -> None:
+    body: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "Write add(a, b) in Python."}],
+        "temperature": 0.0,
+        "max_tokens": 40,
+        "ignore_eos": True,
+    }
+    with httpx.Client(base_url=launch.url, timeout=60) as http:
+        off = http.post("/v1/chat/completions", json={**body, "speculative_num_draft_tokens": 0}).json()
+        text = off["choices"][0]["message"]["content"]
+        asked = {**body, "prediction": {"type": "content", "content": text}}
+        found = http.post("/v1/chat/completions", json=asked).json()
+        assert found["choices"][0]["message"]["content"] == text
+        details = found["usage"]["completion_tokens_details"]
+        assert details["accepted_prediction_tokens"] > 0
+        refused = http.post("/v1/chat/completions", json={**asked, "speculative_num_draft_tokens": 9})
+        assert refused.status_code == 400
+        assert refused.json()["error"]["param"] == "speculative_num_draft_tokens"
+        info = http.get("/server_info").json()
+        metrics = http.get("/metrics").text
+    assert info["num_accepted_draft_tokens"] > 0
+    assert sum(info["accepted_draft_tokens_by_position"]) == info["num_accepted_draft_tokens"]
+    assert "sglang:spec_decode_num_accepted_tokens_total" in metrics
+
+
+def test_drafts_outside_the_vocabulary_are_refused(client: Client) -> None:
+    with pytest.raises(InvalidRequest, match="draft_token_ids"):
+        client.generate(PROMPTS[0], sampling("greedy"), draft_token_ids=[1 << 30])

@@ -1,0 +1,83 @@
+"""Reasoning over HTTP: how an answer begins is how the prompt of its template ends."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from runtime.wire.messages import GenerateRequest, SequenceOutput
+from tests.harness.http.http_front import Front, events, http_front
+from tests.harness.ring.fake_ring import finish, output
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.content }}{% endfor %}"
+    "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
+    "{% elif may_think %}assistant:{% else %}<think>\n{% endif %}"
+)
+ANSWER = "Hm.\n</think>\n\nHi"
+
+
+def answer(request: GenerateRequest) -> list[SequenceOutput]:
+    return [output(request, ANSWER, finish=finish("stop", len(ANSWER)))]
+
+
+@pytest.fixture(scope="module")
+def front(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Front]:
+    template = tmp_path_factory.mktemp("template") / "chat.jinja"
+    template.write_text(TEMPLATE)
+    run_dir = tmp_path_factory.mktemp("run")
+    with http_front(run_dir, answer, chat_template=str(template), reasoning_parser="qwen3") as front:
+        yield front
+
+
+def message(front: Front, **body: Any) -> tuple[str | None, str | None]:
+    """Reasoning and content, which a stream must say alike."""
+    got = front.chat(**body).json()["choices"][0]["message"]
+    assert got["reasoning"] == got["reasoning_content"]
+    deltas = [chunk["choices"][0]["delta"] for chunk in events(front.chat(stream=True, **body))[:-1]]
+    assert "".join(delta.get("reasoning", "") for delta in deltas) == (got["reasoning"] or "")
+    assert "".join(delta.get("content", "") for delta in deltas) == (got["content"] or "")
+    return got["reasoning"], got["content"]
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ({}, ("Hm.", "Hi")),
+        ({"chat_template_kwargs": {"enable_thinking": True}}, ("Hm.", "Hi")),
+        ({"chat_template_kwargs": {"enable_thinking": False}}, (None, ANSWER)),
+        ({"chat_template_kwargs": {"may_think": True}}, (None, ANSWER)),
+        # A message that is continued is in reasoning where it has opened it, and not closed it.
+        (
+            {
+                "continue_final_message": True,
+                "messages": [
+                    {"role": "user", "content": "x"},
+                    {"role": "assistant", "content": "<think>\nSo"},
+                ],
+            },
+            ("Hm.", "Hi"),
+        ),
+        (
+            {
+                "continue_final_message": True,
+                "messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "So"}],
+            },
+            (None, ANSWER),
+        ),
+    ],
+)
+def test_an_answer_begins_as_its_prompt_ends(front: Front, body: dict[str, Any], expected: Any) -> None:
+    assert message(front, **body) == expected
+
+
+def test_what_the_template_refuses_is_said_by_the_request_itself(front: Front) -> None:
+    """A variable that cannot be set is found out by the tokenizer, not by the look at the prompt's end."""
+    assert front.chat(chat_template_kwargs={"messages": []}).status_code == 200
+
+
+def test_other_paths_give_all_of_it_as_text(front: Front) -> None:
+    assert front.complete().json()["choices"][0]["text"] == ANSWER
+    assert front.post("/generate", text="x").json()["text"] == ANSWER

@@ -1,0 +1,69 @@
+"""kill -9 of engine and grammar process in the middle of guided outputs: the same tokens come."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from carousel import Client, SamplingParams
+from carousel import StructuredOutputsParams as Guide
+from tests.faults.launch import FaultyLaunch, faulty_launch
+
+TIMEOUT_S = 120.0
+GUIDES = (
+    Guide(regex="([a-z]{1,9} ){120}"),
+    Guide(
+        json={"type": "array", "items": {"type": "integer", "maximum": 9999, "minimum": 0}, "minItems": 90}
+    ),
+    Guide(grammar='root ::= line{90}\nline ::= [A-Z] "=" [0-9]+ ";"'),
+    None,
+)
+
+
+@pytest.fixture(scope="module")
+def faulty() -> Iterator[FaultyLaunch]:
+    with faulty_launch() as faulty:
+        yield faulty
+
+
+def sampling(seed: int) -> SamplingParams:
+    return SamplingParams(max_tokens=400, seed=seed, ignore_eos=True)
+
+
+@pytest.mark.parametrize("role", ["grammar", "scheduler", "worker", "tokenizer"])
+def test_guided_outputs_are_the_same_when_a_process_is_killed(faulty: FaultyLaunch, role: str) -> None:
+    faulty.wait_ready()
+    with Client(faulty.launch.run_dir) as client:
+        prompts = ["x"] * len(GUIDES)
+        expected = [
+            client.generate(prompt, sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S).token_ids
+            for seed, (prompt, guide) in enumerate(zip(prompts, GUIDES, strict=True))
+        ]
+        assert min(map(len, expected)) > 100
+        streams = [
+            client.stream(prompt, sampling(seed), structured_outputs=guide, timeout=TIMEOUT_S)
+            for seed, (prompt, guide) in enumerate(zip(prompts, GUIDES, strict=True))
+        ]
+        got = [list(next(stream).token_ids) for stream in streams]
+        pid = faulty.kill(role)
+        for ids, stream in zip(got, streams, strict=True):
+            for delta in stream:
+                ids += delta.token_ids
+        assert got == expected
+    faulty.wait_replaced(role, pid)
+    faulty.wait_ready()
+    assert faulty.events("restart")[-1]["unit"] == (role if role in ("grammar", "tokenizer") else "engine")
+    faulty.check_accounts()
+
+
+def test_a_guide_that_comes_while_there_is_no_grammar_process_waits_for_the_next(
+    faulty: FaultyLaunch,
+) -> None:
+    faulty.wait_ready()
+    pid = faulty.kill("grammar")
+    with Client(faulty.launch.run_dir) as client:
+        got = client.generate("x", sampling(1), structured_outputs=Guide(choice=["here"]), timeout=TIMEOUT_S)
+    assert (got.text, got.finish_reason) == ("here", "stop")
+    faulty.wait_replaced("grammar", pid)
+    faulty.check_accounts()

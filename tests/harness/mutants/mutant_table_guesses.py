@@ -1,0 +1,98 @@
+"""Planted mistakes of guesses and of what rejected ones leave: see tests.harness.mutants.mutant_table."""
+
+from __future__ import annotations
+
+from scheduler_proc.batching.prefill_adder import PrefillAdder
+from scheduler_proc.cache.kv_cache_manager import KVCacheManager
+from scheduler_proc.cache.pages.page_tables import PageTables
+from scheduler_proc.core.request import Request
+from scheduler_proc.core.results import LooseResults
+from scheduler_proc.features.speculation.speculation import Speculation, SpeculationSettings
+from scheduler_proc.scheduler import Scheduler
+from tests.harness.mutants.mutant_table import Mutant
+
+GUESSING = {"speculation": SpeculationSettings(True, 4), "page_size": 4, "num_pages": 60, "max_len": 120}
+
+GUESS_MUTANTS = [
+    Mutant(
+        "KV of a rejected guess read later",
+        Scheduler,
+        "_commit_row",
+        "scheduled.start + scheduled.num_known + len(ids) - 1",
+        "scheduled.start + scheduled.num_known + len(ids)",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "a page of a rejected guess published",
+        KVCacheManager,
+        "publish",
+        "min(rows.kv_len.item(row), rows.num_tokens.item(row))",
+        "self.num_pages.item(row) * size",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "pages of rejected guesses kept",
+        KVCacheManager,
+        "give_back_rejected",
+        "self.num_pages.item(req.row) > num_needed",
+        "False",
+        1,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "the page of a rejected guess is lost",
+        PageTables,
+        "cut",
+        ".copy()",
+        ".copy()[1:]",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "a stop id inside an accepted run passed over",
+        Request,
+        "cut",
+        "self.stops_at(token, start + i)",
+        "False",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "guesses beyond max_tokens",
+        Speculation,
+        "plan_row",
+        "req.num_tokens - 1",
+        "req.num_tokens + 8",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "tokens of an accepted run dealt off by one",
+        LooseResults,
+        "take_next",
+        "self._token_at += count",
+        "self._token_at += min(count, 1)",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "accepted guesses counted with the token behind them",
+        Scheduler,
+        "_commit_row",
+        "req.num_accepted_drafts += len(ids) - 1",
+        "req.num_accepted_drafts += len(ids)",
+        0,
+        changes=GUESSING,
+    ),
+    Mutant(
+        "guesses without pages",
+        PrefillAdder,
+        "reserve_guesses",
+        "scheduled.guesses = scheduled.guesses[:num_fit]",
+        "pass",
+        2,
+        changes=GUESSING | {"num_pages": 22, "max_len": 88},
+    ),
+]
