@@ -38,7 +38,7 @@ class Vocabulary:
             ) from None
         self.special = {
             token["content"]: token["id"]
-            for token in json.loads(tokenizer_json).get("added_tokens") or ()
+            for token in json.loads(text).get("added_tokens") or ()
             if self._tokenizer.is_special_token(token["id"])
         }
         self._num_words = -(-self._tokenizer.vocab_size // WORD_BITS)

@@ -69,8 +69,16 @@ def output_guide(
     content = _content(guide, calls)
     if content is None:
         return guide
-    if reasoning is None or thinking == "none":
+    if reasoning is None or (thinking == "none" and reasoning.read is None):
         return guide if isinstance(content, tags.Nested) else Guide(KIND, tags.encode(content))
+    if reasoning.read is not None:
+        kind = KIND if guide is None else guide.kind
+        raise InvalidRequest(
+            f"{kind}: guides are not supported where reasoning, text and calls have one form "
+            "(--reasoning-parser gpt_oss)",
+            param=kind,
+            code="unsupported_parameter",
+        )
     begin = "" if thinking == "open" else reasoning.begin
     thought: list[tags.Element] = [
         tags.Tag(begin, tags.AnyText(), reasoning.end),

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import llguidance
@@ -13,12 +15,13 @@ from tokenizers import Tokenizer
 from carousel.server.chat.answer import AnswerParser, AnswerPlan
 from carousel.server.chat.call_tags import CALL_TAGS, call_tags, calls_alone, calls_in_text
 from carousel.server.chat.events import Event, ItemBegun
-from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS
+from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, Thinking
 from carousel.server.chat.output_guide import HeldCalls, output_guide
 from carousel.server.chat.tools import ToolSet
 from carousel.structured_outputs import StructuredOutputsParams
 from grammar_proc.compile_child import try_guide
 from grammar_proc.vocabulary import Vocabulary
+from runtime.base.errors import InvalidRequest
 from runtime.guides import structural_tag as tags
 from runtime.settings.config import DEMO_MODEL
 from runtime.wire.guide import Guide
@@ -30,6 +33,7 @@ CITY = (
 TOOLS = ToolSet(
     {"now": b"", "weather": CITY, "loose": b'{"properties":{"a":{"type":"integer"}}}'}, {"weather"}
 )
+THINKING: tuple[Thinking, ...] = ("open", "may begin", "none")
 FAMILIES = [*CALL_TAGS, "mistral with [ARGS]"]
 MARKS = {
     "hermes": ("<tool_call>", "</tool_call>"),
@@ -53,7 +57,9 @@ class Matching:
             tokenizer["model"]["vocab"][spelling] = added["id"]
             added.update(content=spelling, special=tokens == "special")
         text = json.dumps(tokenizer)
-        self.vocabulary = Vocabulary(text, num_threads=1)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "tokenizer.json").write_text(text)
+            self.vocabulary = Vocabulary(Path(folder), num_threads=1)
         self._tokenizer = Tokenizer.from_str(text)
 
     def compile(self, guide: Guide) -> llguidance.LLMatcher:
@@ -179,8 +185,8 @@ def test_strict_calls_are_held_behind_reasoning_that_names_their_trigger(tokens:
     matching = Matching("<think>", "</think>", tokens)
     calls = HeldCalls("hermes", TOOLS, "auto", False, CALL_TAGS["hermes"])
     right, wrong = (written("hermes", "weather", json.dumps({"city": city})) for city in ("Ulm", 1))
-    for thinking, begin in (("open", ""), ("may begin", "<think>")):
-        guide = output_guide(None, calls, REASONING_FORMATS["qwen3"], thinking)  # type: ignore[arg-type]
+    for thinking, begin in zip(THINKING[:2], ("", "<think>"), strict=True):
+        guide = output_guide(None, calls, REASONING_FORMATS["qwen3"], thinking)
         assert guide is not None
         assert matching.takes(guide, f"{begin}A <tool_call> helps.</think>\n\nSo: {right}")
         assert not matching.takes(guide, f"{begin}A <tool_call> helps.</think>\n\nSo: {wrong}")
@@ -242,3 +248,11 @@ def test_arguments_are_objects_whatever_their_schema_says() -> None:
     assert matching.takes(guide, '{"x": 1}')
     assert not matching.takes(guide, '"x"')
     assert not matching.takes(guide, "{}")
+
+
+def test_a_guide_where_all_has_one_form_is_refused() -> None:
+    params = StructuredOutputsParams(json_object=True)
+    for thinking in THINKING:
+        with pytest.raises(InvalidRequest, match="gpt_oss") as caught:
+            output_guide(params, HeldCalls("none"), REASONING_FORMATS["gpt_oss"], thinking)
+        assert caught.value.param == "json"
