@@ -64,7 +64,9 @@ def guide_for_wire(params: Any) -> Guide | None:
     """Raises InvalidRequest that names what is wrong."""
     if params is None:
         return None
-    if isinstance(params, GuidedDecodingParams):
+    if isinstance(params, Guide):
+        guide = params
+    elif isinstance(params, GuidedDecodingParams):
         guide = _of_trtllm(params)
     elif isinstance(params, StructuredOutputsParams):
         guide = _of_vllm(params)

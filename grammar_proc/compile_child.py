@@ -40,7 +40,7 @@ def try_guide(guide: Guide, vocabulary: Vocabulary) -> Compiled:
     """Make a grammar of a guide and look whether any output matches it."""
     try:
         guide.validate()
-        grammar = grammar_of(guide)
+        grammar = grammar_of(guide, vocabulary.special)
         matcher = vocabulary.compile(grammar)
         if not matcher.is_error():
             matcher = vocabulary.after_one(matcher)

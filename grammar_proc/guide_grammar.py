@@ -5,12 +5,15 @@ caller's, and may take any time.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import llguidance
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
+from grammar_proc.structural_grammar import StructuralGrammar
 from runtime.base.errors import InvalidRequest
+from runtime.guides import structural_tag
 from runtime.guides.json_schema import schema_of
 from runtime.wire.format import MAX_SHORT_CHARS
 from runtime.wire.guide import Guide
@@ -21,8 +24,10 @@ MAX_CHOICES = 10_000
 MAX_WORDS = MAX_SHORT_CHARS // 2
 
 
-def grammar_of(guide: Guide) -> str:
-    """Return a grammar that LLMatcher takes, though it may find it wrong. Raises InvalidRequest."""
+def grammar_of(guide: Guide, special: Mapping[str, int]) -> str:
+    """Return a grammar that LLMatcher takes, though it may find it wrong. `special`: special tokens by their
+    spelling. Raises InvalidRequest.
+    """
     match guide.kind:
         case "json":
             return _json_grammar({"type": "object"}, guide)
@@ -36,6 +41,12 @@ def grammar_of(guide: Guide) -> str:
             return llguidance.LLMatcher.grammar_from_lark(_lark_of(guide.text))
         case "lark":
             return llguidance.LLMatcher.grammar_from_lark(guide.text)
+        case "structural_tag":
+            return StructuralGrammar(
+                special,
+                lambda schema: _json_grammar(schema, guide),
+                lambda nested: grammar_of(Guide(nested.kind, nested.text, nested.any_whitespace), special),
+            ).make(structural_tag.decode(guide.text))
 
 
 def _json_grammar(schema: Any, guide: Guide) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +20,11 @@ MAX_PROBES = 16
 
 
 class Vocabulary:
-    """Ids with the bytes that they stand for. Special tokens stand for none, so no guide allows one."""
+    """Ids with the bytes that they stand for. Special tokens stand for none, so a guide allows one by its id
+    alone.
+
+    special: their ids, by their spellings; llguidance takes every added token for one that is spelled <...>.
+    """
 
     def __init__(self, directory: Path, num_threads: int) -> None:
         """Read the tokenizer of a directory. Raises ModelError."""
@@ -31,6 +36,11 @@ class Vocabulary:
                 f"The tokenizer in {directory} cannot be read: {error}. If it is good for all else, "
                 "--grammar-backend none serves without guides."
             ) from None
+        self.special = {
+            token["content"]: token["id"]
+            for token in json.loads(text).get("added_tokens") or ()
+            if self._tokenizer.is_special_token(token["id"])
+        }
         self._num_words = -(-self._tokenizer.vocab_size // WORD_BITS)
         self._limits = llguidance.LLParserLimits(verbose_errors=False)
         self._executor = llguidance.LLExecutor(num_threads)

@@ -60,7 +60,7 @@ class AskedGuide(NamedTuple):
     """How the body calls what errors name."""
 
 
-KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structured_outputs")
+KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag", "structured_outputs")
 
 
 def asked_guide(body: GuideFields) -> AskedGuide:

@@ -9,7 +9,7 @@ from msgspec import Meta
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import Record
 
-GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark"]
+GuideKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag"]
 MAX_GUIDE_CHARS = 1 << 18
 """Longer than any schema that a model can follow; each process on the way holds it."""
 

@@ -33,6 +33,7 @@ from runtime.wire.format import (
     Text,
     pack_ids,
 )
+from runtime.wire.guide import Guide
 from runtime.wire.messages import (
     FURTHER_FIELDS,
     MAX_FURTHER_BYTES,
@@ -101,7 +102,7 @@ class RequestOptions(EmbedOptions, total=False):
     """Set by the calls that embed."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
     """How firmly the server keeps its KV for requests that begin the same."""
-    structured_outputs: StructuredOutputsParams | GuidedDecodingParams | None
+    structured_outputs: StructuredOutputsParams | GuidedDecodingParams | Guide | None
     """What the output must look like."""
     draft_token_ids: TokenIds | None
     """Guesses at the beginning of the output, at most 64: those that are right cost one step together."""

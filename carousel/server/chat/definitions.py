@@ -16,8 +16,6 @@ from runtime.wire.transport import DECODE_ERRORS
 MAX_TOOLS = 1024
 MAX_PARTS = 1 << 17
 """Most parts of all definitions, by the brackets and commas in their JSON: 20 ms of work."""
-NEEDS_GRAMMAR = "needs structured output, which this build does not have"
-"""Why calls cannot be promised: nothing holds a model to the form of one."""
 
 ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
 
@@ -53,22 +51,19 @@ def read_tools(tools: bytes) -> ToolSet:
     if len(definitions) > MAX_TOOLS:
         raise InvalidRequest(f"tools: at most {MAX_TOOLS}, got {len(definitions)}", param="tools")
     parameters: dict[str, bytes] = {}
+    strict: list[str] = []
     for number, definition in enumerate(definitions):
         function = _decode(definition, ToolDefinition, f"tools[{number}]").function
         where = f"tools[{number}].function"
         if function.name in parameters:
             raise InvalidRequest(f"{where}.name: {function.name} is there twice", param=f"{where}.name")
         if function.strict:
-            raise InvalidRequest(
-                f"{where}.strict: true {NEEDS_GRAMMAR}; leave it out",
-                param=f"{where}.strict",
-                code="unsupported_parameter",
-            )
+            strict.append(function.name)
         schema = bytes(function.parameters)
         if schema:
             _check_schema(schema, f"{where}.parameters")
         parameters[function.name] = schema
-    return ToolSet(parameters)
+    return ToolSet(parameters, strict)
 
 
 def _check_schema(schema: bytes, where: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -11,14 +11,28 @@ ANY = frozenset[str]()
 
 
 class ToolSet:
-    def __init__(self, parameters: Mapping[str, bytes] = {}) -> None:
-        """`parameters`: the JSON Schemas of the tools' parameters, by the tools' names; empty for none."""
+    def __init__(self, parameters: Mapping[str, bytes] = {}, strict: Collection[str] = ()) -> None:
+        """`parameters`: the JSON Schemas of the tools' parameters, by the tools' names, in the order of the
+        request; empty for none. `strict`: the names of those that a call must match.
+        """
         self._parameters = parameters
+        self.strict = frozenset(strict)
+        self._numbers = {name: number for number, name in enumerate(parameters)}
         self._types: dict[str, dict[str, frozenset[str]]] = {}
 
     @property
     def names(self) -> Mapping[str, bytes]:
         return self._parameters
+
+    def only(self, name: str) -> ToolSet:
+        """Return one of the tools, at its place."""
+        made = ToolSet({name: self._parameters[name]}, self.strict & {name})
+        made._numbers = self._numbers
+        return made
+
+    def where(self, name: str) -> str:
+        """Return the place of a tool in the request."""
+        return f"tools[{self._numbers[name]}].function"
 
     def types_of(self, name: str, parameter: str) -> frozenset[str] | None:
         """Return the types that a parameter may have, ANY where its schema does not say; None for one that

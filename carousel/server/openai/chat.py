@@ -26,7 +26,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from runtime.base.errors import InvalidRequest
 
-NAMES = {**PARAM_NAMES, "prompt": "messages"}
+NAMES = {**PARAM_NAMES, "prompt": "messages", "structural_tag": "tools"}
 
 
 async def create_chat_completion(request: Request) -> Response:
@@ -56,7 +56,7 @@ async def create_chat_completion(request: Request) -> Response:
     if body.prediction is not None:
         options["prediction"] = body.prediction.text
     tenant = tenant_of(request.scope).name
-    answer = await plan_answer(server, body, sampling, options, tenant)
+    answer = await plan_answer(server, body, sampling, options, guide, tenant)
     sampling = answer.sampling
     labels = request_labels(request.state.request_id, 1)
     asked = submissions_for([conversation(body.messages)], sampling, options, labels, stream=body.stream)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
@@ -9,11 +10,15 @@ import msgspec
 
 from carousel.client.core.request_builder import RequestOptions
 from carousel.server.chat.answer import AnswerPlan
-from carousel.server.chat.definitions import NEEDS_GRAMMAR, read_tools
+from carousel.server.chat.call_tags import call_tags
+from carousel.server.chat.definitions import read_tools
 from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, Thinking
+from carousel.server.chat.output_guide import HeldCalls, output_guide
 from carousel.server.chat.reader import Markers
 from carousel.server.chat.tools import NO_TOOLS, ToolSet
-from carousel.server.openai.types import ChatBody
+from carousel.server.guides import AskedGuide
+from carousel.server.http.errors import respelled
+from carousel.server.openai.types import ChatBody, ToolChoiceBody
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
@@ -30,31 +35,48 @@ class PlannedAnswer:
 
 
 async def plan_answer(
-    server: ServerState, body: ChatBody, sampling: SamplingParams, options: RequestOptions, tenant: str
+    server: ServerState,
+    body: ChatBody,
+    sampling: SamplingParams,
+    options: RequestOptions,
+    guide: AskedGuide,
+    tenant: str,
 ) -> PlannedAnswer:
-    """Return how to read the answers, and add the tools to the options. Raises InvalidRequest."""
-    tools = _tools(body, server.config.tool_call_parser)
+    """Return how to read the answers, and add the tools and the guide to the options. Raises
+    InvalidRequest.
+    """
+    config = server.config
+    tools = _tools(body, config.tool_call_parser)
     if tools.names:
         options["tools"] = bytes(body.tools)
-    reasoning = REASONING_FORMATS.get(server.config.reasoning_parser)
-    if body.separate_reasoning is False:
-        reasoning = None
-    if not tools.names and reasoning is None:
+    reasoning = REASONING_FORMATS.get(config.reasoning_parser)
+    reads_reasoning = reasoning is not None and body.separate_reasoning is not False
+    if not tools.names and not reads_reasoning and (guide.params is None or reasoning is None):
         return PlannedAnswer(None, sampling, None)
     vocabulary = await server.tokenizer.vocabulary()
+    special = vocabulary.special_texts
+    calls = _held_calls(body, tools, config.tool_call_parser, special)
+    calls.check(config.grammar_backend, has_guide=guide.params is not None)
     thinking: Thinking = "none"
     if reasoning is not None:
         thinking = await _thinking(server, body, reasoning, options, tenant)
+    try:
+        options["structured_outputs"] = output_guide(guide.params, calls, reasoning, thinking)
+    except InvalidRequest as error:
+        raise respelled(error, guide.names) from None
+    if not reads_reasoning:
+        reasoning, thinking = None, "none"
+    if not tools.names and reasoning is None:
+        return PlannedAnswer(None, sampling, None)
     plan = AnswerPlan(
         TOOL_FORMATS[server.config.tool_call_parser] if tools.names else None,
         tools,
-        1 if body.parallel_tool_calls is False else None,
+        1 if calls.one else None,
         reasoning,
         thinking,
         shows_reasoning=body.include_reasoning is not False,
     )
     # Special tokens are in the text only where some of them are needed, and then for the parser alone.
-    special = vocabulary.special_texts
     if sampling.skip_special_tokens and not special.isdisjoint(plan.special):
         sampling = msgspec.structs.replace(sampling, skip_special_tokens=False)
         plan = replace(plan, left_out=_left_out(special, plan.special))
@@ -86,12 +108,19 @@ def _tools(body: ChatBody, parser: str) -> ToolSet:
         raise InvalidRequest(
             f"tool_choice.function.name: {name:.100} is not one of tools", param="tool_choice.function.name"
         )
-    what = "required" if name is None else "a named function"
-    raise InvalidRequest(
-        f"tool_choice: {what} {NEEDS_GRAMMAR}; auto and none work",
-        param="tool_choice",
-        code="unsupported_parameter",
-    )
+    return tools
+
+
+def _held_calls(body: ChatBody, tools: ToolSet, parser: str, special: Collection[str]) -> HeldCalls:
+    """Return what the request says of calls."""
+    choice = body.tool_choice
+    one = body.parallel_tool_calls is False
+    if not tools.names:
+        return HeldCalls(parser)
+    family = call_tags(parser, special)
+    if isinstance(choice, ToolChoiceBody):
+        return HeldCalls(parser, tools.only(choice.function.name), "named", True, family)
+    return HeldCalls(parser, tools, "required" if choice == "required" else "auto", one, family)
 
 
 def _are_tools(tools: bytes) -> bool:

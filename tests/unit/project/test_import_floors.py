@@ -68,7 +68,8 @@ FLOORS: dict[str, set[str]] = {
     },
     # text: logprobs show tokens
     "carousel.server": {
-        *("carousel.client", "carousel.retention", "carousel.structured_outputs", *RUNTIME, "runtime.text"),
+        *("carousel.client", "carousel.retention", "carousel.structured_outputs"),
+        *(*RUNTIME, "runtime.text", "runtime.guides"),
     },
     "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length
     "launch": {"runtime.launcher"},

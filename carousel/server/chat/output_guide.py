@@ -1,0 +1,106 @@
+"""output_guide: the one guide of an answer, of its reasoning, its content and its calls."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+from carousel.server.chat.call_tags import CallTags, calls_alone, calls_in_text
+from carousel.server.chat.formats import ReasoningFormat, Thinking
+from carousel.server.chat.tools import NO_TOOLS, ToolSet
+from carousel.structured_outputs import guide_for_wire
+from runtime.base.errors import InvalidRequest
+from runtime.guides import structural_tag as tags
+from runtime.wire.guide import Guide, GuideKind
+
+KIND: GuideKind = "structural_tag"
+LINE_BREAKS = r"\n{1,2}"
+"""Between the end of reasoning and the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldCalls:
+    """Calls that an answer has to have, or may have."""
+
+    parser: str
+    tools: ToolSet = NO_TOOLS
+    """Those that may be called."""
+    choice: Literal["auto", "required", "named"] = "auto"
+    one: bool = False
+    """At most one call."""
+    family: CallTags | None = None
+    """None: calls of the family cannot be held."""
+
+    @property
+    def is_forced(self) -> bool:
+        return self.choice != "auto"
+
+    def check(self, grammar_backend: str, *, has_guide: bool) -> None:
+        """Raises InvalidRequest where what the request asks of its calls cannot be held."""
+        if self.is_forced:
+            param = "tool_choice"
+            what = f"{param}: {'required' if self.choice == 'required' else 'a named function'}"
+        elif self.tools.strict:
+            param = f"{self.tools.where(min(self.tools.strict))}.strict"
+            what = f"{param}: true"
+        else:
+            return
+        why = ""
+        if grammar_backend == "none":
+            why = "needs structured output, which this server has not (--grammar-backend none)"
+        elif self.family is None:
+            why = f"is not supported with --tool-call-parser {self.parser}, whose form no grammar holds"
+        elif not (self.is_forced or has_guide or self.family.triggers):
+            why = (
+                f"is supported with tool_choice required alone for --tool-call-parser {self.parser}, whose "
+                "calls may begin like text"
+            )
+        if why:
+            raise InvalidRequest(f"{what} {why}", param=param, code="unsupported_parameter")
+
+
+def output_guide(
+    params: Any, calls: HeldCalls, reasoning: ReasoningFormat | None, thinking: Thinking
+) -> Guide | None:
+    """Return what holds an answer; None for nothing. `params`: the guide of its content. Raises
+    InvalidRequest.
+    """
+    guide = guide_for_wire(params)
+    content = _content(guide, calls)
+    if content is None:
+        return guide
+    if reasoning is None or (thinking == "none" and reasoning.read is None):
+        return guide if isinstance(content, tags.Nested) else Guide(KIND, tags.encode(content))
+    if reasoning.read is not None:
+        kind = KIND if guide is None else guide.kind
+        raise InvalidRequest(
+            f"{kind}: guides are not supported where reasoning, text and calls have one form "
+            "(--reasoning-parser gpt_oss)",
+            param=kind,
+            code="unsupported_parameter",
+        )
+    begin = "" if thinking == "open" else reasoning.begin
+    thought: list[tags.Element] = [
+        tags.Tag(begin, tags.AnyText(), reasoning.end),
+        tags.Optional(tags.Regex(LINE_BREAKS)),
+    ]
+    behind = tags.Sequential(thought)
+    whole = tags.Sequential([behind if thinking == "open" else tags.Optional(behind), content])
+    return Guide(KIND, tags.encode(whole))
+
+
+def _content(guide: Guide | None, calls: HeldCalls) -> tags.Element | None:
+    """Return the answer behind reasoning; None where it may be any."""
+    family, tools = calls.family, calls.tools
+    nested = (
+        None
+        if guide is None
+        else tags.Nested(cast(tags.NestedKind, guide.kind), guide.text, guide.any_whitespace)
+    )
+    if family is None or not tools.names:
+        return nested
+    if calls.is_forced:
+        return calls_alone(family, tools, one=calls.one, all_held=True)
+    if nested is not None:
+        return tags.Or([nested, calls_alone(family, tools, one=calls.one, all_held=False)])
+    return calls_in_text(family, tools, one=calls.one) if tools.strict else None

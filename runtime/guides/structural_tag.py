@@ -1,0 +1,102 @@
+"""Elements of a structural tag: an output that is made of fixed texts, free text, and values of schemas.
+
+Their names are those of xgrammar's structural tags. A spelling that the tokenizer has as a special token
+stands for that token, wherever it stands in a fixed text.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, TypeAlias
+
+import msgspec
+from msgspec import Raw, Struct
+
+NestedKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark"]
+
+
+class ConstString(Struct, tag="const_string"):
+    value: str
+
+
+class Regex(Struct, tag="regex"):
+    pattern: str
+
+
+class JsonSchema(Struct, tag="json_schema"):
+    json_schema: Raw
+    param: str
+    """Field of the request that has the schema, for errors."""
+    is_object: bool = True
+    """The value is an object, where the schema names no type."""
+
+
+class Nested(Struct, tag="guide"):
+    """An output of a guide of its own, of any other kind."""
+
+    kind: NestedKind
+    text: str
+    any_whitespace: bool
+
+
+class AnyText(Struct, tag="any_text"):
+    """A text without special tokens, as the content of a tag up to the tag's end."""
+
+
+class Sequential(Struct, tag="sequence"):
+    elements: list[Element]
+
+
+class Or(Struct, tag="or"):
+    elements: list[Element]
+
+
+class Optional(Struct, tag="optional"):
+    content: Element
+
+
+class Tag(Struct, tag="tag"):
+    begin: str
+    content: Element
+    end: str
+
+
+class TagsWithSeparator(Struct, tag="tags_with_separator"):
+    """At least one of the tags; one alone, where it stops after the first."""
+
+    tags: list[Tag]
+    separator: str
+    stop_after_first: bool
+
+
+class TriggeredTags(Struct, tag="triggered_tags"):
+    """Free text, in which each trigger begins one of the tags."""
+
+    triggers: list[str]
+    tags: list[Tag]
+    stop_after_first: bool
+
+
+Element: TypeAlias = (
+    ConstString
+    | Regex
+    | JsonSchema
+    | Nested
+    | AnyText
+    | Sequential
+    | Or
+    | Optional
+    | Tag
+    | TagsWithSeparator
+    | TriggeredTags
+)
+
+
+def encode(element: Element) -> str:
+    """Return the text of a guide of the kind `structural_tag`."""
+    return msgspec.json.encode(element).decode()
+
+
+def decode(text: str) -> Element:
+    """Raises ValueError."""
+    element: Element = msgspec.json.decode(text, type=Element)
+    return element

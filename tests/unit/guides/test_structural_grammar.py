@@ -1,0 +1,258 @@
+"""Grammars of structural tags: what they take of each family's calls, with special tokens and without."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import llguidance
+import pytest
+from msgspec import Raw
+from tokenizers import Tokenizer
+
+from carousel.server.chat.answer import AnswerParser, AnswerPlan
+from carousel.server.chat.call_tags import CALL_TAGS, call_tags, calls_alone, calls_in_text
+from carousel.server.chat.events import Event, ItemBegun
+from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, Thinking
+from carousel.server.chat.output_guide import HeldCalls, output_guide
+from carousel.server.chat.tools import ToolSet
+from carousel.structured_outputs import StructuredOutputsParams
+from grammar_proc.compile_child import try_guide
+from grammar_proc.vocabulary import Vocabulary
+from runtime.base.errors import InvalidRequest
+from runtime.guides import structural_tag as tags
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.guide import Guide
+
+CITY = (
+    b'{"type":"object","properties":{"city":{"type":"string"}},'
+    b'"required":["city"],"additionalProperties":false}'
+)
+TOOLS = ToolSet(
+    {"now": b"", "weather": CITY, "loose": b'{"properties":{"a":{"type":"integer"}}}'}, {"weather"}
+)
+THINKING: tuple[Thinking, ...] = ("open", "may begin", "none")
+FAMILIES = [*CALL_TAGS, "mistral with [ARGS]"]
+MARKS = {
+    "hermes": ("<tool_call>", "</tool_call>"),
+    "llama3_json": ("<|python_tag|>", "<|eom_id|>"),
+    "mistral": ("[TOOL_CALLS]", "[IMG]"),
+    "mistral with [ARGS]": ("[TOOL_CALLS]", "[ARGS]"),
+    "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
+    "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+}
+
+
+class Matching:
+    """A vocabulary in which two spellings are special tokens, added tokens, or text like any other."""
+
+    def __init__(self, one: str, two: str, tokens: str = "added") -> None:
+        if tokens == "none":
+            one, two = "<x>", "<y>"
+        tokenizer: Any = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+        for added, spelling in zip(tokenizer["added_tokens"][1:], (one, two), strict=True):
+            tokenizer["model"]["vocab"].pop(added["content"])
+            tokenizer["model"]["vocab"][spelling] = added["id"]
+            added.update(content=spelling, special=tokens == "special")
+        text = json.dumps(tokenizer)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "tokenizer.json").write_text(text)
+            self.vocabulary = Vocabulary(Path(folder), num_threads=1)
+        self._tokenizer = Tokenizer.from_str(text)
+
+    def compile(self, guide: Guide) -> llguidance.LLMatcher:
+        compiled = try_guide(guide, self.vocabulary)
+        assert compiled.error is None, compiled.error
+        return self.vocabulary.compile(compiled.grammar)
+
+    def takes(self, guide: Guide, text: str) -> bool:
+        """Tell whether a whole text matches, as the tokenizer writes it."""
+        matcher = self.compile(guide)
+        ids = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+def guide_of(element: tags.Element) -> Guide:
+    return Guide("structural_tag", tags.encode(element))
+
+
+def written(family: str, name: str, arguments: str) -> str:
+    """A call in the words of a family, as an answer of it alone."""
+    found = tags_of(family)
+    call = found.begin.replace("$NAME", name) + arguments + found.end
+    before, first, after = found.section
+    return f"{before}{first}{call}{after}"
+
+
+def tags_of(family: str) -> Any:
+    return call_tags(family.partition(" ")[0], MARKS[family] if "[ARGS]" in family else ())
+
+
+def read(family: str, text: str) -> list[Event]:
+    parser = AnswerParser(AnswerPlan(TOOL_FORMATS[family.partition(" ")[0]], TOOLS))
+    return parser.push(text) + parser.end()
+
+
+@pytest.mark.parametrize("tokens", ["special", "added", "none"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_calls_of_a_family_are_held_and_can_be_read(family: str, tokens: str) -> None:
+    matching = Matching(*MARKS[family], tokens)
+    guide = guide_of(calls_alone(tags_of(family), TOOLS, one=True, all_held=True))
+    right = {"now": "{}", "weather": '{"city": "Köln </x>"}', "loose": '{"a" : 1, "b": [null]}'}
+    for name, arguments in right.items():
+        text = written(family, name, arguments)
+        assert matching.takes(guide, text)
+        begun = [event for event in read(family, text) if isinstance(event, ItemBegun)]
+        assert [(event.kind, event.name) for event in begun] == [("tool_call", name)]
+    wrong = [
+        ("weather", "{}"),
+        ("weather", '{"city": 1}'),
+        ("now", '{"x": 1}'),
+        ("other", "{}"),
+        ("loose", '{"a": "x"}'),
+    ]
+    for name, arguments in wrong:
+        assert not matching.takes(guide, written(family, name, arguments))
+    assert not matching.takes(guide, "")
+    assert not matching.takes(guide, "text " + written(family, "now", "{}"))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_several_calls_come_one_after_the_other_unless_one_is_wanted(family: str) -> None:
+    matching, found = Matching(*MARKS[family]), tags_of(family)
+    calls = [found.begin.replace("$NAME", "now") + "{}" + found.end] * 2
+    before, first, after = found.section
+    text = before + first + found.separator.join(calls) + after
+    for one in (True, False):
+        guide = guide_of(calls_alone(found, TOOLS, one=one, all_held=True))
+        assert matching.takes(guide, text) is not one
+    assert (
+        sum(isinstance(event, ItemBegun) and event.kind == "tool_call" for event in read(family, text)) == 2
+    )
+
+
+@pytest.mark.parametrize("tokens", ["special", "added", "none"])
+@pytest.mark.parametrize("family", [family for family in FAMILIES if tags_of(family).triggers])
+def test_in_text_a_trigger_begins_a_call_that_is_held(family: str, tokens: str) -> None:
+    matching = Matching(*MARKS[family], tokens)
+    guide = guide_of(calls_in_text(tags_of(family), TOOLS, one=False))
+    call = written(family, "weather", '{"city": "Ulm"}')
+    assert matching.takes(guide, "")
+    assert matching.takes(guide, "Only text: {}")
+    assert matching.takes(guide, f"See: {call}")
+    assert matching.takes(guide, call + " and more")
+    assert matching.takes(guide, written(family, "loose", '{"a": "not strict"}'))
+    assert not matching.takes(guide, "See: " + written(family, "weather", '{"city": 1}'))
+    assert not matching.takes(guide, "See: " + written(family, "other", "{}"))
+
+
+@pytest.mark.parametrize("tokens", ["special", "added", "none"])
+@pytest.mark.parametrize(
+    "params",
+    [
+        StructuredOutputsParams(json=json.loads(CITY)),
+        StructuredOutputsParams(regex=r"\{.*\}"),
+        StructuredOutputsParams(choice=['{"city": "Ulm"}', "no"]),
+        StructuredOutputsParams(grammar='start: "{" /[^}]*/ "}"'),
+        StructuredOutputsParams(grammar='root ::= "{" [^}]* "}"'),
+        StructuredOutputsParams(json_object=True),
+    ],
+)
+def test_a_guide_begins_behind_reasoning(params: StructuredOutputsParams, tokens: str) -> None:
+    matching = Matching("<think>", "</think>", tokens)
+    reasoning, value = REASONING_FORMATS["qwen3"], '{"city": "Ulm"}'
+    opened = output_guide(params, HeldCalls("none"), reasoning, "open")
+    begins = output_guide(params, HeldCalls("none"), reasoning, "may begin")
+    after = output_guide(params, HeldCalls("none"), reasoning, "none")
+    assert opened is not None
+    assert begins is not None
+    assert after is not None
+    assert after.kind != "structural_tag"
+    for end in ("</think>", "</think>\n\n"):
+        assert matching.takes(opened, f"So {{\n{end}{value}")
+        assert matching.takes(begins, f"<think>So {{\n{end}{value}")
+    assert matching.takes(begins, value)
+    for wrong in ("So", value, "So</think>", f"So</think>{value} x", "So</think>So"):
+        assert not matching.takes(opened, wrong)
+    for wrong in ("So", f"So</think>{value}", "<think>So", "<think>So</think>So"):
+        assert not matching.takes(begins, wrong)
+
+
+@pytest.mark.parametrize("tokens", ["special", "added", "none"])
+def test_strict_calls_are_held_behind_reasoning_that_names_their_trigger(tokens: str) -> None:
+    matching = Matching("<think>", "</think>", tokens)
+    calls = HeldCalls("hermes", TOOLS, "auto", False, CALL_TAGS["hermes"])
+    right, wrong = (written("hermes", "weather", json.dumps({"city": city})) for city in ("Ulm", 1))
+    for thinking, begin in zip(THINKING[:2], ("", "<think>"), strict=True):
+        guide = output_guide(None, calls, REASONING_FORMATS["qwen3"], thinking)
+        assert guide is not None
+        assert matching.takes(guide, f"{begin}A <tool_call> helps.</think>\n\nSo: {right}")
+        assert not matching.takes(guide, f"{begin}A <tool_call> helps.</think>\n\nSo: {wrong}")
+
+
+def test_content_and_calls_are_two_ways_to_answer() -> None:
+    matching = Matching("<tool_call>", "</tool_call>")
+    calls = HeldCalls("hermes", TOOLS, "auto", False, CALL_TAGS["hermes"])
+    guide = output_guide(StructuredOutputsParams(choice=["yes", "no"]), calls, None, "none")
+    assert guide is not None
+    assert matching.takes(guide, "yes")
+    assert matching.takes(guide, written("hermes", "weather", '{"city": "Ulm"}'))
+    assert not matching.takes(guide, written("hermes", "weather", '{"city": 1}'))
+    assert not matching.takes(guide, "yes " + written("hermes", "now", "{}"))
+    assert not matching.takes(guide, "maybe")
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        (b'{"properties": {"a": {"not": {}}}}', "/properties/a/not"),
+        (b'{"properties": {"a": {"$ref": "x.json"}}}', "/properties/a/$ref"),
+        (b'{"type": "object", "required": 3}', "/required"),
+    ],
+)
+def test_what_a_schema_of_a_tool_may_not_have_is_named(schema: bytes, place: str) -> None:
+    matching = Matching("<tool_call>", "</tool_call>")
+    tools = ToolSet({"now": b"", "f": schema})
+    made = calls_alone(CALL_TAGS["hermes"], tools, one=False, all_held=True)
+    error = try_guide(guide_of(made), matching.vocabulary).error
+    assert error is not None
+    assert error.param == "tools[1].function.parameters"
+    assert error.message.startswith(f"tools[1].function.parameters: {place}: ")
+    assert (
+        try_guide(
+            guide_of(calls_alone(CALL_TAGS["hermes"], tools, one=False, all_held=False)), matching.vocabulary
+        ).error
+        is None
+    )
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '{"type": "x"}', "[" * 3000, '{"type": "guide", "kind": "structural_tag"}']
+)
+def test_what_is_no_structural_tag_is_refused(text: str) -> None:
+    """The HTTP server writes them, but the wire is anybody's."""
+    matching = Matching("<tool_call>", "</tool_call>")
+    error = try_guide(Guide("structural_tag", text), matching.vocabulary).error
+    assert error is not None
+    assert error.param == "structural_tag"
+
+
+def test_arguments_are_objects_whatever_their_schema_says() -> None:
+    matching = Matching("<tool_call>", "</tool_call>")
+    schema = Raw(
+        b'{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "string"}, {"required": ["x"]}]}}}'
+    )
+    guide = guide_of(tags.JsonSchema(schema, "tools[0].function.parameters"))
+    assert matching.takes(guide, '{"x": 1}')
+    assert not matching.takes(guide, '"x"')
+    assert not matching.takes(guide, "{}")
+
+
+def test_a_guide_where_all_has_one_form_is_refused() -> None:
+    params = StructuredOutputsParams(json_object=True)
+    for thinking in THINKING:
+        with pytest.raises(InvalidRequest, match="gpt_oss") as caught:
+            output_guide(params, HeldCalls("none"), REASONING_FORMATS["gpt_oss"], thinking)
+        assert caught.value.param == "json"
