@@ -79,4 +79,4 @@ def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
     text = Metrics("m", tmp_path).render(Status(), INFO).decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     names = {name.removeprefix("sglang:") for name in names if not name.endswith("_created")}
-    assert names == named_in(TEXT.partition("\n## Metrics\n")[2]) - {"model_name", "sglang"}
+    assert names == named_in(TEXT.partition("\n## Metrics\n")[2]) - {"model_name", "position", "sglang"}
