@@ -122,6 +122,7 @@ def test_the_kernel_takes_the_engine_first_and_the_launcher_last_when_memory_is_
         "detokenizer": min(1000, inherited + 100),
         "tokenizer": min(1000, inherited + 100),
         "api": min(1000, inherited + 100),
+        "grammar": min(1000, inherited + 100),
     }
 
 
