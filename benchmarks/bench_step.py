@@ -179,7 +179,7 @@ class Case(NamedTuple):
     num_pages: int = 0
     """Of the pool; 0: as many as the rows need, pool_scale times."""
     num_guesses: int = 0
-    """Of each row in each step."""
+    """Guesses of each row in each step."""
 
 
 class Bench:

@@ -88,7 +88,7 @@ class Device(Protocol):
     has_own_memory: bool
     """Memory that only this process's allocator divides: what steps take of it can be measured."""
     replays_launches: bool
-    """What `capture` returns does the launches again without their cost on the host."""
+    """True where what `capture` returns launches again without the cost on the host."""
     launch_errors: tuple[type[Exception], ...]
     """What a kernel raises that needs more registers or shared memory than the device has."""
 

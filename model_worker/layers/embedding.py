@@ -14,7 +14,7 @@ from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 
 COMPRESSED_ROWS = 4096
-"""Of a head, at a time: what that takes besides is float32."""
+"""Rows of a head that are computed at a time: what they take besides is float32."""
 
 
 class TokenEmbedding(BoundLayer):
@@ -87,7 +87,7 @@ class LMHead(BoundLayer):
         self.weight = weight
         self._quant = quant
         self.dtype = weight.dtype
-        """Of hidden states."""
+        """Return the logits of hidden states."""
 
     def compress(self) -> None:
         """Bring the weight into the form that is computed with; once, when it is loaded, an embedding's own

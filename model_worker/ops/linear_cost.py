@@ -46,7 +46,7 @@ class LinearCost(msgspec.Struct, frozen=True):
 
 
 class LinearCosts(msgspec.Struct, frozen=True):
-    """What the layers of a launch take, and what they would by other paths."""
+    """Times that the layers of a launch take, and would take by other paths."""
 
     own: LinearCost
     in_float32: LinearCost
@@ -71,7 +71,7 @@ class LinearCosts(msgspec.Struct, frozen=True):
         )
 
     def torch_for_some(self) -> str:
-        """What a layer without a C++ kernel costs beside the others."""
+        """Say what a layer without a C++ kernel costs beside the others."""
         return f"by torch, linear layers take {self.by_torch.times(self.own)} (measured on this CPU)"
 
 

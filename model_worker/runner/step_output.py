@@ -41,7 +41,7 @@ class ForwardOutput:
 
 @dataclass(slots=True)
 class StepOutput:
-    """Of S sampled tokens, on the device until `on_host`. With guesses, some of them count for nothing."""
+    """Results of S sampled tokens, on the device until `on_host`. With guesses, some count for nothing."""
 
     tokens: Tensor | bytes  # [S] int32; packed where they are on the host already
     logprobs: Logprobs | None = None  # [m], of the rows that asked

@@ -21,7 +21,7 @@ from model_worker.sampling.step import Sampled
 from runtime.sampling.features import REMEMBERS
 
 Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], Sampled]
-"""Of rows of logits, each of another row of the tables."""
+"""Samples rows of logits, each of another row of the tables."""
 
 
 def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, bytes]) -> bool:

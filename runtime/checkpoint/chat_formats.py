@@ -18,9 +18,9 @@ class ChatFormat:
     peers: tuple[str, ...]
     """The same in vLLM and SGLang, where they call it otherwise."""
     marks: tuple[str, ...]
-    """What a template of it has, all of them."""
+    """Markers that a template of it has, all of them."""
     not_marks: tuple[str, ...] = ()
-    """What it has none of."""
+    """Markers of which it has none."""
 
     def is_in(self, template: str) -> bool:
         return all(mark in template for mark in self.marks) and not any(

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 Follow: TypeAlias = Callable[[Any], Any]
-"""Of a schema that is a reference, that to which it refers."""
+"""Gives for a schema that is a reference the one to which it refers."""
 ALL_TYPES = frozenset(("null", "boolean", "object", "array", "number", "string"))
 MAX_LOOKS = 4
 """Schemas of properties in schemas of properties that are compared."""

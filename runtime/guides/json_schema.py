@@ -66,7 +66,7 @@ def escaped(name: str) -> str:
 
 
 class _Walk:
-    """Of one schema."""
+    """The walk over one schema."""
 
     def __init__(self, root: Any) -> None:
         self._root = root

@@ -48,7 +48,7 @@ _ARGUMENTS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class _CallForm:
-    """What a template wants of a message that calls tools, and what it shows of it."""
+    """Form that a template wants of a message that calls tools, and what it shows of it."""
 
     as_text: bool
     """Arguments are JSON, not an object."""

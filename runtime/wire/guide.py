@@ -23,7 +23,7 @@ class Guide(Record, frozen=True):
     kind `json`, any JSON object.
     """
     any_whitespace: bool = True
-    """Of JSON: up to 20 characters of white space between two tokens. False: none."""
+    """JSON may have up to 20 characters of white space between two tokens. False: none."""
 
     def validate(self) -> None:
         """Raises InvalidRequest that names the kind."""

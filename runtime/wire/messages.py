@@ -104,7 +104,7 @@ class GenerateRequest(Message, frozen=True):
     retention: Retention | None = None
     """None: its KV is kept like any other, and what was said of it stays."""
     guide: Guide | None = None
-    """What its output must look like; None: anything."""
+    """Form that its output must have; None: any."""
     tenant: Label = ""
     """Whose request it is (runtime.ring.tenants). Believed of who can open the run directory; what comes over
     TCP gets the name of the key that it came with.
@@ -226,13 +226,13 @@ class DraftCounts(Record, frozen=True):
     num_accepted: Count = 0
     """and right: tokens of output less the steps that gave some."""
     num_accepted_prediction: Count = 0
-    """Of those that its `prediction` gave: right,"""
+    """Right ones of those that its `prediction` gave."""
     num_rejected_prediction: Count = 0
-    """and wrong."""
+    """Wrong ones of them."""
 
     @staticmethod
     def sum(several: Sequence[DraftCounts]) -> DraftCounts | None:
-        """Of several sequences; None: of none."""
+        """Add up the counts of several sequences; None where there are none."""
         if not several:
             return None
         return DraftCounts(*map(sum, zip(*map(astuple, several), strict=True)))

@@ -182,7 +182,7 @@ class StepTensor(Record, frozen=True):
 
 
 class StepResult(Message, frozen=True):
-    """What a step sampled: one token per decode, then those of the rest, in the plan's order: of a row with
+    """Results of a step: one token per decode, then those of the rest, in the plan's order: of a row with
     guesses those that were right, and one more.
     """
 

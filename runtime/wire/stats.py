@@ -81,7 +81,7 @@ class StaticBatchingStats(StatsRecord, frozen=True):
 
 
 class SpecDecodingStats(StatsRecord, frozen=True):
-    """Of a step in which guesses were verified."""
+    """Figures of a step in which guesses were verified."""
 
     num_draft_tokens: int
     num_accepted_tokens: int
@@ -90,7 +90,7 @@ class SpecDecodingStats(StatsRecord, frozen=True):
     acceptance_length: float
     """Output tokens of each of these requests: right guesses, and one more."""
     iter_latency_ms: float | None = None
-    """As `draft_overhead`: guesses are made while a step is planned, which is not told apart."""
+    """Same as `draft_overhead`: guesses are made while a step is planned, which is not told apart."""
     draft_overhead: float | None = None
 
 
@@ -137,7 +137,7 @@ class IterationStats(StatsRecord, frozen=True):
     inflight_batching_stats: InflightBatchingStats | None = None
     """With in-flight batching only."""
     spec_dec_stats: SpecDecodingStats | None = None
-    """Of a step in which guesses were verified."""
+    """Figures of a step in which guesses were verified."""
 
 
 class RequestStats(StatsRecord, frozen=True):

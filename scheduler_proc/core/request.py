@@ -111,7 +111,7 @@ class Request:
     retained: tuple[RetainedPages, ...] = ()
     """How firmly the cache is to keep its pages."""
     guide: Guide | None = None
-    """What its output must look like."""
+    """Form that its output must have."""
     features: tuple[RequestFeature, ...] = ()
     slot: Hashable = None
     """What it leases of the device's slots while it holds a row."""

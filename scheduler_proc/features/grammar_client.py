@@ -26,11 +26,11 @@ from runtime.wire.outbox import KeepingOutbox
 MAX_WAIT_S = 0.04
 """For the masks of a step, from when they were asked for. All its rows wait with those that need one."""
 News: TypeAlias = Callable[[float], list[FromGrammar]]
-"""As Port.grammar_news."""
+"""Same as Port.grammar_news."""
 
 
 class GuidedSequence(Protocol):
-    """What is asked of a sequence with a guide."""
+    """Questions that are asked of a sequence with a guide."""
 
     handle: bytes
     guide: Guide

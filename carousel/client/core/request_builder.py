@@ -97,13 +97,13 @@ class RequestOptions(EmbedOptions, total=False):
     chat_template_kwargs: Mapping[str, Any] | None
     """Of a conversation: further variables of the chat template, JSON-like."""
     tools: bytes
-    """Of a conversation: a JSON list of the tools that the chat template shows."""
+    """JSON list of the tools that the chat template of a conversation shows."""
     task: Task
     """Set by the calls that embed."""
     kv_cache_retention_config: KvCacheRetentionConfig | None
     """How firmly the server keeps its KV for requests that begin the same."""
     structured_outputs: StructuredOutputsParams | GuidedDecodingParams | Guide | None
-    """What the output must look like."""
+    """Form that the output must have."""
     draft_token_ids: TokenIds | None
     """Guesses at the beginning of the output, at most 64: those that are right cost one step together."""
     prediction: str

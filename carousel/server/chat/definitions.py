@@ -35,7 +35,7 @@ class ToolDefinition(Struct):
 
 
 class _Schema(Struct):
-    """As much of a JSON Schema as is looked at: of what may be large, that it is an object."""
+    """The part of a JSON Schema that is looked at: what may be large must be an object."""
 
     type: Literal["object"] | None = None
     properties: Raw = field(default_factory=Raw)

@@ -23,7 +23,7 @@ class ItemBegun(Struct, frozen=True):
 class ItemDelta(Struct):
     kind: ItemKind
     text: str
-    """What is new; of a call, of the JSON of its arguments."""
+    """The new text; in a call, new text of the JSON of its arguments."""
 
 
 class ItemDone(Struct, frozen=True):

@@ -50,7 +50,7 @@ class ReasoningFormat:
     special: tuple[str, ...] = ()
     """Parts of the tags that a tokenizer may have as special tokens."""
     read: CallReader | None = None
-    """Of a format in which reasoning, text and calls have one form: what reads them all."""
+    """Reader of a format in which reasoning, text and calls have one form."""
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {

@@ -22,7 +22,7 @@ Steps: TypeAlias = Generator[None, None, T]
 Sink: TypeAlias = Callable[[str], None]
 
 MAX_DEPTH = 512
-"""Of nested lists and objects in the arguments of a call."""
+"""Depth of nested lists and objects in the arguments of a call, at most."""
 ID_CHARS = string.ascii_letters + string.digits
 NUM_ID_CHARS = 24
 
@@ -84,7 +84,7 @@ class Reader:
     def __init__(self, tools: ToolSet, *, max_calls: int | None = None) -> None:
         """`max_calls`: those beyond it are left out of the answer."""
         self.text = ""
-        """What has not been read, and what is tried, from `pos` on."""
+        """Text that has not been read, and what is tried, from `pos` on."""
         self.pos = 0
         self.ended = False
         """Nothing follows `text`."""
@@ -194,12 +194,12 @@ class Reader:
             self.pos, self._mark = self._mark, None
 
     def settle(self) -> None:
-        """What was tried is what it seemed to be."""
+        """Take what was tried for what it seemed to be."""
         self._mark = None
 
     def give_up(self) -> None:
-        """What was tried is no call: the marker at its beginning is text, and what follows is read again.
-        Does nothing once the call has begun.
+        """Take what was tried for no call: the marker at its beginning is text, and what follows is read
+        again. Does nothing once the call has begun.
         """
         if self._mark is not None:
             self.pos, self._mark = self._mark + len(self._marker), None

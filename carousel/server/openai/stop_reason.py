@@ -17,7 +17,7 @@ def finish_reason_of(part: Delta | CompletionOutput) -> str | None:
 
 
 def reason_with_calls(reason: Reason, num_calls: int) -> Reason | str:
-    """As OpenAI says it where the answer is calls of tools."""
+    """Return the reason as OpenAI gives it where the answer is calls of tools."""
     return "tool_calls" if reason == "stop" and num_calls else reason
 
 

@@ -19,8 +19,8 @@ from runtime.wire.plan import BatchPlan
 
 
 class NativeInputs:
-    """Of up to max_tokens tokens of max_seqs sequences, sampled at up to max_places (0: as many) places.
-    Tensors are int64; the next step overwrites them.
+    """Inputs of up to max_tokens tokens of max_seqs sequences, sampled at up to max_places places (0: as many
+    as sequences). Tensors are int64; the next step overwrites them.
     """
 
     def __init__(

@@ -5,7 +5,7 @@ from __future__ import annotations
 FIRST_RATE = 0.5
 """Probability that a guess is right, before any was made."""
 WEIGHT = 0.25
-"""Of the newest guess in that estimate."""
+"""Weight of the newest guess in that estimate."""
 WEIGHT_FOR_ALL = 0.02
 """The same in the estimate that new requests begin with."""
 SHORTEST_PAUSE = 8

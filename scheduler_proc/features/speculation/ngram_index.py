@@ -15,7 +15,7 @@ from runtime.wire.format import IntArray
 
 MAX_NGRAM = 8
 SLOTS_A_TOKEN = 16
-"""Of which MAX_NGRAM are used."""
+"""Slots for each token; MAX_NGRAM of them are used."""
 MAX_SLOTS = 1 << 19
 """2 MiB, enough for 2^15 tokens; of more the oldest are forgotten bit by bit."""
 MAX_BULK = 1 << 14
@@ -87,7 +87,7 @@ class NgramIndex:
         return found
 
     def _extend_at_once(self, new: IntArray) -> None:
-        """As `extend`, for many tokens: their cost is that of a few passes over them."""
+        """Do the same as `extend`, for many tokens: their cost is that of a few passes over them."""
         num_old = len(self.tokens)
         first = max(0, num_old - MAX_NGRAM)
         self.tokens += new.tolist()

@@ -51,7 +51,7 @@ class Speculation(RequestFeature):
         """They come from its prediction."""
         self._num_drafted = 0
         self._num_right = self._num_wrong = 0
-        """Of the prediction's."""
+        """Guesses of the prediction's."""
 
     # -- hooks ----------------------------------------------------------------------------------------------
 
@@ -128,7 +128,7 @@ class Speculation(RequestFeature):
         return index.following(at, num_tokens) if at >= 0 else ()
 
     def _predicted(self, index: NgramIndex, num_tokens: int) -> list[int]:
-        """What follows in the prediction: at first its beginning."""
+        """Return what follows in the prediction: at first its beginning."""
         assert self._prediction is not None
         at = self._prediction.find(index.tokens[-MAX_NGRAM:]) if self._req.num_output else 0
         return self._prediction.tokens[at : at + num_tokens] if at >= 0 else []

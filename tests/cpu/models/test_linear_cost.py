@@ -1,4 +1,4 @@
-"""What a launch on a CPU says of slow paths: measured, remembered, and with the setting that is faster."""
+"""Lines in which a launch on a CPU tells of slow paths: measured, remembered, naming what is faster."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ USER = {"role": "user", "content": "What is the weather?"}
 
 @dataclass
 class Script:
-    """What the model says, answer after answer; the last one for ever."""
+    """Answers of the model, one after another; the last one for ever."""
 
     texts: list[str] = field(default_factory=list)
     reason: str = "stop"

@@ -25,7 +25,7 @@ NUM_TOKENS = 4
 PAGE_SIZE = 8
 TABLE = torch.randn(VOCAB, VOCAB, generator=torch.Generator().manual_seed(8)) * 0.6
 LIMIT = 66.6
-"""Of 35 degrees of freedom, exceeded once in a thousand times; seeds are the same in every run."""
+"""Chi-square of 35 degrees of freedom, exceeded once in a thousand times; seeds are the same in every run."""
 
 
 class Chain:
@@ -40,7 +40,7 @@ class Chain:
 
 
 def _likeliest(row: int, num_output: int, draw: random.Random) -> Sequence[int]:
-    """What a lossy acceptance would favour."""
+    """Guesses that a lossy acceptance would favour."""
     return [int(TABLE[0].argmax())] * 3
 
 

@@ -84,7 +84,7 @@ def _program_steps(runner: ModelRunner) -> list[bool]:
 
 
 def test_steps_with_guesses_are_recorded_and_draw_in_the_same_call() -> None:
-    """Of the whole, but where a row needs more than a draw."""
+    """Recordings of the whole, but where a row needs more than a draw."""
     recorded, plain = _load(), _load(disable_cuda_graph=True)
     assert plain._recording is None
     drawn = _program_steps(recorded)

@@ -60,7 +60,7 @@ def _asks(row: int, sampling: dict[str, Any]) -> dict[str, Any]:
 
 
 def _logits(row: int, last_token: int, num_output: int) -> Tensor:
-    """As a model's: a function of the tokens so far, here of the newest."""
+    """Logits as a model's: a function of the tokens so far, here of the newest."""
     return random_logits(1, seed=1000 * last_token + 10 * num_output + row, vocab=VOCAB)[0]
 
 

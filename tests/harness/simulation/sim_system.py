@@ -66,7 +66,7 @@ WALL_S = 1_700_000_000.0
 """Seconds since 1970, at any time."""
 MAX_LOGITS_BYTES = 1 << 20
 MAX_GUESSES = 4
-"""Of a row in a step, but for drafts that come with a request."""
+"""Guesses of a row in a step, but for drafts that come with a request."""
 BATCHING_NAMES = ["inflight_fused", "inflight_fused", "inflight", "static"]
 POLICY_NAMES = [
     "fcfs",

@@ -236,7 +236,7 @@ def test_a_label_has_one_holder_at_a_time_and_only_he_releases_it() -> None:
 
 
 def test_a_label_that_two_threads_release_at_once_is_free() -> None:
-    """Who leaves a request while it is made again releases it beside the connection's thread."""
+    """A caller who leaves a request while it is made again releases it beside the connection's thread."""
     book = LabelBook()
 
     class Holder:

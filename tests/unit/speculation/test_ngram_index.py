@@ -15,7 +15,7 @@ ROOMY = 1 << 15
 
 
 def search(tokens: list[int], end: list[int] | None = None) -> int:
-    """What `find` must return, by looking at every position."""
+    """Find what `find` must return, by looking at every position."""
     end = tokens[-MAX_NGRAM:] if end is None else end
     for n in range(min(MAX_NGRAM, len(end)), 0, -1):
         for at in range(len(tokens) - 1, n - 1, -1):
