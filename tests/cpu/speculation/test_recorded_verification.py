@@ -108,7 +108,7 @@ def test_steps_with_guesses_are_recorded_and_draw_in_the_same_call() -> None:
 @pytest.mark.parametrize("isa", NATIVE_ISAS)
 def test_deterministic_steps_give_the_same_bits(isa: CpuIsa, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = native_kernels(isa)
-    monkeypatch.setattr(cpu_native, "load_kernels", lambda _: kernels)
+    monkeypatch.setattr(cpu_native, "load_kernels", lambda *_, **__: kernels)
     runner = _load(deterministic=True, dtype="bfloat16")
     kinds = [{**sampling, "num_logprobs": 2, "returns_logits": True} for sampling in PLAIN]
     expected = _generate(runner, kinds)
