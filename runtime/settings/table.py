@@ -175,6 +175,32 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         int, setting("raw logits of one sequence, at most; more is refused", ge=0, le=1 << 36)
     ] = 256 << 20
 
+    # -- LoRA adapters -----------------------------------------------------------------------------------
+
+    enable_lora: Annotated[
+        bool, setting("serve LoRA adapters beside the model (CPU; docs/lora.md); --lora-modules implies it")
+    ] = False
+    lora_modules: Annotated[
+        str,
+        setting(
+            "adapters that requests may name as their model, like sql=/adapters/sql: directories as PEFT "
+            "writes them",
+            "--lora-paths",
+        ),
+    ] = ""
+    max_loras: Annotated[
+        int,
+        setting(
+            "adapters that lie on the device at the same time; others take their place when nobody uses them",
+            "--max-loras-per-batch",
+            ge=1,
+            le=256,
+        ),
+    ] = 8
+    max_lora_rank: Annotated[
+        int, setting("largest rank of an adapter; one with more is refused", ge=1, le=512)
+    ] = 64
+
     # -- GPUs alone --------------------------------------------------------------------------------------
 
     kv_cache_dtype: Annotated[
@@ -592,6 +618,7 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 GROUPS: dict[str, str] = {
     "model": "model",
+    "enable_lora": "LoRA adapters",
     "kv_cache_dtype": "GPUs and recorded steps",
     "max_total_tokens": "KV cache",
     "max_running_requests": "scheduler",
