@@ -1,7 +1,9 @@
 """RuntimeConfig: every setting of a launch, in one frozen struct; the command line is generated from it.
 
-They are declared in `runtime.settings.table`, by subject. `runtime.launcher.resolve` fills in what depends on
-the model or the machine, once, in the launcher; the other processes read the result.
+They are declared by subject, in `model_settings`, `engine_settings` and `server_settings`: the settings of a
+subject are a struct that adds them to those of the subjects before, as a msgspec struct has one base.
+`runtime.launcher.resolve` fills in what depends on the model or the machine, once, in the launcher; the other
+processes read the result.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import msgspec
 from msgspec import Meta
 
 from runtime.base.errors import ConfigError
-from runtime.settings.table import Settings
+from runtime.settings.server_settings import LaunchSettings
 
 DEMO_MODEL = (Path(__file__).resolve().parents[2] / "carousel" / "demo_model").resolve()
 """The model that is installed with the project; in its source a link to demo/model."""
 
 
-class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
+class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
     """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
 
     @property
@@ -153,10 +155,25 @@ def setting_of(name: str) -> str:
     return _SPELLINGS.get(name, name)
 
 
+_HINTS = get_type_hints(RuntimeConfig, include_extras=True)
 SETTINGS: dict[str, tuple[Any, Meta]] = {
-    name: get_args(hint) for name, hint in get_type_hints(RuntimeConfig, include_extras=True).items()
+    name: get_args(_HINTS[name]) for name in RuntimeConfig.__struct_fields__
 }
-"""Of each setting its type, and what is said of it."""
+"""Each setting's type, and what is said of it."""
+
+
+def _titles() -> dict[str, str]:
+    titles = {}
+    for subject in reversed(RuntimeConfig.__mro__):
+        own = vars(subject)
+        if "TITLE" in own:
+            first = next(name for name in own["__annotations__"] if name in SETTINGS)
+            titles[first] = own["TITLE"]
+    return titles
+
+
+TITLES = _titles()
+"""Titles of the help, by the first setting of each subject."""
 
 
 def flags_of(name: str) -> tuple[str, ...]:
