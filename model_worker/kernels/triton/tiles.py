@@ -1,8 +1,8 @@
 """Launch parameters of the attention kernels: which tiles, by what the device gives a program.
 
-Nothing here has been measured on hardware. Reasons are counts from compiled code (docs/log.md, "Tiles of the
-attention kernels"); `make gpu-kernels` writes how other tiles do beside these
-(benchmarks/gpu/kernels/tile_sweep.py).
+Nothing here has been measured on hardware. Reasons are counts from compiled code
+(docs/measurements/gpu_kernels.md, "Tiles of the attention kernels"); `make gpu-kernels` writes
+how other tiles do beside these (benchmarks/gpu/kernels/tile_sweep.py).
 """
 
 from __future__ import annotations
