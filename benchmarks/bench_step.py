@@ -172,12 +172,12 @@ class Case(NamedTuple):
     num_idle_rows: int = 0
     pool_scale: int = 1
     logprobs_share: float = 0.0
-    """Of the rows, how many have stop strings and want logprobs."""
+    """Share of the rows that have stop strings and want logprobs."""
     policy: str = "fcfs"
     num_waiting: int = 0
     """Requests that wait behind those that run."""
     num_pages: int = 0
-    """Of the pool; 0: as many as the rows need, pool_scale times."""
+    """Pages of the pool; 0: as many as the rows need, pool_scale times."""
     num_guesses: int = 0
     """Guesses of each row in each step."""
 

@@ -223,7 +223,7 @@ class Client:
         self._session.abort(stream.state.number)
 
     def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
+        """Return what the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("server_info", timeout)
 
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
@@ -240,7 +240,7 @@ class Client:
     def request_stats(
         self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> list[RequestStatsPerIteration]:
-        """As `iteration_stats`, of each live request. Kept with `request_stats_max_iterations` only."""
+        """Same as `iteration_stats`, for each live request. Kept with `request_stats_max_iterations` only."""
         return StatsPlace.of_requests(after).read(self._ask_stats(timeout))
 
     def watch_stats(self, *, timeout: float | None = None) -> StatsStream:

@@ -102,7 +102,7 @@ class ServerState:
         return await self.ask(self.client.server_info)
 
     async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:
-        """What `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
+        """Return what `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
         self.check_serving()
         try:
             return await read(after, timeout=CONTROL_TIMEOUT_S)
@@ -110,7 +110,7 @@ class ServerState:
             raise _no_answer() from None
 
     async def ask(self, question: Callable[..., Awaitable[dict[str, Any]]], *about: Any) -> dict[str, Any]:
-        """What the ring answers to a control call of the client, made with `about`.
+        """Return what the ring answers to a control call of the client, made with `about`.
 
         Raises: RequestError, (503) when it does not answer in time or is not ready; RingClosed.
         """

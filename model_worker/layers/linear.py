@@ -64,7 +64,7 @@ class Linear(StoredWeight, BoundLayer):
         return self.product(x)
 
     def _fused_bias(self) -> Weight | None:
-        """What is added in the same pass."""
+        """Bias that is added in the same pass."""
         return self.bias
 
 

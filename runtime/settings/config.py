@@ -48,13 +48,17 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_waiting_of_client(self) -> int:
-        """Of `max_waiting`, what one client may have while others are connected and have nothing waiting."""
+        """Part of `max_waiting` that one client may have while others are connected and have
+        nothing waiting.
+        """
         share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4
         return min(share, self.max_waiting)
 
     @property
     def max_waiting_of_lone_client(self) -> int:
-        """Of `max_waiting`, what the only client that is connected may have: all, unless a limit was set."""
+        """Part of `max_waiting` that the only client that is connected may have: all, unless a
+        limit was set.
+        """
         return self.max_waiting_of_client if self.max_queued_requests_per_client else self.max_waiting
 
     @property
@@ -76,7 +80,7 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_processes(self) -> dict[str, int]:
-        """Of the roles of which there may be several."""
+        """Number of processes of the roles of which there may be several."""
         return {
             "worker": self.tp_size,
             "tokenizer": self.tokenizer_workers,
@@ -86,7 +90,7 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         }
 
     def http_url(self, port: int) -> str:
-        """Of the HTTP server that listens on this port."""
+        """Return the URL of the HTTP server that listens on this port."""
         scheme = "https" if self.ssl_certfile else "http"
         return f"{scheme}://[{self.host}]:{port}" if ":" in self.host else f"{scheme}://{self.host}:{port}"
 

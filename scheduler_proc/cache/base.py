@@ -26,7 +26,7 @@ class Match(NamedTuple):
 
 
 class Insertion(NamedTuple):
-    """What became of pages offered to the cache."""
+    """Fate of pages that were offered to the cache."""
 
     node: CacheNode
     found: IntArray

@@ -113,7 +113,7 @@ class Controls:
         }
 
     def _flush_cache(self) -> Answer:
-        """What running requests use becomes evictable when they end."""
+        """Flush the cache; what running requests use becomes evictable when they end."""
         kv = self._lifecycle.kv
         num_freed = kv.flush()
         return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}

@@ -59,7 +59,7 @@ async def iteration_stats(request: Request) -> Response:
 
 
 async def request_stats(request: Request) -> Response:
-    """As `iteration_stats`, of the requests that lived then."""
+    """Same as `iteration_stats`, for the requests that lived then."""
     server: ServerState = request.app.state.server
     return _json(await server.statistics(_client(request).request_stats, _after(request)))
 

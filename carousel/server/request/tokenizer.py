@@ -239,7 +239,7 @@ class ServerTokenizer:
 
 
 def num_chars(prompt: Any) -> int:
-    """Of a text or a conversation; of ids their number."""
+    """Return the characters of a text or a conversation; of ids their number."""
     if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
         return sum(map(_message_chars, prompt))
     return len(prompt)

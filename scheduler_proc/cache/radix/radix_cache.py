@@ -165,7 +165,7 @@ class RadixCache:
         self._note_hit(node, None, priority)
 
     def _note_hit(self, node: Node, end: Node | None, priority: int) -> None:
-        """Of node and what is above it, up to but without `end`."""
+        """Note a hit of node and what is above it, up to but without `end`."""
         at: Node | None = node
         while at is not end:
             assert at is not None
@@ -333,7 +333,7 @@ class RadixCache:
         return leaf.pages
 
     def _expire(self) -> None:
-        """What nobody has used for as long as it was to be retained is like any other."""
+        """Make pages like any other that nobody has used for as long as they were to be retained."""
         now = self._seconds()
         while (node := self._expiring.first()) is not None and self._expiring.key_of(node)[0] <= now:
             self._expiring.discard(node)
