@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
@@ -25,10 +26,20 @@ class _Index(msgspec.Struct):
     weight_map: dict[str, str]
 
 
-class _Tensor(msgspec.Struct):
-    """Where a tensor is in its file, behind the header; the entry __metadata__ has no such key."""
+METADATA = "__metadata__"
+"""Entry of a header that is no tensor."""
+
+
+class StoredTensor(msgspec.Struct):
+    """Entry of a header: a tensor, and where it is in its file, behind the header."""
 
     data_offsets: tuple[int, int] = (0, 0)
+    dtype: str = ""
+    shape: list[Annotated[int, msgspec.Meta(ge=0)]] = []
+
+    @property
+    def num_bytes(self) -> int:
+        return self.data_offsets[1] - self.data_offsets[0]
 
 
 def weight_files(model_path: Path) -> list[Path]:
@@ -67,12 +78,15 @@ def check_weight_files(model_path: Path) -> None:
     """
     for path in weight_files(model_path):
         try:
-            _check_header(path)
+            read_header(path)
         except OSError as error:
             raise ModelError(f"{path} cannot be read: {error.strerror}.") from None
 
 
-def _check_header(path: Path) -> None:
+def read_header(path: Path) -> dict[str, StoredTensor]:
+    """Return the tensors of a safetensors file. Raises ModelError for one that is cut short or is none, and
+    OSError.
+    """
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
         start = file.read(LENGTH_BYTES)
@@ -88,7 +102,7 @@ def _check_header(path: Path) -> None:
         file.seek(LENGTH_BYTES)
         header = file.read(length)
     try:
-        tensors = msgspec.json.decode(header, type=dict[str, _Tensor])
+        tensors = msgspec.json.decode(header, type=dict[str, StoredTensor])
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ModelError(
             f"{path} has a header that cannot be read: {error}. Download the checkpoint again."
@@ -97,6 +111,8 @@ def _check_header(path: Path) -> None:
     if size != whole:
         what = "is cut short" if size < whole else "is longer than its header says"
         raise ModelError(f"{path} {what}: it has {size} of {whole} bytes. Download the checkpoint again.")
+    tensors.pop(METADATA, None)
+    return tensors
 
 
 def _read_index(index: Path) -> dict[str, str]:

@@ -40,6 +40,7 @@ LISTS = (
     "cors_origins",
     "cuda_graph_bs",
     "forwarded_allow_ips",
+    "lora_modules",
     "served_model_name",
 )
 """Settings whose parts are separated by commas here, and may be words of their own or a JSON list."""

@@ -14,7 +14,8 @@ import msgspec
 
 from runtime.base.cpu_isa import cpu_isa, machine_isa
 from runtime.base.environment import api_key, visible_gpus
-from runtime.base.errors import ConfigError
+from runtime.base.errors import ConfigError, InvalidRequest
+from runtime.checkpoint.adapters.lora_config import read_adapter
 from runtime.checkpoint.pooling import read_pooling
 from runtime.ring.endpoints import tcp_endpoints
 from runtime.ring.tenants import read_tenants
@@ -120,6 +121,10 @@ def resolve(
     _check_graphs(config, device)
     _check_kv_dtype(config, device)
     _check_quantization(config, device, has_spec)
+    served_model_name = config.served_model_name or (model_path.name if config.model else "carousel-demo")
+    config = _with_adapters(
+        msgspec.structs.replace(config, served_model_name=served_model_name), device, has_spec
+    )
     if config.deterministic:
         _check_deterministic(device, dtype if own == "auto" else own, has_spec)
     if not config.has_api_keys:
@@ -134,7 +139,6 @@ def resolve(
         config,
         model=str(model_path),
         tokenizer="" if config.skip_tokenizer_init else config.tokenizer or str(model_path),
-        served_model_name=config.served_model_name or (model_path.name if config.model else "carousel-demo"),
         dtype=dtype if own == "auto" else own,
         model_impl="native" if has_spec else "transformers",
         batching_type=config.batching,
@@ -238,6 +242,37 @@ def _check_quantization(config: RuntimeConfig, device: str, has_spec: bool) -> N
             f"quantization: {config.quantization} needs a model that has a spec (docs/models.md), which the "
             "transformers library's own modules are not"
         )
+
+
+def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> RuntimeConfig:
+    """Return the settings with absolute paths of adapters that can be read, as far as they tell without the
+    model. Raises ConfigError.
+    """
+    paths = config.adapter_paths
+    if not (config.enable_lora or paths):
+        default = RuntimeConfig()
+        for name in ("max_loras", "max_lora_rank"):
+            if getattr(config, name) != getattr(default, name):
+                raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
+        return config
+    raise ConfigError("enable_lora: LoRA adapters are not built; merge one into its model")
+    if device != "cpu":
+        raise ConfigError("enable_lora: adapters are computed on a CPU alone; use --device cpu, or merge one")
+    if not has_spec:
+        raise ConfigError(
+            "enable_lora: adapters need a model that has a spec (docs/models.md), which the transformers "
+            "library's own modules are not"
+        )
+    if config.task == "embed":
+        raise ConfigError("enable_lora: an embedding model has no adapters")
+    modules = {name: Path(path).absolute() for name, path in paths.items()}
+    for path in modules.values():
+        try:
+            read_adapter(path, config.max_lora_rank)
+        except InvalidRequest as error:
+            raise ConfigError(f"lora_modules: {error.message}") from None
+    listed = ",".join(f"{name}={path}" for name, path in modules.items())
+    return msgspec.structs.replace(config, enable_lora=True, lora_modules=listed)
 
 
 def _check_tokenizer(config: RuntimeConfig) -> None:

@@ -33,6 +33,20 @@ class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
         return tuple(dict.fromkeys(filter(None, names))) or ("",)
 
     @property
+    def adapter_paths(self) -> dict[str, str]:
+        """Directories of the adapters of --lora-modules, by their names. Raises ConfigError."""
+        paths: dict[str, str] = {}
+        for part in filter(None, (part.strip() for part in self.lora_modules.split(","))):
+            name, equals, path = part.partition("=")
+            if not (equals and name and path) or "/" in name:
+                raise ConfigError(f"lora_modules: {part!r} is not like name=path, with no slash in the name")
+            if name in paths or name in self.model_names:
+                taken = "an adapter" if name in paths else "the model"
+                raise ConfigError(f"lora_modules: {name} is already the name of {taken}")
+            paths[name] = path
+        return paths
+
+    @property
     def max_waiting(self) -> int:
         return self.max_queued_requests or 4 * self.max_running_requests
 

@@ -176,7 +176,37 @@ class ModelSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ] = 256 << 20
 
 
-class RecordedStepSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
+class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
+    """LoRA adapters that are served beside the model."""
+
+    TITLE: ClassVar[str] = "LoRA adapters"
+
+    enable_lora: Annotated[
+        bool, setting("serve LoRA adapters beside the model (CPU; docs/lora.md); --lora-modules implies it")
+    ] = False
+    lora_modules: Annotated[
+        str,
+        setting(
+            "adapters that requests may name as their model, like sql=/adapters/sql: directories as PEFT "
+            "writes them",
+            "--lora-paths",
+        ),
+    ] = ""
+    max_loras: Annotated[
+        int,
+        setting(
+            "adapters that lie on the device at the same time; others take their place when nobody uses them",
+            "--max-loras-per-batch",
+            ge=1,
+            le=256,
+        ),
+    ] = 8
+    max_lora_rank: Annotated[
+        int, setting("largest rank of an adapter; one with more is refused", ge=1, le=512)
+    ] = 64
+
+
+class RecordedStepSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):
     """GPUs, and steps that are recorded and replayed."""
 
     TITLE: ClassVar[str] = "GPUs and recorded steps"

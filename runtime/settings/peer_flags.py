@@ -22,7 +22,6 @@ from runtime.settings.peer_flag import (
 from runtime.settings.speculative_config import ngram_settings
 
 _SEVERAL = "start several servers behind a load balancer of yours"
-_NO_LORA = "LoRA adapters are not built; merge one into its model"
 _NO_DRAFTS = "draft models are not built; --speculative-algorithm NGRAM guesses from prompt and output"
 _GRAMMAR = "give llguidance, which is what is built, or none"
 _NO_IMAGES = "models are served for text only; leave it out"
@@ -110,11 +109,16 @@ PEER_FLAGS: tuple[PeerFlag, ...] = (
     no_switch("--disable-sliding-window", refused="a layer's window is the model's; leave it out"),
     no_switch("--enable-multimodal", refused=_NO_IMAGES),
     no_value("--limit-mm-per-prompt", "--mm-processor-kwargs", "--mm-attention-backend", refused=_NO_IMAGES),
-    no_switch("--enable-lora", "--enable-lora-bias", "--fully-sharded-loras", refused=_NO_LORA),
-    no_value(
-        *("--lora-modules", "--lora-paths", "--max-loras", "--max-loras-per-batch", "--max-lora-rank"),
-        *("--max-cpu-loras", "--lora-dtype", "--lora-backend", "--lora-target-modules"),
-        refused=_NO_LORA,
+    no_switch("--enable-lora-bias", refused="adapters with biases are refused; leave it out"),
+    switch("--fully-sharded-loras", taken="each rank has the part of an adapter that its weights need"),
+    value("--max-cpu-loras", "--max-loaded-loras", taken="adapters that wait stay in their files"),
+    value("--lora-backend", taken="kernels are chosen by the device"),
+    value("--lora-target-modules", taken="each adapter says itself which modules it changes"),
+    value(
+        "--lora-dtype",
+        taken="adapters are of the model's dtype",
+        neutral=("auto",),
+        refused="adapters are of the model's dtype; leave it out",
     ),
     # -- What requests may ask for ------------------------------------------------------------------------
     value(

@@ -29,7 +29,18 @@ from runtime.wire.format import (
 from runtime.wire.guide import Guide
 from runtime.wire.handle import MAX_ABORT_HANDLES
 from runtime.wire.perf_metrics import RequestPerfMetrics
-from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
+from runtime.wire.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    BatchPlan,
+    DropAdapter,
+    LoadAdapter,
+    SampleMasks,
+    StepResult,
+    WorkerCommand,
+    WorkerFailed,
+    WorkerReady,
+)
 from runtime.wire.retention import Retention
 from runtime.wire.sampling_params import SamplingParams
 
@@ -500,8 +511,8 @@ FromGrammar: TypeAlias = MatcherStates | GrammarStarted
 ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
-ToRank: TypeAlias = BatchPlan | SampleMasks | WorkerCommand
-FromRank: TypeAlias = StepResult | WorkerReady | WorkerFailed
+ToRank: TypeAlias = BatchPlan | SampleMasks | LoadAdapter | DropAdapter | WorkerCommand
+FromRank: TypeAlias = StepResult | AdapterLoaded | AdapterFailed | WorkerReady | WorkerFailed
 ToLauncher: TypeAlias = ProcessReady | ProcessFailed
 
 UNIONS = {

@@ -14,8 +14,11 @@ from msgspec import Meta
 from runtime.sampling.columns import ROW_BYTES, pack_row
 from runtime.sampling.features import FEATURE_BITS, LOOKS_BACK, MIN_LEN
 from runtime.sampling.table import Stay
-from runtime.wire.format import Count, Label, Message, Record, Text, pack_ids, unpack_ids
+from runtime.wire.format import Count, Label, Message, Record, ShortText, Text, pack_ids, unpack_ids
 from runtime.wire.sampling_params import SamplingParams
+
+NO_ADAPTER = -1
+"""The slot of a row that is computed by the base model alone."""
 
 
 class RowSetup(Record, frozen=True):
@@ -40,6 +43,8 @@ class RowSetup(Record, frozen=True):
     """Each packed int32 ids: the last one is forbidden where the others are the end of the context."""
     top_p_reset_ids: bytes = b""
     """[n] int32."""
+    adapter_slot: Annotated[int, Meta(ge=-1, lt=1 << 31)] = NO_ADAPTER
+    """The adapter that its tokens are computed with."""
 
     @staticmethod
     def of(
@@ -140,6 +145,53 @@ class SampleMasks(Message, frozen=True):
     step: Count
     masks: tuple[tuple[int, bytes], ...]
     """(row, bitmask): int32 words, bit i of word j allows token 32 * j + i."""
+
+
+class AdapterRef(Record, frozen=True):
+    """A version of an adapter's files."""
+
+    name: Label
+    id: Annotated[int, Meta(ge=1, le=(1 << 63) - 1)]
+    """The caller's number for it; one id is one path."""
+    version: Annotated[str, Meta(max_length=64)]
+    """Digest of the files (runtime.checkpoint.adapters): other files are another version."""
+    path: Annotated[str, Meta(max_length=4096)]
+    """Directory with adapter_config.json and adapter_model.safetensors."""
+
+
+class LoadAdapter(Message, frozen=True):
+    """Read an adapter into a slot, in the place of the one that is there. Plans launched before still compute
+    with that one. Answered by an AdapterLoaded or an AdapterFailed.
+    """
+
+    slot: Count
+    ref: AdapterRef
+
+
+class DropAdapter(Message, frozen=True):
+    """Nothing that is launched later uses the slot: give its memory back."""
+
+    slot: Count
+
+
+class AdapterLoaded(Message, frozen=True):
+    """Plans that are launched from now on may use the slot."""
+
+    rank: Count
+    slot: Count
+    version: str
+    num_bytes: Annotated[int, Meta(ge=0)]
+    """Memory that it takes on the device of this rank."""
+    load_s: Annotated[float, Meta(ge=0.0)]
+
+
+class AdapterFailed(Message, frozen=True):
+    """The adapter cannot be served; the slot is empty."""
+
+    rank: Count
+    slot: Count
+    version: str
+    message: ShortText
 
 
 class WorkerCommand(Message, frozen=True):

@@ -131,8 +131,8 @@ def test_llm_takes_flags_of_other_engines_as_the_command_line_does(caplog: pytes
         "--kv-cache-dtype=fp8_e4m3",
         "--task=embed",
     ]
-    with pytest.raises(ConfigError, match=r"^enable_lora: LoRA adapters are not built"):
-        flags_of_keywords({"enable_lora": True})
+    with pytest.raises(ConfigError, match=r"^enable_lora_bias: adapters with biases are refused"):
+        flags_of_keywords({"enable_lora_bias": True})
     with pytest.raises(ConfigError, match=r"^quantization awq: this format is not built"):
         flags_of_keywords({"quantization": "awq"})
 

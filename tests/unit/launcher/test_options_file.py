@@ -70,7 +70,7 @@ def test_a_preset_in_a_file_gives_defaults_only(path: Path) -> None:
         ("--port: 1", "'--port' is no option; write its name without dashes"),
         ("7: 1", "7 is no option"),
         ("config: other.yaml", "a file names no other file"),
-        ("enable-lora: true", "LoRA adapters are not built"),
+        ("enable-lora-bias: true", "adapters with biases are refused"),
         ("help: true", "--help: it takes no value"),
     ],
 )

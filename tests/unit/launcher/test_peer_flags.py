@@ -33,6 +33,10 @@ UNDERSTOOD = """
 --max-num-seqs 16 | max_running_requests = 16
 --max-num-batched-tokens 512 | chunked_prefill_size = 512
 --served-model-name a | served_model_name = a
+--lora-modules a=x b=y | lora_modules = a=x,b=y
+--lora-paths a=x | lora_modules = a=x
+--enable-lora | enable_lora = True
+--max-loras-per-batch 2 | max_loras = 2
 --served-model-name a b | served_model_name = a,b
 --enforce-eager | disable_cuda_graph = True
 --enable-prefix-caching | disable_radix_cache = False
@@ -129,7 +133,8 @@ REFUSED = """
 --quantization fp8 | recognised without it; leave it out
 --tool-parser-plugin x.py | parsers are those of --tool-call-parser
 --tool-server demo | tools are called by the client
---enable-lora | LoRA adapters are not built
+--enable-lora-bias | adapters with biases are refused
+--lora-dtype float32 | adapters are of the model's dtype
 --chunked-prefill-size -1 | --disable-chunked-prefill computes prompts whole
 --log-requests | never logged; --log-level info
 --grammar-backend xgrammar | give llguidance
@@ -247,7 +252,7 @@ def test_values_and_switches_read_as_the_peers_read_them(words: list[str], name:
             ["--seed", "1", "some/model"],
             "unexpected argument 'some/model' after --seed",
         ),
-        (["--lora-modules", "a=x", "b=y"], "--lora-modules: LoRA adapters are not built"),
+        (["--enable-lora-bias"], "--enable-lora-bias: adapters with biases are refused"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_option_that_was_given(words: list[str], reason: str) -> None:

@@ -1,0 +1,1 @@
+"""Adapters of a model: what stands in their directories."""

@@ -1,0 +1,300 @@
+"""Adapter directories as the PEFT library writes them: what is in one, and what keeps it from being served.
+
+Reads adapter_config.json and the header of adapter_model.safetensors; no tensor. Whatever is not read is
+refused by name, so that no adapter is served in part. Whether its modules are those of the model, the worker
+finds out, which has the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import re
+from collections.abc import Iterable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+
+from runtime.base.errors import InvalidRequest, ModelError
+from runtime.checkpoint.weight_files import StoredTensor, read_header
+
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+MAX_CONFIG_BYTES = 1 << 20
+ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+PREFIX = "base_model.model."
+"""In front of a module's own name in the file."""
+_TENSOR = re.compile(r"(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+_LAYER = re.compile(r"(?:.*\.)?layers\.(\d+)\..*")
+_SHOWN = 4  # names in a message
+
+Pattern = Annotated[str, Meta(max_length=1024)]
+Rank = Annotated[int, Meta(ge=1, le=1 << 16)]
+
+
+class _ConfigFile(Struct):
+    """The keys that say what an adapter computes, but for its tensors."""
+
+    peft_type: str
+    r: Rank
+    target_modules: list[Pattern] | Pattern
+    lora_alpha: float = 8.0
+    use_rslora: bool = False
+    rank_pattern: dict[Pattern, Rank] | None = None
+    alpha_pattern: dict[Pattern, float] | None = None
+    layers_to_transform: list[int] | int | None = None
+    exclude_modules: list[Pattern] | Pattern | None = None
+    init_lora_weights: bool | str | None = True
+
+
+_READ = frozenset(field.name for field in msgspec.structs.fields(_ConfigFile))
+_WITHOUT_EFFECT = frozenset(
+    {
+        *("task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
+        *("peft_version", "lora_dropout", "layers_pattern", "megatron_core", "megatron_config"),
+        *("runtime_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+        *("qalora_group_size", "ensure_weight_tying"),
+    }
+)
+"""Keys that concern training, or are read with one that is refused."""
+_REASONS = {
+    "use_dora": "DoRA is not computed",
+    "bias": "biases that were trained with it are not applied",
+    "lora_bias": "a bias of the adapter itself is not applied",
+    "modules_to_save": "whole modules that were trained with it are not replaced",
+    "trainable_token_indices": "trained rows of the embedding are not replaced",
+    "fan_in_fan_out": "weights are [outputs, inputs] here",
+    "layer_replication": "the model's layers are those of its checkpoint",
+    "target_parameters": "parameters that are no linear layer's, such as experts, have no adapters",
+    "use_qalora": "pooled inputs are not computed",
+    "alora_invocation_tokens": "an adapter holds for the whole prompt",
+}
+"""Why a key must say nothing. Any other that is not read must say nothing, too."""
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+"""Values of init_lora_weights under which the weights of the base model are not the checkpoint's."""
+
+
+class AdapterModule(Struct, frozen=True):
+    """A linear layer that an adapter changes: y += scaling * B (A x)."""
+
+    name: str
+    """Path of the module in the base model's checkpoint."""
+    rank: int
+    scaling: float
+    in_features: int
+    out_features: int
+
+    def tensor(self, side: str) -> str:
+        """Return the file's name of A [rank, in_features] or B [out_features, rank]."""
+        return f"{PREFIX}{self.name}.lora_{side}.weight"
+
+
+class AdapterConfig(Struct, frozen=True):
+    """A directory that can be served, as far as it tells without the model."""
+
+    path: Path
+    version: str
+    """Digest of the config, and of size and time of the weights."""
+    modules: tuple[AdapterModule, ...]
+    targets: _Targets
+
+    @property
+    def rank(self) -> int:
+        """Return the largest rank of a module."""
+        return max(module.rank for module in self.modules)
+
+    @property
+    def weights(self) -> Path:
+        return self.path / WEIGHTS_FILE
+
+
+class _Targets(Struct, frozen=True):
+    """Which modules the config says are changed."""
+
+    modules: list[str] | str
+    excluded: list[str] | str | None
+    layers: frozenset[int] | None
+
+    def names(self, module: str) -> bool:
+        """Tell whether this module of the base model is one of them."""
+        if self.layers is not None:
+            layer = _LAYER.fullmatch(module)
+            if layer is None or int(layer[1]) not in self.layers:
+                return False
+        if self.excluded and _matches(self.excluded, module):
+            return False
+        return self.modules == "all-linear" or _matches(self.modules, module)
+
+
+def _matches(wanted: list[str] | str, module: str) -> bool:
+    if isinstance(wanted, str):
+        return re.fullmatch(wanted, module) is not None
+    return any(module == each or module.endswith(f".{each}") for each in wanted)
+
+
+def read_adapter(path: Path, max_rank: int) -> AdapterConfig:
+    """Read an adapter's directory. Raises InvalidRequest, which names the file, the field and the reason, for
+    whatever cannot be served whole.
+    """
+    data, file = _read_config(path)
+    try:
+        weights = path / WEIGHTS_FILE
+        if not weights.is_file():
+            raise _refused(path, _why_no_weights(path))
+        tensors, status = read_header(weights), weights.stat()
+    except OSError as error:
+        raise _refused(path, f"{WEIGHTS_FILE} cannot be read: {error.strerror}") from None
+    except ModelError as error:
+        raise _refused(path, str(error)) from None
+    targets = _targets(path, file)
+    digest = hashlib.sha256(data + msgspec.json.encode([status.st_size, status.st_mtime_ns]))
+    config = AdapterConfig(path, digest.hexdigest()[:32], _modules(path, file, targets, tensors), targets)
+    if config.rank > max_rank:
+        raise _refused(path, f"r: rank {config.rank} is above --max-lora-rank {max_rank}")
+    return config
+
+
+def _refused(path: Path, reason: str) -> InvalidRequest:
+    return InvalidRequest(f"the adapter in {path}: {reason}", param="adapter", code="invalid_adapter")
+
+
+def _why_no_weights(path: Path) -> str:
+    if (path / "adapter_model.bin").is_file():
+        return f"adapter_model.bin is a pickle, which is not read: save it as {WEIGHTS_FILE}"
+    return f"it has no {WEIGHTS_FILE}"
+
+
+def _read_config(path: Path) -> tuple[bytes, _ConfigFile]:
+    """Return adapter_config.json, and what it says."""
+    if not path.is_dir():
+        raise _refused(path, "there is no such directory")
+    try:
+        with (path / CONFIG_FILE).open("rb") as config:
+            data = config.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise _refused(path, f"{CONFIG_FILE} cannot be read: {error.strerror}") from None
+    if len(data) > MAX_CONFIG_BYTES:
+        raise _refused(path, f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES} bytes")
+    try:
+        raw = msgspec.json.decode(data, type=dict[str, Any])
+        _refuse_what_is_not_read(path, raw)
+        return data, msgspec.convert(raw, _ConfigFile)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _refused(path, f"{CONFIG_FILE} cannot be read: {error}") from None
+
+
+def _refuse_what_is_not_read(path: Path, raw: Mapping[str, Any]) -> None:
+    kind = raw.get("peft_type")
+    if kind != "LORA":
+        raise _refused(path, f"peft_type: {kind!r} is not served, LORA alone is")
+    for key, value in raw.items():
+        if key in _READ or key in _WITHOUT_EFFECT or not value or (key == "bias" and value == "none"):
+            continue
+        reason = _REASONS.get(key, "what it does is not known here")
+        raise _refused(path, f"{key}: {_short(value)} is not served: {reason}")
+    init = raw.get("init_lora_weights")
+    if isinstance(init, str) and init.lower().startswith(_CHANGES_BASE):
+        reason = "it was trained beside other base weights; convert it to a plain LoRA"
+        raise _refused(path, f"init_lora_weights: {_short(init)} is not served: {reason}")
+
+
+def _short(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}…"
+
+
+def _targets(path: Path, file: _ConfigFile) -> _Targets:
+    layers = file.layers_to_transform
+    if isinstance(layers, int):
+        layers = [layers]
+    for field in ("target_modules", "exclude_modules"):
+        if isinstance(pattern := getattr(file, field), str):
+            _compiled(path, field, pattern)
+    return _Targets(file.target_modules, file.exclude_modules, None if layers is None else frozenset(layers))
+
+
+def _compiled(path: Path, field: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        raise _refused(path, f"{field}: {_short(pattern)} is no regular expression: {error}") from None
+
+
+def _modules(
+    path: Path, file: _ConfigFile, targets: _Targets, tensors: Mapping[str, StoredTensor]
+) -> tuple[AdapterModule, ...]:
+    sides: dict[str, dict[str, StoredTensor]] = {}
+    for name, tensor in tensors.items():
+        found = _TENSOR.fullmatch(name)
+        if found is None or not name.startswith(PREFIX):
+            raise _refused(path, f"{WEIGHTS_FILE} has {_short(name)}: {_kind_of(name)}")
+        if tensor.dtype not in ELEMENT_BYTES:
+            raise _refused(path, f"{name} is of {tensor.dtype}; read are {', '.join(ELEMENT_BYTES)}")
+        if tensor.num_bytes != ELEMENT_BYTES[tensor.dtype] * math.prod(tensor.shape):
+            raise _refused(path, f"{WEIGHTS_FILE} lies: {name} has other bytes than its shape says")
+        sides.setdefault(found["module"].removeprefix(PREFIX), {})[found["side"]] = tensor
+    if not sides:
+        raise _refused(path, f"{WEIGHTS_FILE} has no tensors of an adapter")
+    _refuse_strangers(path, targets, sides)
+    rank_of = _PatternValues(path, "rank_pattern", file.rank_pattern)
+    alpha_of = _PatternValues(path, "alpha_pattern", file.alpha_pattern)
+    make = partial(_module, path, is_stabilised=file.use_rslora)
+    return tuple(
+        make(name, sides[name], rank=int(rank_of(name, file.r)), alpha=alpha_of(name, file.lora_alpha))
+        for name in sorted(sides)
+    )
+
+
+def _kind_of(name: str) -> str:
+    if "lora_magnitude_vector" in name:
+        return "DoRA is not computed"
+    if "lora_embedding" in name:
+        return "adapters of the embedding are not computed"
+    return "only lora_A and lora_B of linear layers are read"
+
+
+def _refuse_strangers(path: Path, targets: _Targets, modules: Iterable[str]) -> None:
+    """Refuse modules that have no adapters here, and those that the config does not name."""
+    for name in modules:
+        last = name.rpartition(".")[2]
+        if last in ("lm_head", "embed_tokens"):
+            raise _refused(path, f"target_modules: adapters of {last} are not computed")
+        if ".experts." in name:
+            raise _refused(path, f"target_modules: adapters of experts are not computed ({name})")
+    others = sorted(name for name in modules if not targets.names(name))
+    if others:
+        shown = ", ".join(others[:_SHOWN])
+        raise _refused(path, f"target_modules: it does not name modules of {WEIGHTS_FILE}: {shown}")
+
+
+class _PatternValues:
+    """The values of rank_pattern or alpha_pattern, which hold for modules whose names end as a key says."""
+
+    def __init__(self, path: Path, field: str, values: Mapping[str, float] | None) -> None:
+        self._values = [
+            (_compiled(path, field, rf"(?:.*\.)?(?:{key})"), value) for key, value in (values or {}).items()
+        ]
+
+    def __call__(self, module: str, otherwise: float) -> float:
+        return next((value for key, value in self._values if key.fullmatch(module)), otherwise)
+
+
+def _module(
+    path: Path, name: str, sides: Mapping[str, StoredTensor], *, rank: int, alpha: float, is_stabilised: bool
+) -> AdapterModule:
+    for side in "AB":
+        if side not in sides:
+            raise _refused(path, f"{WEIGHTS_FILE} lacks lora_{side} of {name}")
+    shapes = sides["A"].shape, sides["B"].shape
+    if any(len(shape) != 2 for shape in shapes) or (shapes[0][0], shapes[1][1]) != (rank, rank):
+        raise _refused(
+            path,
+            f"{name} has lora_A {list(shapes[0])} and lora_B {list(shapes[1])}, which is not of rank {rank}",
+        )
+    scaling = alpha / (math.sqrt(rank) if is_stabilised else rank)
+    if not math.isfinite(scaling):
+        raise _refused(path, f"lora_alpha: {alpha} is no number to multiply with")
+    return AdapterModule(name, rank, scaling, shapes[0][1], shapes[1][0])
