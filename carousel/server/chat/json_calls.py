@@ -165,9 +165,9 @@ def mistral(r: Reader) -> Steps[None]:
                 if not (yield from r.take(",")):
                     break
         else:
-            name = yield from r.match(NAME)
+            name = yield from r.run(NAME)
             if (yield from r.take("[CALL_ID]")):
-                yield from r.match(NAME)
+                yield from r.run(NAME)
             yield from r.take("[ARGS]")
             yield from named_call(r, name)
         r.give_up()
@@ -198,12 +198,12 @@ def deepseek(r: Reader) -> Steps[None]:
 
 def _deepseek_call(r: Reader) -> Steps[bool]:
     yield from r.space()
-    name = yield from r.match(NAME)
+    name = yield from r.run(NAME)
     if not (yield from r.take(_SEPARATOR)):
         return False
     yield from r.space()
     if name == "function" and (yield from r.peek()) != "{":
-        name = yield from r.match(NAME)
+        name = yield from r.run(NAME)
         yield from r.space()
         yield from r.take("```json")
     if not (yield from named_call(r, name)):
@@ -240,7 +240,7 @@ def kimi_k2(r: Reader) -> Steps[None]:
 
 def _kimi_call(r: Reader) -> Steps[bool]:
     yield from r.space()
-    found = _KIMI_NAME.fullmatch((yield from r.match(NAME)))
+    found = _KIMI_NAME.fullmatch((yield from r.run(NAME)))
     assert found is not None
     yield from r.space()
     if not (yield from r.take(_KIMI_ARGUMENTS)) or not (yield from named_call(r, found["name"])):
