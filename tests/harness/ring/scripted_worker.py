@@ -20,7 +20,7 @@ from runtime.ring.process import ProcessContext
 from runtime.text.tokenizer import Tokenizer, load
 from runtime.wire.format import pack_ids, unpack_ids
 from runtime.wire.plan import BatchPlan, StepResult
-from tests.harness.ring.sleeping_worker import serve, start
+from tests.harness.ring.sleeping_worker import launch_with, serve
 
 SCRIPT_FILE = "CAROUSEL_TEST_SCRIPT"
 ARGUMENTS = ("--disable-radix-cache", "--device", "cpu")
@@ -81,4 +81,4 @@ def main(context: ProcessContext) -> None:
 
 
 if __name__ == "__main__":
-    start("tests.harness.ring.scripted_worker", main)
+    launch_with("tests.harness.ring.scripted_worker", main)

@@ -56,7 +56,7 @@ def serve(context: ProcessContext, step_s: float, step: Callable[[BatchPlan], St
         waiter.wait(HEARTBEAT_S / 2)
 
 
-def start(module: str, main: Callable[[ProcessContext], None]) -> None:
+def launch_with(module: str, main: Callable[[ProcessContext], None]) -> None:
     """Be launch.py with `module` as its worker, or that worker, as the arguments of this process say."""
     if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
         children.MODULES["worker"] = module
@@ -65,4 +65,4 @@ def start(module: str, main: Callable[[ProcessContext], None]) -> None:
 
 
 if __name__ == "__main__":
-    start("tests.harness.ring.sleeping_worker", main)
+    launch_with("tests.harness.ring.sleeping_worker", main)
