@@ -55,6 +55,7 @@ from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.main import feature_factories
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_profile import StepProfile
@@ -210,7 +211,11 @@ class Bench:
         step_limits = StepLimits(1 << 20, self.rows.max_rows)
         stats = StepStats(self.lifecycle, StatsSettings(step_limits), port.now_s, port.wall_s)
         controls = Controls(
-            self.lifecycle, StatsQuestions(stats, output), max_len, profile=StepProfile(None, port)
+            self.lifecycle,
+            StatsQuestions(stats, output),
+            max_len,
+            profile=StepProfile(None, port),
+            snapshots=SnapshotMaker(self.lifecycle, port.now_s, port.wall_s),
         )
         speculation, step_cost = SpeculationSettings(case.num_guesses > 0, case.num_guesses), StepCost()
         step_cost.most = case.num_guesses

@@ -226,6 +226,12 @@ class Client:
         """Return what the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("server_info", timeout)
 
+    def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """What the scheduler holds at this moment: rows, the first 128 that wait and why, pages, and the 512
+        largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
+        """
+        return self._control("snapshot", timeout)
+
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("flush_cache", timeout)

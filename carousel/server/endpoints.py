@@ -176,6 +176,13 @@ ENDPOINTS = (
             ("requests", control.request_stats, "each live request in each iteration"),
         )
     ),
+    Endpoint(
+        "/snapshot",
+        control.snapshot,
+        "Rows, who waits and why, pages, the largest nodes of the radix tree",
+        dict[str, Any],
+        statuses=RUNTIME,
+    ),
     *(
         Endpoint(path, control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME)
         for path in ("/server_info", "/get_server_info")

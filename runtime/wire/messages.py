@@ -137,7 +137,7 @@ class AbortRequest(Message, frozen=True):
     """Tenant that asks, as in GenerateRequest; only its own sequences end, and the owner may end all."""
 
 
-QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats"]
+QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot"]
 CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]

@@ -44,6 +44,11 @@ class RequestFeature:
         """
         return True
 
+    @property
+    def awaited(self) -> str:
+        """What it keeps the request waiting for, in a word for who watches; empty for nothing."""
+        return ""
+
     def cost(self) -> Cost:
         """Asked when it could be admitted; constant while it runs."""
         return NO_COST
