@@ -62,7 +62,7 @@ class Request:
 
     handle: bytes
     key: bytes
-    """What all attempts of the sequence have in common."""
+    """Key that all attempts of the sequence have in common."""
     seq: int
     """Its number, in the order of arrival."""
     rows: RowColumns
@@ -116,7 +116,7 @@ class Request:
     adapter: AdapterRef | None = None
     """LoRA adapter that its tokens are computed with."""
     slots: tuple[Hashable, ...] = ()
-    """What it leases of the device's slots while it holds a row."""
+    """Contents of slots of the device that it leases while it holds a row."""
     adapter_slot: int = NO_ADAPTER
     """Number of its adapter's slot in the stay that begins."""
     tenant: str = ""
@@ -182,7 +182,7 @@ class Request:
         return -1 if self.sampling.logprobs is None else self.sampling.logprobs
 
     def stops_at(self, token: int, position: int) -> bool:
-        """Whether this token, at this absolute position, ends the sequence."""
+        """Tell whether this token, at this absolute position, ends the sequence."""
         return token in self.stops.ids and position >= self.min_len
 
     def cut(self, tokens: list[int]) -> list[int]:
@@ -196,7 +196,7 @@ class Request:
         return tokens
 
     def row_setup(self, row: int) -> RowSetup:
-        """What the device keeps for one stay. Called while the tokens are still parked."""
+        """Return what the device keeps for one stay. Called while the tokens are still parked."""
         return RowSetup.of(
             row,
             self.num_prompt,

@@ -20,7 +20,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 
 
 class Cost(NamedTuple):
-    """What must be free for a request to start, besides the pages of its own tokens."""
+    """Needs of a request that must be free before it starts, besides the pages of its own tokens."""
 
     rows: int = 1
     pages: int = 0
@@ -43,6 +43,11 @@ class RequestFeature:
         finished is seen here and nowhere else.
         """
         return True
+
+    @property
+    def awaited(self) -> str:
+        """What it keeps the request waiting for, in a word for who watches; empty for nothing."""
+        return ""
 
     def cost(self) -> Cost:
         """Asked when it could be admitted; constant while it runs."""
@@ -84,7 +89,7 @@ class RequestFeature:
 
 
 def combined_cost(features: Sequence[RequestFeature], adapter: Hashable = None) -> Cost:
-    """What all of them need together, and the request's adapter."""
+    """Return what all of them need together, with the request's adapter."""
     own_slots = () if adapter is None else (adapter,)
     if not features:
         return Cost(slots=own_slots) if own_slots else NO_COST
