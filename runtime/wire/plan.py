@@ -166,6 +166,8 @@ class LoadAdapter(Message, frozen=True):
 
     slot: Count
     ref: AdapterRef
+    number: Count = 0
+    """Of the load; its answers have it."""
 
 
 class DropAdapter(Message, frozen=True):
@@ -183,6 +185,7 @@ class AdapterLoaded(Message, frozen=True):
     num_bytes: Annotated[int, Meta(ge=0)]
     """Memory that it takes on the device of this rank."""
     load_s: Annotated[float, Meta(ge=0.0)]
+    number: Count = 0
 
 
 class AdapterFailed(Message, frozen=True):
@@ -192,6 +195,7 @@ class AdapterFailed(Message, frozen=True):
     slot: Count
     version: str
     message: ShortText
+    number: Count = 0
 
 
 class WorkerCommand(Message, frozen=True):
