@@ -170,7 +170,7 @@ class LoadAdapter(Message, frozen=True):
     slot: Count
     ref: AdapterRef
     number: Count = 0
-    """Of the load; its answers have it."""
+    """Number of the load; its answers have it."""
 
 
 class DropAdapter(Message, frozen=True):
