@@ -10,6 +10,7 @@ import gc
 import logging
 import os
 from collections import deque
+from contextlib import suppress
 
 import torch
 
@@ -19,8 +20,9 @@ from model_worker.distributed.selection import join_ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
-from runtime.wire.plan import BatchPlan, SampleMasks, WorkerCommand, WorkerFailed
-from runtime.wire.transport import Waiter, ZmqInbox, ZmqOutbox
+from runtime.wire.messages import FromRank, ToRank
+from runtime.wire.plan import BatchPlan, DropAdapter, LoadAdapter, SampleMasks, WorkerCommand, WorkerFailed
+from runtime.wire.transport import Frame, Waiter, ZmqInbox, ZmqOutbox
 
 logger = logging.getLogger(__name__)
 
@@ -29,14 +31,24 @@ SEND_RETRY_S = 0.01
 
 class WorkerLoop:
     def __init__(
-        self, worker: ModelWorker, inbox: ZmqInbox, outbox: ZmqOutbox | None, context: ProcessContext
+        self,
+        worker: ModelWorker,
+        inbox: ZmqInbox,
+        outbox: ZmqOutbox | None,
+        context: ProcessContext,
+        adapters_out: ZmqOutbox | None = None,
     ) -> None:
-        """outbox: where results go; None: nowhere."""
+        """outbox: where results go; None: nowhere. adapters_out: where answers about adapters go, which all
+        ranks give; `outbox` when not given.
+        """
         self._worker = worker
         self._inbox = inbox
         self._outbox = outbox
+        self._adapters_out = adapters_out or outbox
         self._context = context
-        self._waiter = Waiter([inbox.socket])
+        self._news = NewsFlag()
+        worker.on_adapter_news(self._news.set)
+        self._waiter = Waiter([inbox.socket, self._news.fd])
         self._steps: deque[WorkerStep] = deque()
         self._num_steps = 0
         self._stopping = False
@@ -49,6 +61,7 @@ class WorkerLoop:
             for message in messages:
                 self._receive(message)
             self._context.beat()
+            self._send_news()
             while self._steps and self._steps[0].done():
                 self._answer()
             if not messages:
@@ -65,7 +78,7 @@ class WorkerLoop:
         else:
             self._waiter.wait(HEARTBEAT_S / 2)
 
-    def _receive(self, message: BatchPlan | SampleMasks | WorkerCommand) -> None:
+    def _receive(self, message: ToRank) -> None:
         match message:
             case BatchPlan(step) if step == self._num_steps + 1:
                 self._num_steps = step
@@ -76,6 +89,10 @@ class WorkerLoop:
                 # The scheduler numbers its steps, so it was not the scheduler who sent this.
                 out_of_order = f"{type(message).__name__} of step {message.step} after step {self._num_steps}"
                 self._inbox.bad_frames.add(ValueError(out_of_order))
+            case LoadAdapter():
+                self._worker.load_adapter(message)
+            case DropAdapter(slot):
+                self._worker.drop_adapter(slot)
             case WorkerCommand():
                 self._stopping = True
 
@@ -89,8 +106,38 @@ class WorkerLoop:
         result = step.result()
         if self._outbox is None:
             return
-        while not self._outbox.send(result, step.frames) and not self._context.stop.wait(SEND_RETRY_S):
+        self._send(self._outbox, result, step.frames)
+
+    def _send_news(self) -> None:
+        """Say what has become of adapters."""
+        if self._adapters_out is not None and self._news.take():
+            for answer in self._worker.adapter_answers():
+                self._send(self._adapters_out, answer)
+
+    def _send(self, outbox: ZmqOutbox, message: FromRank, frames: tuple[Frame, ...] = ()) -> None:
+        while not outbox.send(message, frames) and not self._context.stop.wait(SEND_RETRY_S):
             self._context.beat()
+
+
+class NewsFlag:
+    """A flag that any thread sets, and a poll waits for."""
+
+    def __init__(self) -> None:
+        self.fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        os.eventfd_write(self.fd, 1)
+
+    def take(self) -> bool:
+        """Tell whether it was set since the last call."""
+        if not self._is_set:
+            return False
+        self._is_set = False
+        with suppress(BlockingIOError):
+            os.eventfd_read(self.fd)
+        return True
 
 
 def main(context: ProcessContext) -> None:
@@ -113,7 +160,7 @@ def main(context: ProcessContext) -> None:
     gc.collect()
     gc.freeze()
     try:
-        WorkerLoop(worker, inbox, outbox if rank == 0 else None, context).run()
+        WorkerLoop(worker, inbox, outbox if rank == 0 else None, context, outbox).run()
     except ExecutorError as error:
         outbox.send(WorkerFailed(str(error)[:1000]))
         raise

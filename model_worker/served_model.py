@@ -14,6 +14,7 @@ from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.loading.loader import Progress, load_model
 from model_worker.memory.kv_pool import KVLayout
 from model_worker.models.base import Model
+from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.ops.selection import make_ops
 from model_worker.quant.selection import select_quant_method
@@ -37,6 +38,8 @@ class ServedModel(NamedTuple):
     model: LoadedModel
     ops: Ops
     config: CheckpointConfig
+    rows: RowAdapters | None = None
+    """Adapters of its rows; None for a model that takes none."""
 
 
 def load_served_model(
@@ -53,6 +56,7 @@ def load_served_model(
         return _by_transformers(config, checkpoint, dtype, device, progress)
     checkpoint = msgspec.structs.replace(checkpoint, max_attention_window=config.max_attention_window)
     ops = _make_ops(config, checkpoint.head_dim, dtype, device)
+    rows = ops.row_adapters(config.max_running_requests, config.max_loras) if config.enable_lora else None
     model = load_model(
         model_path,
         checkpoint,
@@ -64,10 +68,11 @@ def load_served_model(
         quant=select_quant_method(config.quantization, checkpoint.quantization, device.name),
         use_kv_scales=config.kv_cache_dtype != "auto",
         ops=ops,
+        adapters=None if rows is None else (rows, config.max_lora_rank),
     )
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
-    return ServedModel(model, ops, checkpoint)
+    return ServedModel(model, ops, checkpoint, rows)
 
 
 def _by_transformers(

@@ -17,23 +17,33 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from model_worker.adapters.slots import AdapterAnswer, AdapterSlots
 from model_worker.device.base import Device, Ticket
 from model_worker.device.cpu import memory_bytes
 from model_worker.device.cuda import FP8_NEEDS, has_fp8
 from model_worker.device.out_of_memory import first_line, is_out_of_memory, when_out_of_memory
 from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.models.transformer import CausalLM
 from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
 from model_worker.runner.embedding_runner import EmbeddingRunner
 from model_worker.runner.model_runner import ModelRunner, size_kv_pool
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.served_model import load_served_model
-from runtime.base.errors import ConfigError, ExecutorError
+from runtime.base.errors import ConfigError, ExecutorError, InvalidRequest
 from runtime.checkpoint.pooling import read_pooling
 from runtime.checkpoint.weight_files import weight_files
 from runtime.settings.config import RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
-from runtime.wire.plan import BatchPlan, SampleMasks, SpanName, StepResult, StepSpan, WorkerReady
+from runtime.wire.plan import (
+    BatchPlan,
+    LoadAdapter,
+    SampleMasks,
+    SpanName,
+    StepResult,
+    StepSpan,
+    WorkerReady,
+)
 from runtime.wire.transport import Frame
 
 logger = logging.getLogger(__name__)
@@ -97,8 +107,10 @@ class WorkerStep:
 
 
 class ModelWorker:
-    def __init__(self, runner: ModelRunner, device: Device) -> None:
+    def __init__(self, runner: ModelRunner, device: Device, adapters: AdapterSlots | None = None) -> None:
         self._runner = runner
+        self.adapters = adapters
+        """Slots of adapters; None for a model that takes none."""
         self._device = device
         self._deferred: WorkerStep | None = None
         self._failed: WorkerStep | None = None
@@ -164,7 +176,28 @@ class ModelWorker:
         if step._copied.has_failed:
             self._failed = step
 
+    def load_adapter(self, asked: LoadAdapter) -> None:
+        """See LoadAdapter."""
+        assert self.adapters is not None, "an adapter for a model that takes none"
+        self.adapters.load(asked)
+
+    def drop_adapter(self, slot: int) -> None:
+        """See DropAdapter."""
+        assert self.adapters is not None, "an adapter of a model that takes none"
+        self.adapters.drop(slot)
+
+    def on_adapter_news(self, callback: Callable[[], None]) -> None:
+        """Call this, in another thread, when there is an answer."""
+        if self.adapters is not None:
+            self.adapters.on_news = callback
+
+    def adapter_answers(self) -> list[AdapterAnswer]:
+        """See AdapterSlots.answers."""
+        return [] if self.adapters is None else self.adapters.answers()
+
     def close(self) -> None:
+        if self.adapters is not None:
+            self.adapters.close()
         self._device.close()
 
 
@@ -193,7 +226,7 @@ def load_worker(
     """
     # On the stream that will use it: memory of another stream would have to be waited for.
     load = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group))
-    worker = ModelWorker(load.wait(), device)
+    worker = ModelWorker(*load.wait())
     on_progress()
     with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
         worker.warm_up(on_progress)
@@ -203,7 +236,7 @@ def load_worker(
 
 def _load_runner(
     config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup
-) -> ModelRunner:
+) -> tuple[ModelRunner, Device, AdapterSlots | None]:
     kv_dtype = _kv_dtype(config)
     if group.rank == 0:
         _say_weights(config)
@@ -211,7 +244,9 @@ def _load_runner(
         "loading the weights",
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
     ):
-        model, ops, checkpoint = load_served_model(config, device, LoadProgress(on_progress).note, group)
+        model, ops, checkpoint, rows = load_served_model(
+            config, device, LoadProgress(on_progress).note, group
+        )
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
@@ -228,6 +263,7 @@ def _load_runner(
             "group": group,
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
+            "row_adapters": rows,
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
@@ -251,7 +287,19 @@ def _load_runner(
     num_pages = group.smallest(num_pages)
     kv_pool = make_pool(num_pages)
     _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
-    return make_runner(kv_pool, sizes)
+    return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)
+
+
+def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:
+    """Slots for adapters; those of the settings must fit the model. Raises ConfigError."""
+    assert isinstance(model, CausalLM), "settings with adapters are refused for any other"
+    slots = AdapterSlots(model, device, max_rank=config.max_lora_rank, rank=group.rank)
+    for path in config.adapter_paths.values():
+        try:
+            slots.check(Path(path))
+        except InvalidRequest as error:
+            raise ConfigError(f"lora_modules: {error.message}") from None
+    return slots
 
 
 def _say_weights(config: RuntimeConfig) -> None:

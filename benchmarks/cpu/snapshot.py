@@ -1,4 +1,4 @@
-"""What a snapshot costs the scheduler: making it and encoding its answer, between two steps.
+"""Cost of a snapshot for the scheduler: making it and encoding its answer, between two steps.
 
     python -m benchmarks.cpu.snapshot [--rows 256] [--nodes 10000] [--waiting 5000] [--repeats 200]
 

@@ -227,8 +227,8 @@ class Client:
         return self._control("server_info", timeout)
 
     def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """What the scheduler holds at this moment: rows, the first 128 that wait and why, pages, and the 512
-        largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
+        """Return what the scheduler holds at this moment: rows, the first 128 that wait and why, pages, and
+        the 512 largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
         """
         return self._control("snapshot", timeout)
 

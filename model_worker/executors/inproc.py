@@ -12,11 +12,12 @@ import zmq
 
 from model_worker.device import make_device
 from model_worker.distributed.selection import join_ranks
+from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
 from model_worker.executors.ranks import Ranks
 from model_worker.worker import ModelWorker, WorkerStep, load_worker
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import ProcessContext
-from runtime.wire.plan import BatchPlan, SampleMasks
+from runtime.wire.plan import AdapterRef, BatchPlan, SampleMasks
 
 ROOM_POLL_MS = 10
 
@@ -30,6 +31,7 @@ class InprocExecutor:
         self.limits = worker.limits
         self._worker = worker
         self._followers = followers
+        self._loads = AdapterLoads(1)
         self._poller = zmq.Poller()
         if followers is not None:
             followers.register(self._poller)
@@ -41,6 +43,19 @@ class InprocExecutor:
     def sample(self, handle: WorkerStep, masks: SampleMasks) -> None:
         self._tell(masks)
         self._worker.sample(handle, masks)
+
+    def load_adapter(self, slot: int, ref: AdapterRef) -> None:
+        assert self._followers is None, "adapters are refused where a device has ranks beside this one"
+        self._worker.load_adapter(self._loads.begin(slot, ref))
+
+    def drop_adapter(self, slot: int) -> None:
+        self._loads.forget(slot)
+        self._worker.drop_adapter(slot)
+
+    def adapter_answers(self) -> list[AdapterAnswer]:
+        for answer in self._worker.adapter_answers():
+            self._loads.take(answer)
+        return self._loads.answers()
 
     def _tell(self, message: BatchPlan | SampleMasks) -> None:
         if self._followers is not None:

@@ -13,10 +13,21 @@ from typing import Any
 
 import zmq
 
+from model_worker.executors.adapter_loads import AdapterAnswer, AdapterLoads
 from model_worker.executors.ranks import Ranks
 from runtime.base.errors import ExecutorError
 from runtime.ring.process import ProcessContext
-from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerFailed, WorkerReady
+from runtime.wire.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterRef,
+    BatchPlan,
+    DropAdapter,
+    SampleMasks,
+    StepResult,
+    WorkerFailed,
+    WorkerReady,
+)
 from runtime.wire.transport import Frame, Framed, ZmqInbox
 
 WAIT_S = 0.1
@@ -68,6 +79,7 @@ class ProcessExecutor:
         self._ranks = ranks
         self._results = results
         self._on_wait = on_wait
+        self._loads = AdapterLoads(ranks.count)
         self._unfinished: deque[RemoteStep] = deque()
         self._poller = zmq.Poller()
         self._poller.register(results.socket, zmq.POLLIN)
@@ -82,12 +94,25 @@ class ProcessExecutor:
     def sample(self, handle: RemoteStep, masks: SampleMasks) -> None:
         self._ranks.send(masks, self.wait)
 
+    def load_adapter(self, slot: int, ref: AdapterRef) -> None:
+        self._ranks.send(self._loads.begin(slot, ref), self.wait)
+
+    def drop_adapter(self, slot: int) -> None:
+        self._loads.forget(slot)
+        self._ranks.send(DropAdapter(slot), self.wait)
+
+    def adapter_answers(self) -> list[AdapterAnswer]:
+        self.receive()
+        return self._loads.answers()
+
     def receive(self) -> None:
         """Hand what has arrived to the steps it belongs to. Never blocks."""
         for arrived in self._results.drain():
             message, frames = arrived if isinstance(arrived, Framed) else (arrived, ())
             if isinstance(message, StepResult):
                 self._take_result(message, frames)
+            elif isinstance(message, AdapterLoaded | AdapterFailed):
+                self._loads.take(message)
             elif isinstance(message, WorkerFailed):
                 self.error = ExecutorError(f"the model worker failed: {message.message}")
 

@@ -37,6 +37,11 @@ class Ranks:
                 ZmqOutbox(context.zmq, address, context.epoch, linger_ms=SHUTDOWN_LINGER_MS)
             )
 
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return len(self._outboxes)
+
     def register(self, poller: zmq.Poller) -> None:
         """Let a poll end when a process does."""
         for pidfd in self._names:

@@ -1,8 +1,10 @@
-"""x @ weight.T + bias by torch, for weights that no C++ kernel takes."""
+"""x @ weight.T + bias by torch, for weights that no C++ kernel takes, and what adapters add to it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cache
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +16,15 @@ MIN_WIDE_ROWS = 8
 """
 WIDE_ELEMENTS = 1 << 19
 """Elements of a weight widened at a time: 2 MiB, which caches hold; 16 MiB took up to twice as long."""
+
+
+class LoraPart(NamedTuple):
+    """Sum that an adapter adds to some outputs of a linear layer: scaling * (x @ a.T) @ b.T."""
+
+    column: int  # first of the outputs
+    a: Tensor  # [rank, K]
+    b: Tensor  # [outputs, rank]
+    scaling: float
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -31,6 +42,15 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         own = None if bias is None else bias[part].float()
         out[:, part] = F.linear(wide, weight[part].float(), own)
     return out
+
+
+def add_lora(x: Tensor, y: Tensor, rows: Tensor, parts: Iterable[LoraPart]) -> None:
+    """Add to rows [R] int64 of y [T, N], in place, what an adapter makes of those of x [T, K]."""
+    taken = x[rows]
+    for part in parts:
+        hidden = linear(taken, part.a.to(x.dtype))
+        columns = slice(part.column, part.column + len(part.b))
+        y[rows, columns] = (y[rows, columns] + part.scaling * linear(hidden, part.b.to(x.dtype))).to(y.dtype)
 
 
 @cache

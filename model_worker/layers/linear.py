@@ -13,9 +13,24 @@ from model_worker.distributed.group import RankGroup
 from model_worker.layers.bound import BoundLayer
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Change, ExpertWeight, Weight, stacked_size
+from model_worker.ops.adapters import LayerAdapters, RowAdapters
 from model_worker.ops.base import LinearWeight, Ops, Product
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
+
+
+class AdaptedProduct:
+    """A product, and what adapters add to it."""
+
+    def __init__(self, product: Product, adapters: LayerAdapters) -> None:
+        self._product = product
+        self._adapters = adapters
+        self.packs_weight = product.packs_weight
+        self.batch_invariant = product.batch_invariant and adapters.batch_invariant
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """See Product."""
+        return self._adapters(x, self._product(x))
 
 
 class Linear(StoredWeight, BoundLayer):
@@ -27,6 +42,10 @@ class Linear(StoredWeight, BoundLayer):
     """
 
     product: Product
+    adapters: LayerAdapters | None = None
+    """Where it may have some."""
+    _rows: RowAdapters | None = None
+    _max_rank = 0
 
     def __init__(
         self,
@@ -54,12 +73,26 @@ class Linear(StoredWeight, BoundLayer):
         super().__init__(make, in_features, dtype, quant)
         self.bias: Weight | None = make(dtype=dtype) if bias else None
 
+    def take_adapters(self, rows: RowAdapters, max_rank: int) -> None:
+        """Compute with adapters of these rows, of that rank at most; before it is bound."""
+        self._rows, self._max_rank = rows, max_rank
+
     def bind(self, ops: Ops) -> None:
         """See BoundLayer."""
         self.product = ops.linear(
             LinearWeight(self.weight, self._dtype, self.weight_scale), self._fused_bias()
         )
         self.weight.packed = self.product.packs_weight
+        if self._rows is not None:
+            out_features, in_features = self.weight.shape
+            self.adapters = ops.adapters(self._rows, in_features, out_features, self._dtype, self._max_rank)
+            self.product = AdaptedProduct(self.product, self.adapters)
+
+    def outer_weight(self, rank: int) -> Weight:
+        """Zeros [width, rank] that are filled and changed as the layer's own weight is: an adapter's B."""
+        weight: Weight = self._make(rank, dtype=self._dtype)
+        weight.data.zero_()
+        return weight
 
     def forward(self, x: Tensor) -> Tensor:
         """x [T, in_features] -> [T, width]."""

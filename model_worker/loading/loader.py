@@ -26,6 +26,7 @@ from model_worker.loading.text_part_files import has_own_head, log_what_is_left_
 from model_worker.models.attention import SelfAttention
 from model_worker.models.spec import ModelSpec
 from model_worker.models.transformer import CausalLM
+from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.ops.torch_ops import TorchOps
 from model_worker.quant.base import QuantMethod
@@ -59,6 +60,7 @@ def load_model(
     quant: QuantMethod = UNQUANTIZED,
     use_kv_scales: bool = False,
     ops: Ops | None = None,
+    adapters: tuple[RowAdapters, int] | None = None,
 ) -> CausalLM:
     """Build this rank's part of the model on `device`, every weight in `dtype`, whatever the checkpoint's;
     those of linear layers, and of a head made smaller at load, as `quant` stores them.
@@ -67,13 +69,14 @@ def load_model(
     straight into its place, so that the peak is the rank's weights and MAPPED_BYTES or one tensor. "dummy"
     reads nothing and fills the weights with small random numbers that depend on the tensor's name alone.
     use_kv_scales: the KV cache will be of float8, so layers take the scales that the checkpoint may have.
-    ops: what it computes by; torch's when not given.
+    ops: what it computes by; torch's when not given. adapters: of rows, and their largest rank; None: it has
+    none.
     Raises: ModelError that lists the weights that are missing, unexpected or of another shape; then no model.
     """
     spec = resolve("model architecture", config.spec, {})
     assert isinstance(spec, ModelSpec)
     files = [] if load_format == "dummy" else weight_files(model_path)
-    rename = _rename_of(config)
+    rename = rename_of(config)
     if rename is not None and config.tie_word_embeddings and has_own_head(files, rename, spec):
         config = msgspec.structs.replace(config, tie_word_embeddings=False)
     model = CausalLM(config, spec, dtype=dtype, device=device, group=group, quant=quant)
@@ -93,11 +96,13 @@ def load_model(
             kv_scales.log_unused()
     if config.has_head:
         model.lm_head.compress()
+    if adapters is not None:
+        model.take_adapters(*adapters)
     model.bind(TorchOps() if ops is None else ops)
     return model
 
 
-def _rename_of(config: ModelConfig) -> Rename | None:
+def rename_of(config: ModelConfig) -> Rename | None:
     """The names that tensors of a multimodal checkpoint have in the decoder; None for any other."""
     return None if config.text_part is None else config.text_part.decoder_name
 
@@ -114,10 +119,11 @@ def checkpoint_targets(model: CausalLM) -> dict[str, list[Piece]]:
 def _targets(model: CausalLM, own_name: str, weight: Weight) -> Iterator[tuple[str, Piece]]:
     """Weight.targets, in the checkpoint's own spelling."""
     for name, piece in weight.targets(own_name):
-        yield _checkpoint_name(model, name), piece
+        yield checkpoint_name(model, name), piece
 
 
-def _checkpoint_name(model: CausalLM, name: str) -> str:
+def checkpoint_name(model: CausalLM, name: str) -> str:
+    """Return the checkpoint's own spelling of a tensor's name."""
     # A decoder that was saved without a head has the same names, but for the module around it.
     prefix = "" if model.config.has_head else "model."
     return model.spec.checkpoint_name(name).removeprefix(prefix)
@@ -126,7 +132,7 @@ def _checkpoint_name(model: CausalLM, name: str) -> str:
 def _attention(model: CausalLM) -> dict[str, SelfAttention]:
     """By the checkpoint's names, in the order of the layers."""
     modules = {name: each for name, each in model.named_modules() if isinstance(each, SelfAttention)}
-    return {_checkpoint_name(model, name): each for name, each in modules.items()}
+    return {checkpoint_name(model, name): each for name, each in modules.items()}
 
 
 def _stored_weights(model: CausalLM) -> dict[str, StoredWeight]:
@@ -145,7 +151,7 @@ def _fill_from_files(
     model: CausalLM, files: list[Path], kv_scales: CheckpointKVScales, progress: Progress | None
 ) -> None:
     quantization = model.config.quantization
-    rename = _rename_of(model.config)
+    rename = rename_of(model.config)
     quantized = None if quantization is None else QuantizedTensors(files, quantization, rename)
     _load_plain_what_is_plain(model, quantized)
     targets = checkpoint_targets(model)

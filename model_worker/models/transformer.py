@@ -24,6 +24,7 @@ from model_worker.models.decoder_layer import LAYOUTS, Update
 from model_worker.models.feed_forward import SparseMLP
 from model_worker.models.parts import Parts
 from model_worker.models.spec import ModelSpec
+from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops, TakeRows
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
@@ -85,6 +86,7 @@ class CausalLM(nn.Module):
     """A decoder with a language-model head. Weights are uninitialised until the loader fills them."""
 
     _combine: CombineLike
+    _rows: RowAdapters | None = None
     stays_on_device = True
     """On a GPU its forward reads nothing on the host, so it can be recorded as a CUDA graph."""
 
@@ -109,6 +111,20 @@ class CausalLM(nn.Module):
         )
         self.model = Decoder(parts)
         self.lm_head = parts.lm_head(self.model.embed_tokens)
+
+    def take_adapters(self, rows: RowAdapters, max_rank: int) -> None:
+        """Compute rows with adapters of linear layers, of that rank at most; before it is bound."""
+        self._rows = rows
+        for layer in self.adapted_layers().values():
+            layer.take_adapters(rows, max_rank)
+
+    def adapted_layers(self) -> dict[str, Linear]:
+        """Return the linear layers of attention and feed-forward, by their names here; experts are none."""
+        return {
+            name: module
+            for name, module in self.named_modules()
+            if isinstance(module, Linear) and not name.endswith(".router")
+        }
 
     def bind(self, ops: Ops) -> None:
         """Compute by ops from now on; once, when the weights are loaded: some Ops rearrange them in place."""
@@ -137,6 +153,8 @@ class CausalLM(nn.Module):
         w without these; W may be 0. Call it under torch.inference_mode: no gradient is needed, and each
         operation gets cheaper.
         """
+        if self._rows is not None:
+            self._rows.prepare(batch)
         hidden: Tensor = self.model(batch, kv_pool, backend)
         return hidden
 

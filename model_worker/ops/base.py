@@ -14,6 +14,7 @@ from torch import Tensor
 from model_worker.attention.base import AttentionBackend
 from model_worker.kernels.combine import CombineLike
 from model_worker.kernels.native.library import NativeKernels
+from model_worker.ops.adapters import LayerAdapters, RowAdapters
 from runtime.checkpoint.model_config import Activation
 
 logger = logging.getLogger(__name__)
@@ -234,3 +235,15 @@ class Ops(Protocol):
         ...
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts: ...
+
+    def row_adapters(self, max_rows: int, num_slots: int) -> RowAdapters:
+        """Which adapter each row is computed with, of a model that may have so many."""
+        ...
+
+    def adapters(
+        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+    ) -> LayerAdapters:
+        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features]
+        of dtype.
+        """
+        ...

@@ -11,8 +11,10 @@ from model_worker.kernels.native import operators
 from model_worker.kernels.native.experts import CHUNK, ExpertScratch, NativeExperts
 from model_worker.kernels.native.int8_linear import Int8Linear, can_pack_int8
 from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.lora import NativeLora, can_adapt
 from model_worker.kernels.native.operators import LANES, PackedLinear, can_pack, can_take, pack
 from model_worker.kernels.native.program import NotRecordable
+from model_worker.ops.adapters import LayerAdapters, NativeRows, RowAdapters
 from model_worker.ops.base import (
     ExpertWeights,
     Frequencies,
@@ -197,6 +199,23 @@ class NativeOps(Ops):
                 return joined
         self.table.note("experts", BY_TORCH.name, reason)
         return each
+
+    def row_adapters(self, max_rows: int, num_slots: int) -> NativeRows:
+        """See Ops."""
+        return NativeRows(self._kernels, max_rows, num_slots)
+
+    def adapters(
+        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+    ) -> LayerAdapters:
+        """See Ops."""
+        if not can_adapt(in_features, dtype):
+            reason = "rows are not whole words of 32 bits"
+            return self._instead("adapters", reason).adapters(
+                rows, in_features, out_features, dtype, max_rank
+            )
+        self._note("adapters")
+        assert isinstance(rows, NativeRows)
+        return NativeLora(self._kernels, rows, in_features, out_features, dtype, max_rank)
 
     def _scratch_for(self, hidden_size: int, dtype: torch.dtype) -> ExpertScratch:
         if self._scratch is None:

@@ -27,6 +27,7 @@ from model_worker.kernels.layer_norm import layer_norm
 from model_worker.kernels.linear import linear
 from model_worker.kernels.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.rope import rope_cos_sin
+from model_worker.ops.adapters import LayerAdapters, RowAdapters, TorchAdapters, TorchRows
 from model_worker.ops.base import (
     ExpertWeights,
     Frequencies,
@@ -261,6 +262,17 @@ class TorchOps(Ops):
         """See Ops."""
         self._note("experts")
         return StepwiseExperts(self, weights)
+
+    def row_adapters(self, max_rows: int, num_slots: int) -> RowAdapters:
+        """See Ops."""
+        return TorchRows(max_rows, num_slots)
+
+    def adapters(
+        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+    ) -> LayerAdapters:
+        """See Ops."""
+        self.table.note("adapters", BY_TORCH.name)
+        return TorchAdapters(rows)
 
     def _note(self, operation: str) -> None:
         self.table.note(operation, self._functions.name)

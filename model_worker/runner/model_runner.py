@@ -21,6 +21,7 @@ from model_worker.distributed.group import SOLO, RankGroup
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.memory.req_to_token_pool import ReqToTokenPool
 from model_worker.models.base import Model
+from model_worker.ops.adapters import RowAdapters
 from model_worker.ops.base import Ops
 from model_worker.runner import warm_up
 from model_worker.runner.future_map import FutureMap
@@ -63,11 +64,13 @@ class ModelRunner:
         max_guesses: int = 0,
         max_tokens: int = 0,
         records_steps: bool = True,
+        row_adapters: RowAdapters | None = None,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest step that
         it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
+        row_adapters: those of a model that takes adapters.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -95,6 +98,7 @@ class ModelRunner:
         self._records_steps = records_steps
         self._max_tokens = max_tokens
         self._group = group
+        self._row_adapters = row_adapters
 
     @torch.inference_mode()
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
@@ -127,6 +131,9 @@ class ModelRunner:
     def _open_rows_and_copy_pages(self, plan: BatchPlan) -> None:
         if plan.setups:
             self._sampler.open_rows(plan.setups)
+            if self._row_adapters is not None:
+                for setup in plan.setups:
+                    self._row_adapters.set_row(setup.row, setup.adapter_slot)
         if plan.page_copies:
             src, dst = np.array(plan.page_copies, np.int64).T
             self.kv_pool.copy_pages(self._device.tensor(src), self._device.tensor(dst))

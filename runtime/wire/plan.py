@@ -169,6 +169,8 @@ class LoadAdapter(Message, frozen=True):
 
     slot: Count
     ref: AdapterRef
+    number: Count = 0
+    """Number of the load; its answers have it."""
 
 
 class DropAdapter(Message, frozen=True):
@@ -186,6 +188,7 @@ class AdapterLoaded(Message, frozen=True):
     num_bytes: Annotated[int, Meta(ge=0)]
     """Memory that it takes on the device of this rank."""
     load_s: Annotated[float, Meta(ge=0.0)]
+    number: Count = 0
 
 
 class AdapterFailed(Message, frozen=True):
@@ -195,6 +198,7 @@ class AdapterFailed(Message, frozen=True):
     slot: Count
     version: str
     message: ShortText
+    number: Count = 0
 
 
 class WorkerCommand(Message, frozen=True):

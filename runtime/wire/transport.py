@@ -317,7 +317,8 @@ class MemoryChannel:
 class Waiter:
     """Blocks until one of the sockets has something to read."""
 
-    def __init__(self, sockets: Iterable[zmq.Socket[Any]]) -> None:
+    def __init__(self, sockets: Iterable[zmq.Socket[Any] | int]) -> None:
+        """sockets: of ZMQ, or descriptors."""
         self._poller = zmq.Poller()
         for socket in sockets:
             self._poller.register(socket, zmq.POLLIN)

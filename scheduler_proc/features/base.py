@@ -46,7 +46,7 @@ class RequestFeature:
 
     @property
     def awaited(self) -> str:
-        """What it keeps the request waiting for, in a word for who watches; empty for nothing."""
+        """Word for what it keeps the request waiting for, for who watches; empty for nothing."""
         return ""
 
     def cost(self) -> Cost:

@@ -26,7 +26,7 @@ class RunningRows(Struct, frozen=True, gc=False):
 
     row: Numbers
     number: Numbers
-    """Of the sequence, in the order of arrival."""
+    """Number of the sequence, in the order of arrival."""
     num_prompt: Numbers
     num_cached: Numbers
     """Prompt tokens that were in the cache when it first got a row."""
@@ -85,7 +85,7 @@ class Tree(Struct, frozen=True, gc=False):
     """The largest nodes of the radix tree, by pages."""
 
     num_nodes: int
-    """Of the whole tree."""
+    """Nodes of the whole tree."""
     id: Numbers
     parent: Numbers
     """The id of its parent, which may be a root or too small to be among them."""

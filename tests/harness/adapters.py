@@ -35,7 +35,8 @@ def write_adapter(
         b = rng.standard_normal((num_outputs, own), np.float32) * np.float32(size)
         factors[name] = a, b
     path.mkdir(parents=True, exist_ok=True)
-    write_config(path, r=rank, target_modules=sorted({name.rpartition(".")[2] for name in shapes}), **config)
+    targets = sorted({name.rpartition(".")[2] for name in shapes})
+    write_config(path, **{"r": rank, "target_modules": targets, **config})
     tensors = {
         f"base_model.model.{name}.lora_{side}.weight": factor
         for name, both in factors.items()

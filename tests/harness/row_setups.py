@@ -9,7 +9,7 @@ import numpy as np
 
 from runtime.sampling.columns import FLOATS, INTEGERS, ROW_DTYPE
 from runtime.wire.format import pack_ids, unpack_floats, unpack_ids
-from runtime.wire.plan import RowSetup
+from runtime.wire.plan import NO_ADAPTER, RowSetup
 from runtime.wire.sampling_params import SamplingParams
 
 NO_RESET = -7
@@ -44,6 +44,7 @@ class Row(msgspec.Struct, frozen=True):
     top_p_age: int = 0
     top_p_reset_ids: bytes = b""
     returns_logits: bool = False
+    adapter_slot: int = NO_ADAPTER
 
     def setup(self) -> RowSetup:
         bias = zip(unpack_ids(self.bias_ids).tolist(), unpack_floats(self.bias_values).tolist(), strict=True)
@@ -69,7 +70,7 @@ class Row(msgspec.Struct, frozen=True):
             return_generation_logits=self.returns_logits,
         )
         aged = pack_ids([NO_RESET] * (self.num_prompt + self.top_p_age))
-        return RowSetup.of(
+        setup = RowSetup.of(
             self.row,
             self.num_prompt,
             sampling,
@@ -77,6 +78,7 @@ class Row(msgspec.Struct, frozen=True):
             min_len=self.min_len,
             stop_ids=unpack_ids(self.stop_ids).tolist(),
         )
+        return msgspec.structs.replace(setup, adapter_slot=self.adapter_slot)
 
 
 def numbers_of(setup: RowSetup) -> SimpleNamespace:

@@ -73,8 +73,8 @@ def _after(request: Request) -> int:
 
 
 async def snapshot(request: Request) -> Response:
-    """What the scheduler holds at this moment, at most a quarter of a second ago: the answer is shared by all
-    who look.
+    """Answer with what the scheduler holds at this moment, at most a quarter of a second ago: the answer is
+    shared by all who look.
     """
     server: ServerState = request.app.state.server
     return Response(await server.snapshots.read(), media_type="application/json")

@@ -82,6 +82,67 @@ class LinearCall(ctypes.Structure):
     row_field = "num_rows"
 
 
+class LoraPartTable(ctypes.Structure):
+    """Mirrors LoraPart of lora.cpp."""
+
+    _fields_ = (
+        ("b", ctypes.c_void_p),
+        ("column", ctypes.c_int32),
+        ("columns", ctypes.c_int32),
+        ("hidden", ctypes.c_int32),
+        ("rank", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+class LoraSlotTable(ctypes.Structure):
+    """Mirrors LoraSlot of lora.cpp."""
+
+    _fields_ = (
+        ("a", ctypes.c_void_p),
+        ("hidden_size", ctypes.c_int32),
+        ("num_parts", ctypes.c_int32),
+        ("parts", LoraPartTable * 3),
+    )
+
+
+class SortRowsCall(ctypes.Structure):
+    """Mirrors SortRowsCall of lora.cpp."""
+
+    _fields_ = (
+        ("rows", ctypes.c_void_p),
+        ("query_start", ctypes.c_void_p),
+        ("row_slots", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
+        ("num_tokens", ctypes.c_int32),
+        ("num_seqs", ctypes.c_int32),
+        ("num_slots", ctypes.c_int32),
+    )
+    row_field = "num_tokens"
+
+
+class LoraCall(ctypes.Structure):
+    """Mirrors LoraCall of lora.cpp."""
+
+    _fields_ = (
+        ("x", ctypes.c_void_p),
+        ("y", ctypes.c_void_p),
+        ("hidden", ctypes.c_void_p),
+        ("order", ctypes.c_void_p),
+        ("begins", ctypes.c_void_p),
+        ("slots", ctypes.c_void_p),
+        ("num_rows", ctypes.c_int32),
+        ("n", ctypes.c_int32),
+        ("k", ctypes.c_int32),
+        ("max_hidden", ctypes.c_int32),
+        ("num_slots", ctypes.c_int32),
+        ("is_bf16", ctypes.c_int32),
+        ("num_threads", ctypes.c_int32),
+    )
+    row_field = "num_rows"
+
+
 class QuantizeCall(ctypes.Structure):
     """Mirrors QuantizeCall of linear_int8.cpp."""
 
@@ -271,6 +332,8 @@ class NativeKernels:
         self.take = self._recordable(library, "carousel_take", TakeCall)
         self.rotary = self._recordable(library, "carousel_rotary", RotaryCall)
         self.linear = self._recordable(library, "carousel_linear", LinearCall)
+        self.sort_rows = self._recordable(library, "carousel_sort_rows", SortRowsCall)
+        self.lora = self._recordable(library, "carousel_lora", LoraCall)
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)
         self.int8_linear = self._recordable(library, "carousel_int8_linear", LinearCall)
         pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32

@@ -47,16 +47,17 @@ def pack(kernels: NativeKernels, weight: Tensor) -> None:
     pack_panels(kernels, weight)
 
 
-def pack_panels(kernels: NativeKernels, weight: Tensor) -> None:
+def pack_panels(kernels: NativeKernels, weight: Tensor, num_threads: int = 0) -> None:
     """Interleave rows of weight [N, K] in place; rows are whole 32-bit words. Where they fill no panel, its
-    memory is exchanged for some with more room.
+    memory is exchanged for some with more room. num_threads: 0: torch's.
     """
     assert weight.is_contiguous()
     if len(weight) % PANEL:
         room = weight.new_empty(round_up(len(weight)), weight.shape[1])[: len(weight)]
         weight.data = room.copy_(weight)
     words = weight.shape[1] * weight.element_size() // 4
-    kernels.pack_panels(weight.data_ptr(), weight.shape[0], words, torch.get_num_threads())
+    threads = num_threads or torch.get_num_threads()
+    kernels.pack_panels(weight.data_ptr(), weight.shape[0], words, threads)
 
 
 def round_up(rows: int) -> int:

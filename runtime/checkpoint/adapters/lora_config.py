@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
 import re
 from collections.abc import Iterable, Mapping
 from functools import partial
@@ -55,7 +56,7 @@ _WITHOUT_EFFECT = frozenset(
     {
         *("task_type", "base_model_name_or_path", "revision", "inference_mode", "auto_mapping"),
         *("peft_version", "lora_dropout", "layers_pattern", "megatron_core", "megatron_config"),
-        *("runtime_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config"),
+        *("runtime_config", "loftq_config", "eva_config", "corda_config", "lora_ga_config", "velora_config"),
         *("qalora_group_size", "ensure_weight_tying"),
     }
 )
@@ -143,21 +144,31 @@ def read_adapter(path: Path, max_rank: int) -> AdapterConfig:
     try:
         weights = path / WEIGHTS_FILE
         if not weights.is_file():
-            raise _refused(path, _why_no_weights(path))
+            raise refused(path, _why_no_weights(path))
         tensors, status = read_header(weights), weights.stat()
     except OSError as error:
-        raise _refused(path, f"{WEIGHTS_FILE} cannot be read: {error.strerror}") from None
+        raise refused(path, f"{WEIGHTS_FILE} cannot be read: {error.strerror}") from None
     except ModelError as error:
-        raise _refused(path, str(error)) from None
+        raise refused(path, str(error)) from None
     targets = _targets(path, file)
-    digest = hashlib.sha256(data + msgspec.json.encode([status.st_size, status.st_mtime_ns]))
-    config = AdapterConfig(path, digest.hexdigest()[:32], _modules(path, file, targets, tensors), targets)
+    config = AdapterConfig(path, _version(data, status), _modules(path, file, targets, tensors), targets)
     if config.rank > max_rank:
-        raise _refused(path, f"r: rank {config.rank} is above --max-lora-rank {max_rank}")
+        raise refused(path, f"r: rank {config.rank} is above --max-lora-rank {max_rank}")
     return config
 
 
-def _refused(path: Path, reason: str) -> InvalidRequest:
+def version_of(path: Path) -> str:
+    """Return the version of what the directory has now. Raises InvalidRequest and OSError."""
+    return _version(_read_config(path)[0], (path / WEIGHTS_FILE).stat())
+
+
+def _version(config: bytes, weights: os.stat_result) -> str:
+    digest = hashlib.sha256(config + msgspec.json.encode([weights.st_size, weights.st_mtime_ns]))
+    return digest.hexdigest()[:32]
+
+
+def refused(path: Path, reason: str) -> InvalidRequest:
+    """Return the refusal of an adapter."""
     return InvalidRequest(f"the adapter in {path}: {reason}", param="adapter", code="invalid_adapter")
 
 
@@ -170,35 +181,35 @@ def _why_no_weights(path: Path) -> str:
 def _read_config(path: Path) -> tuple[bytes, _ConfigFile]:
     """Return adapter_config.json, and what it says."""
     if not path.is_dir():
-        raise _refused(path, "there is no such directory")
+        raise refused(path, "there is no such directory")
     try:
         with (path / CONFIG_FILE).open("rb") as config:
             data = config.read(MAX_CONFIG_BYTES + 1)
     except OSError as error:
-        raise _refused(path, f"{CONFIG_FILE} cannot be read: {error.strerror}") from None
+        raise refused(path, f"{CONFIG_FILE} cannot be read: {error.strerror}") from None
     if len(data) > MAX_CONFIG_BYTES:
-        raise _refused(path, f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES} bytes")
+        raise refused(path, f"{CONFIG_FILE} is larger than {MAX_CONFIG_BYTES} bytes")
     try:
         raw = msgspec.json.decode(data, type=dict[str, Any])
         _refuse_what_is_not_read(path, raw)
         return data, msgspec.convert(raw, _ConfigFile)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise _refused(path, f"{CONFIG_FILE} cannot be read: {error}") from None
+        raise refused(path, f"{CONFIG_FILE} cannot be read: {error}") from None
 
 
 def _refuse_what_is_not_read(path: Path, raw: Mapping[str, Any]) -> None:
     kind = raw.get("peft_type")
     if kind != "LORA":
-        raise _refused(path, f"peft_type: {kind!r} is not served, LORA alone is")
+        raise refused(path, f"peft_type: {kind!r} is not served, LORA alone is")
     for key, value in raw.items():
         if key in _READ or key in _WITHOUT_EFFECT or not value or (key == "bias" and value == "none"):
             continue
         reason = _REASONS.get(key, "what it does is not known here")
-        raise _refused(path, f"{key}: {_short(value)} is not served: {reason}")
+        raise refused(path, f"{key}: {_short(value)} is not served: {reason}")
     init = raw.get("init_lora_weights")
     if isinstance(init, str) and init.lower().startswith(_CHANGES_BASE):
         reason = "it was trained beside other base weights; convert it to a plain LoRA"
-        raise _refused(path, f"init_lora_weights: {_short(init)} is not served: {reason}")
+        raise refused(path, f"init_lora_weights: {_short(init)} is not served: {reason}")
 
 
 def _short(value: object) -> str:
@@ -220,7 +231,7 @@ def _compiled(path: Path, field: str, pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern)
     except re.error as error:
-        raise _refused(path, f"{field}: {_short(pattern)} is no regular expression: {error}") from None
+        raise refused(path, f"{field}: {_short(pattern)} is no regular expression: {error}") from None
 
 
 def _modules(
@@ -230,14 +241,14 @@ def _modules(
     for name, tensor in tensors.items():
         found = _TENSOR.fullmatch(name)
         if found is None or not name.startswith(PREFIX):
-            raise _refused(path, f"{WEIGHTS_FILE} has {_short(name)}: {_kind_of(name)}")
+            raise refused(path, f"{WEIGHTS_FILE} has {_short(name)}: {_kind_of(name)}")
         if tensor.dtype not in ELEMENT_BYTES:
-            raise _refused(path, f"{name} is of {tensor.dtype}; read are {', '.join(ELEMENT_BYTES)}")
+            raise refused(path, f"{name} is of {tensor.dtype}; read are {', '.join(ELEMENT_BYTES)}")
         if tensor.num_bytes != ELEMENT_BYTES[tensor.dtype] * math.prod(tensor.shape):
-            raise _refused(path, f"{WEIGHTS_FILE} lies: {name} has other bytes than its shape says")
+            raise refused(path, f"{WEIGHTS_FILE} lies: {name} has other bytes than its shape says")
         sides.setdefault(found["module"].removeprefix(PREFIX), {})[found["side"]] = tensor
     if not sides:
-        raise _refused(path, f"{WEIGHTS_FILE} has no tensors of an adapter")
+        raise refused(path, f"{WEIGHTS_FILE} has no tensors of an adapter")
     _refuse_strangers(path, targets, sides)
     rank_of = _PatternValues(path, "rank_pattern", file.rank_pattern)
     alpha_of = _PatternValues(path, "alpha_pattern", file.alpha_pattern)
@@ -261,13 +272,13 @@ def _refuse_strangers(path: Path, targets: _Targets, modules: Iterable[str]) -> 
     for name in modules:
         last = name.rpartition(".")[2]
         if last in ("lm_head", "embed_tokens"):
-            raise _refused(path, f"target_modules: adapters of {last} are not computed")
+            raise refused(path, f"target_modules: adapters of {last} are not computed")
         if ".experts." in name:
-            raise _refused(path, f"target_modules: adapters of experts are not computed ({name})")
+            raise refused(path, f"target_modules: adapters of experts are not computed ({name})")
     others = sorted(name for name in modules if not targets.names(name))
     if others:
         shown = ", ".join(others[:_SHOWN])
-        raise _refused(path, f"target_modules: it does not name modules of {WEIGHTS_FILE}: {shown}")
+        raise refused(path, f"target_modules: it does not name modules of {WEIGHTS_FILE}: {shown}")
 
 
 class _PatternValues:
@@ -287,14 +298,14 @@ def _module(
 ) -> AdapterModule:
     for side in "AB":
         if side not in sides:
-            raise _refused(path, f"{WEIGHTS_FILE} lacks lora_{side} of {name}")
+            raise refused(path, f"{WEIGHTS_FILE} lacks lora_{side} of {name}")
     shapes = sides["A"].shape, sides["B"].shape
     if any(len(shape) != 2 for shape in shapes) or (shapes[0][0], shapes[1][1]) != (rank, rank):
-        raise _refused(
+        raise refused(
             path,
             f"{name} has lora_A {list(shapes[0])} and lora_B {list(shapes[1])}, which is not of rank {rank}",
         )
     scaling = alpha / (math.sqrt(rank) if is_stabilised else rank)
     if not math.isfinite(scaling):
-        raise _refused(path, f"lora_alpha: {alpha} is no number to multiply with")
+        raise refused(path, f"lora_alpha: {alpha} is no number to multiply with")
     return AdapterModule(name, rank, scaling, shapes[0][1], shapes[1][0])

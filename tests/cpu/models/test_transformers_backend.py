@@ -57,7 +57,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     case = SERVED[request.param].recipe.case()
     path = tmp_path_factory.mktemp(request.param)
     hf = make_checkpoint(case, path)
-    model, ops, _ = load(path)
+    model, ops, _, _ = load(path)
     return Pair(case, hf, model, ops.attention)
 
 
@@ -180,7 +180,7 @@ def test_a_model_that_computes_otherwise_in_pieces_is_refused(
 def test_sixteen_bits_stay_close_to_the_reference(name: str, dtype: str, tmp_path: Path) -> None:
     """In bfloat16 linear layers, tied heads too, run in the C++ kernel where the CPU has one."""
     hf = make_checkpoint(SERVED[name].recipe.case(), tmp_path)
-    model, ops, _ = load(tmp_path, dtype=dtype)
+    model, ops, _, _ = load(tmp_path, dtype=dtype)
     paged = PagedForward(model, PAGE_SIZE, backend=ops.attention, dtype=getattr(torch, dtype))
     ids = prompts()[0]
     expected = reference_logits(hf, ids)

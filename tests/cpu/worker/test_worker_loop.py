@@ -37,6 +37,9 @@ class SlowWorker:
     def __init__(self) -> None:
         self.log: list[str] = []
 
+    def on_adapter_news(self, callback: object) -> None:
+        """It has no adapters."""
+
     def launch(self, plan: BatchPlan) -> Step:
         self.log.append(f"launch {plan.step}")
         return Step(self.log, plan.step)

@@ -16,6 +16,7 @@ from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.kernels.combine import combine
 from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.memory.kv_pool import MHATokenToKVPool
+from model_worker.ops.adapters import RowAdapters, TorchAdapters, TorchRows
 from model_worker.ops.base import ExpertWeights, Frequencies, KernelTable, LinearWeight, Ops
 from runtime.checkpoint.model_config import Activation
 
@@ -141,6 +142,14 @@ class FakeOps(Ops):
     def experts(self, weights: ExpertWeights) -> _Fake:
         self._take("experts", weights.gate_up, weights.down)
         return _Fake(lambda hidden, scores: torch.zeros(hidden.shape))
+
+    def row_adapters(self, max_rows: int, num_slots: int) -> TorchRows:
+        return TorchRows(max_rows, num_slots)
+
+    def adapters(
+        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+    ) -> TorchAdapters:
+        return TorchAdapters(rows)
 
     def _take(self, operation: str, *weights: Tensor | None) -> None:
         self.table.note(operation, self.name)

@@ -103,6 +103,10 @@ FLOORS: dict[str, set[str]] = {
         *("model_worker.layers", "model_worker.models", "model_worker.ops", *LAYERS),
         *("runtime.base", "runtime.checkpoint", "runtime.settings"),
     },
+    "model_worker.adapters": {
+        *("model_worker.layers", "model_worker.loading", "model_worker.models", "model_worker.ops", *LAYERS),
+        *("runtime.base", "runtime.checkpoint", "runtime.wire"),
+    },
     "model_worker.transformers_backend": {
         *("model_worker.attention", "model_worker.loading", "model_worker.ops", *LAYERS),
         *("runtime.base", "runtime.checkpoint"),

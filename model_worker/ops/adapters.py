@@ -1,0 +1,127 @@
+"""Adapters of linear layers: what is added to a product, by each token's row. The protocols, and torch's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from model_worker.attention.cpu_native import NativeStep
+from model_worker.attention.forward_batch import ForwardBatch
+from model_worker.kernels.linear import LoraPart, add_lora
+from model_worker.kernels.native.lora import SortedRows
+
+
+class PackedAdapter(Protocol):
+    """An adapter's part in one layer, in the form that is computed with."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory that it takes."""
+
+
+class RowAdapters(Protocol):
+    """The slot of each row's adapter, and the tokens of a step by slot."""
+
+    num_slots: int
+
+    def set_row(self, row: int, slot: int) -> None:
+        """Compute a row's tokens with this slot's adapter from the next step on; negative: with none."""
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """Sort a step's tokens, once for all layers; behind the attention backend's prepare."""
+
+    def groups(self) -> Iterable[tuple[int, Tensor]]:
+        """Slots that the step has tokens of, with the tokens [R] int64."""
+
+
+class LayerAdapters(Protocol):
+    """Adapters of one linear layer, by slot."""
+
+    batch_invariant: bool
+
+    def pack(self, parts: Sequence[LoraPart]) -> PackedAdapter:
+        """Bring an adapter into the form that is computed with, in any thread."""
+
+    def install(self, slot: int, packed: Any) -> None:
+        """Compute rows of this slot with what `pack` gave, or with nothing (None); between two steps."""
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add to y [T, N], in place, what the adapters of its rows make of x [T, K]."""
+
+
+class TorchRows:
+    """See RowAdapters."""
+
+    def __init__(self, max_rows: int, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self._slots = np.full(max_rows + 1, -1)  # the last row is nobody's
+        self._groups: list[tuple[int, Tensor]] = []
+
+    def set_row(self, row: int, slot: int) -> None:
+        """See RowAdapters."""
+        self._slots[row] = slot
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """See RowAdapters."""
+        slots = np.repeat(self._slots[batch.rows.cpu().numpy()], np.diff(batch.query_start))
+        self._groups = [
+            (slot, torch.from_numpy(np.flatnonzero(slots == slot)).to(batch.rows.device))
+            for slot in sorted({*slots.tolist()})
+            if 0 <= slot < self.num_slots
+        ]
+
+    def groups(self) -> Iterable[tuple[int, Tensor]]:
+        """See RowAdapters."""
+        return self._groups
+
+
+class NativeRows(SortedRows):
+    """See RowAdapters."""
+
+    def prepare(self, batch: ForwardBatch) -> None:
+        """See RowAdapters."""
+        step = batch.attn_metadata
+        assert isinstance(step, NativeStep), "who has these kernels has their attention, prepared before"
+        self.sort(batch.rows, step.query_start, len(batch.input_ids))
+
+
+class TorchPacked:
+    """See PackedAdapter: as it was."""
+
+    def __init__(self, parts: Sequence[LoraPart]) -> None:
+        self.parts = tuple(parts)
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(part.a.nbytes + part.b.nbytes for part in self.parts)
+
+
+class TorchAdapters:
+    """See LayerAdapters."""
+
+    batch_invariant = False
+
+    def __init__(self, rows: RowAdapters) -> None:
+        self._rows = rows
+        self._packed: dict[int, TorchPacked] = {}
+
+    def pack(self, parts: Sequence[LoraPart]) -> TorchPacked:
+        """See LayerAdapters."""
+        return TorchPacked(parts)
+
+    def install(self, slot: int, packed: TorchPacked | None) -> None:
+        """See LayerAdapters."""
+        self._packed.pop(slot, None)
+        if packed is not None:
+            self._packed[slot] = packed
+
+    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
+        """See LayerAdapters."""
+        for slot, rows in self._rows.groups():
+            if (packed := self._packed.get(slot)) is not None:
+                add_lora(x, y, rows, packed.parts)
+        return y
