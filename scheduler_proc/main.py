@@ -67,7 +67,7 @@ EXECUTORS = {
 }
 
 
-class ServingExecutor(AnyExecutor, Protocol):
+class ServingExecutor(AnyExecutor, AdapterDevice, Protocol):
     """An executor whose worker has said what it can hold."""
 
     limits: WorkerReady
@@ -342,6 +342,7 @@ def main(context: ProcessContext) -> None:
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,
+        adapters=executor if config.enable_lora else None,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

@@ -232,6 +232,25 @@ class SlotPool:
 
     # -- figures --------------------------------------------------------------------------------------------
 
+    def figures(self) -> dict[str, object]:
+        """Return what server_info tells of adapters, where there are slots for any."""
+        if not self.num_slots:
+            return {}
+        counts = self.counts
+        return {
+            "max_loras": self.num_slots,
+            "num_adapters": len(self._slot_of),
+            "num_adapters_in_use": self.num_used,
+            "adapter_bytes": sum(slot.num_bytes for slot in self._slots),
+            "num_adapter_hits": counts.num_hits,
+            "num_adapter_misses": counts.num_misses,
+            "num_adapter_loads": counts.num_loads,
+            "num_adapter_failures": counts.num_failed,
+            "num_adapter_evictions": counts.num_evicted,
+            "adapter_load_s": counts.load_s,
+            "adapter_requests": dict(self.num_requests_of),
+        }
+
     @property
     def num_used(self) -> int:
         """Slots that somebody leases."""

@@ -113,6 +113,7 @@ class Controls:
             "queue_time_counts": lifecycle.queue_times.counts,
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
             "tenants": lifecycle.accounts.figures(),
+            **lifecycle.slots.figures(),
             **self.questions.stats.totals(),
         }
 

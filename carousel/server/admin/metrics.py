@@ -164,6 +164,12 @@ class _Families(Collector):
             family.add_metric([*self._labels, str(position)], value)
         self._families.append(family)
 
+    def add_by_label(self, name: str, text: str, label: str, values: Mapping[str, float]) -> None:
+        family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, label))
+        for each, value in values.items():
+            family.add_metric([*self._labels, each], value)
+        self._families.append(family)
+
     def add_gauge(self, name: str, text: str, value: float) -> None:
         family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
         family.add_metric(self._labels, value)
@@ -235,4 +241,23 @@ def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -
         info["queue_time_bounds_s"],
         info["queue_time_counts"],
         info["queue_time_sum_s"],
+    )
+    if "num_adapter_loads" in info:
+        _add_adapters(families, info)
+
+
+def _add_adapters(families: _Families, info: Mapping[str, Any]) -> None:
+    for name, text, field in (
+        ("lora_hits", "Requests whose adapter was on the device.", "num_adapter_hits"),
+        ("lora_misses", "Requests whose adapter had to be loaded.", "num_adapter_misses"),
+        ("lora_loads", "Adapters loaded to the device.", "num_adapter_loads"),
+        ("lora_load_failures", "Those of them that could not be.", "num_adapter_failures"),
+        ("lora_evictions", "Adapters that made room for others.", "num_adapter_evictions"),
+        ("lora_load_seconds", "Time of all loads.", "adapter_load_s"),
+    ):
+        families.add_counter(name, text, info[field])
+    families.add_gauge("lora_used_slots", "Adapters that sequences use.", info["num_adapters_in_use"])
+    families.add_gauge("lora_bytes", "Memory of the adapters on the device.", info["adapter_bytes"])
+    families.add_by_label(
+        "lora_requests", "Rows given to requests, by their adapter.", "lora_name", info["adapter_requests"]
     )
