@@ -133,11 +133,10 @@ def test_what_the_sdks_send_and_changes_nothing_is_taken(policy: Any) -> None:
     ("kind", "body", "param", "part"),
     [
         (CompletionBody, {"prompt": "x", "guided_whitespace_pattern": " "}, "guided_whitespace_pattern", ""),
-        (CompletionBody, {"prompt": "x", "structural_tag": "a"}, "structural_tag", "not supported"),
         (
             CompletionBody,
-            {"prompt": "x", "structured_outputs": {"structural_tag": "{}"}},
-            "structured_outputs.structural_tag",
+            {"prompt": "x", "structured_outputs": {"whitespace_pattern": " "}},
+            "structured_outputs.whitespace_pattern",
             "not supported",
         ),
         (CompletionBody, {"prompt": "x", "lora_path": "a"}, "lora_path", "not supported"),
@@ -251,7 +250,7 @@ REFUSED_WORDS = """
     return_flat_raw_top_logprobs return_flat_raw_top_logprobs_b64 return_generation_logits
     return_indexer_topk return_log_probs return_prompt_text return_prompt_token_ids return_routed_experts
     return_sampling_mask rid routed_dp_rank routed_experts_start_len runtime_top_k runtime_top_p
-    spaces_between_special_tokens stop_words_list streaming structural_tag thinking_token_budget
+    spaces_between_special_tokens stop_words_list streaming thinking_token_budget
     token_ids_logprob truncate_prompt_tokens truncation_side use_audio_in_video video_config video_data
     video_max_dynamic_patch vllm_xargs watermarking
 """
