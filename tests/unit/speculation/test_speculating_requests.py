@@ -220,13 +220,13 @@ def test_counts_agree_over_a_thousand_requests(depth: int, num_pages: int) -> No
         assert sum(totals["draft_tokens_by_position"]) == totals["num_draft_tokens"]
         assert sum(totals["accepted_draft_tokens_by_position"]) == totals["num_accepted_draft_tokens"]
         records = [each.spec_dec_stats for each in system.stats.iterations_after(0, 30_000).records]
-        verified = [each for each in records if each is not None]
-        assert sum(each.num_requests_with_draft_tokens for each in verified) == totals["num_drafts"]
-        assert sum(each.num_draft_tokens for each in verified) == totals["num_draft_tokens"]
-        assert sum(each.num_accepted_tokens for each in verified) == totals["num_accepted_draft_tokens"]
-        for each in verified:
-            length = each.num_accepted_tokens / each.num_requests_with_draft_tokens + 1
-            assert each.acceptance_length == pytest.approx(length)
+        verified = [step for step in records if step is not None]
+        assert sum(step.num_requests_with_draft_tokens for step in verified) == totals["num_drafts"]
+        assert sum(step.num_draft_tokens for step in verified) == totals["num_draft_tokens"]
+        assert sum(step.num_accepted_tokens for step in verified) == totals["num_accepted_draft_tokens"]
+        for step in verified:
+            length = step.num_accepted_tokens / step.num_requests_with_draft_tokens + 1
+            assert step.acceptance_length == pytest.approx(length)
 
 
 def test_statistics_of_a_request_tell_its_tokens_a_step() -> None:
