@@ -190,9 +190,10 @@ class Request:
         start = self.num_tokens
         if start + len(tokens) > self.max_len:
             tokens = tokens[: self.max_len - start]
-        for i, token in enumerate(tokens[:-1]):
-            if self.stops_at(token, start + i):
-                return tokens[: i + 1]
+        if len(tokens) > 1 and not self.stops.ids.isdisjoint(tokens):
+            for i, token in enumerate(tokens[:-1]):
+                if self.stops_at(token, start + i):
+                    return tokens[: i + 1]
         return tokens
 
     def row_setup(self, row: int) -> RowSetup:
