@@ -28,7 +28,7 @@ from runtime.wire.format import (
 )
 from runtime.wire.guide import Guide
 from runtime.wire.handle import MAX_ABORT_HANDLES
-from runtime.wire.perf_metrics import RequestPerfMetrics
+from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
 from runtime.wire.plan import BatchPlan, SampleMasks, StepResult, WorkerCommand, WorkerFailed, WorkerReady
 from runtime.wire.retention import Retention
 from runtime.wire.sampling_params import SamplingParams
@@ -115,6 +115,8 @@ class GenerateRequest(Message, frozen=True):
     """Guesses at the beginning of the output, which are verified in one step; at most MAX_DRAFT_TOKENS."""
     prediction: Text = ""
     """Text that the output may resemble: guesses are looked for in it first."""
+    trace: TraceStamps | None = None
+    """None: it is not sampled."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -126,7 +128,9 @@ class AbortRequest(Message, frozen=True):
     """Tenant that asks, as in GenerateRequest; only its own sequences end, and the owner may end all."""
 
 
-QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot"]
+QuestionOp: TypeAlias = Literal[
+    "server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot", "timeline"
+]
 CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
@@ -151,6 +155,8 @@ class ControlRequest(Message, frozen=True):
     """Of start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest; only an admin may."""
+    label: Label = ""
+    """Of timeline: the request's. The detokenizer whose client asks answers, with what it has seen."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -200,6 +206,7 @@ class TokenizedRequest(Message, frozen=True):
     """It was let in before and is made again after a restart: limits of the queue do not refuse it."""
     draft_ids: PackedIds = b""
     prediction_ids: PackedIds = b""
+    trace: TraceStamps | None = None
 
 
 class StopMatched(Message, frozen=True):
@@ -250,6 +257,7 @@ class Closed(Record, frozen=True):
     perf_metrics: RequestPerfMetrics | None = None
     drafts: DraftCounts | None = None
     """None: it guessed nothing, and was not to."""
+    trace: TraceStamps | None = None
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -404,6 +412,7 @@ class Finish(Record, frozen=True):
     cumulative_logprob: float | None = None
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
+    trace: TraceStamps | None = None
 
 
 class SequenceOutput(Record, frozen=True):
@@ -497,7 +506,7 @@ ToTokenizer: TypeAlias = GenerateRequest | AbortRequest | ControlRequest
 ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest | GuideRefused
 ToGrammar: TypeAlias = ForgetMatchers | OpenMatcher | AdvanceMatchers | CloseMatcher
 FromGrammar: TypeAlias = MatcherStates | GrammarStarted
-ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch
+ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch | ControlRequest
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
 ToRank: TypeAlias = BatchPlan | SampleMasks | WorkerCommand

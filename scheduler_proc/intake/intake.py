@@ -181,6 +181,7 @@ class Intake:
             guide=message.guide,
             tenant=message.tenant,
             is_again=message.is_again,
+            trace=message.trace,
         )
         self._attach_features(req)
         return req
