@@ -1,0 +1,1 @@
+"""What is noted of sampled requests, and who is told."""
