@@ -7,10 +7,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# Bytecode is made by the first import, of what is imported.
+# Bytecode is made by the first import, of what is imported, and kept, whatever the shell says: without it each process of a
+# launch compiles all that it imports again, and starting takes twice as long.
+unexport PYTHONDONTWRITEBYTECODE
 PIP := $(BIN)/pip install --disable-pip-version-check --no-compile --progress-bar on $(PIP_ARGS)
 
-.PHONY: setup setup-serving serve test test-servers test-kernels test-unit test-all soak check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
+.PHONY: setup setup-serving serve test test-servers test-models test-launches test-kernels test-faults test-pretended test-unit test-all soak check format bench gpu gpu-wheels gpu-prepare gpu-test gpu-kernels gpu-bench gpu-serve gpu-bars clean
 
 setup: $(VENV)/.ready
 # Who has the test tools has all that serving needs.
@@ -35,22 +37,31 @@ $(VENV)/.ready: pyproject.toml
 serve: setup-serving
 	$(BIN)/python launch.py $(ARGS)
 
-# Tests of kernels and models compute in one thread, and tests of servers mostly wait: on two cores they go side by side.
+# In parts, each a process of its own that uses one core, more or less: two at a time, so that on two cores none idles while
+# there is a part left. The longest come first. With a GPU Triton compiles in tests/gpu, and interprets in no other.
+PARTS := servers models launches kernels faults pretended
 test: setup
-	$(MAKE) --no-print-directory --jobs 2 test-servers test-kernels
+	$(MAKE) --no-print-directory --jobs 2 --keep-going $(PARTS:%=test-%)
 
-COMPUTING := tests/cpu/triton tests/cpu/models tests/cpu/sampling tests/cpu/worker tests/cpu/scheduler
+MODELS := tests/cpu/models tests/cpu/sampling tests/cpu/worker tests/cpu/scheduler
 # With ARGS it may be that a part has no test that is chosen: 5.
-TEST := $(BIN)/python -m pytest -m "not full"
-NONE_CHOSEN = $(if $(ARGS),|| [ $$? -eq 5 ])
+TEST = $(BIN)/python -m pytest -m "not full" $(1) $(ARGS) $(if $(ARGS),|| [ $$? -eq 5 ])
+# Beside the first part, which shows how far it is.
+define in_one_piece
+	@out=$$(mktemp); trap "rm -f $$out" EXIT; { $(1); } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
+endef
 test-servers: setup
-	@$(TEST) $(COMPUTING:%=--ignore %) tests/unit tests/cpu tests/faults $(ARGS) $(NONE_CHOSEN)
-
-# Models and kernels. tests/gpu in a process of its own: with a GPU Triton compiles there. What is printed comes in one piece.
+	@$(call TEST,tests/unit tests/cpu $(MODELS:%=--ignore %) --ignore tests/cpu/launch --ignore tests/cpu/triton)
+test-models: setup
+	$(call in_one_piece,$(call TEST,$(MODELS)))
+test-launches: setup
+	$(call in_one_piece,$(call TEST,tests/cpu/launch))
 test-kernels: setup
-	@out=$$(mktemp); trap "rm -f $$out" EXIT; \
-	{ { $(TEST) $(COMPUTING) $(ARGS) $(NONE_CHOSEN); } && \
-	{ $(TEST) --pretend tests/gpu $(ARGS) $(NONE_CHOSEN); }; } >$$out 2>&1; status=$$?; echo; cat $$out; exit $$status
+	$(call in_one_piece,$(call TEST,tests/cpu/triton))
+test-faults: setup
+	$(call in_one_piece,$(call TEST,tests/faults))
+test-pretended: setup
+	$(call in_one_piece,$(call TEST,--pretend tests/gpu))
 
 test-unit: setup
 	$(BIN)/python -m pytest tests/unit $(ARGS)
@@ -68,7 +79,8 @@ check: setup
 	$(BIN)/ruff format --check .
 	@# In two processes; where these do not find each other in time (2), as on a busy machine, in one.
 	$(BIN)/mypy --num-workers 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }
-	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py
+	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py \
+	  tests/unit/project/test_docstrings.py tests/unit/project/test_docs_links.py
 
 format: setup
 	$(BIN)/ruff check --fix .

@@ -155,7 +155,7 @@ class BenchConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
 
 def parse_args(argv: Sequence[str] | None = None) -> BenchConfig:
-    """What a command line asks for. Raises ConfigError that names the flag; exits for --help."""
+    """Read a command line. Raises ConfigError that names the flag; exits for --help."""
     given = vars(_make_parser().parse_args(argv))
     try:
         config = msgspec.convert(given, BenchConfig, strict=False)

@@ -47,7 +47,7 @@ class LoadResult:
     max_lateness_s: float
     """By how much the client itself began a conversation later than planned."""
     client_cpu_share: float
-    """Of one core, over the duration; near 1 the client is what was measured."""
+    """Share of one core over the duration; near 1 the client is what was measured."""
 
 
 def arrival_times(traffic: Traffic, num: int) -> npt.NDArray[np.float64]:

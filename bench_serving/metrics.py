@@ -50,10 +50,10 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     completed: int
     failed: int
     errors: dict[str, int]
-    """What went wrong and how often, the most frequent first."""
+    """Errors and how often each came, the most frequent first."""
     total_input_tokens: int
     cached_input_tokens: int | None
-    """Of the input, what the server had in its prefix cache; None when no answer said it."""
+    """Input tokens that the server had in its prefix cache; None when no answer said it."""
     total_output_tokens: int
     total_output_tokens_retokenized: int | None
     """The answers' texts through the tokenizer; None without one."""
@@ -61,7 +61,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     input_throughput: float
     output_throughput: float
     max_output_tokens_per_s: float
-    """Of the busiest second."""
+    """Output tokens of the busiest second."""
     total_throughput: float
     max_concurrent_requests: int
     concurrency: float
@@ -74,7 +74,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     """How a chunk's tokens were counted: `token counts` of the server, or `one token per chunk`."""
     tokens_per_chunk: float | None
     received_bytes: int | None
-    """Of the answers' bodies; None where the client library hides them."""
+    """Bytes of the answers' bodies; None where the client library hides them."""
     extra_bytes: int
     """Logprobs and logits: over HTTP their JSON, which is part of the bodies; else the values as sent."""
     ended_early: int
@@ -82,7 +82,7 @@ class Metrics(msgspec.Struct, frozen=True, kw_only=True):
     goodput: float | None
     """Requests per second that met every bound of --goodput."""
     goodput_share: float | None
-    """Of all requests, failed ones included."""
+    """Share of all requests, failed ones included."""
     max_lateness_ms: float
     client_cpu_share: float
 

@@ -28,14 +28,14 @@ class RequestRecord:
     num_chunk_tokens: int = 0
     """Their sum, kept as it grows: a running usage is compared with it at every chunk."""
     has_token_counts: bool = True
-    """Whether chunk_tokens are the server's counts."""
+    """True if chunk_tokens are the server's counts."""
     reported_output_len: int | None = None
     """The server's usage, where it sent one."""
     cached_len: int | None = None
     received_bytes: int | None = None
-    """Of the answer's body; None where the client library hides them."""
+    """Bytes of the answer's body; None where the client library hides them."""
     extra_bytes: int = 0
-    """Of what came, logprobs and logits: over HTTP their JSON, else the values as they are sent."""
+    """Bytes of logprobs and logits: over HTTP their JSON, else the values as they are sent."""
     texts: list[str] = field(default_factory=list)
     error: str | None = None
 

@@ -1,4 +1,4 @@
-"""What a run prints and writes: a table with SGLang's labels, the saturation curve, a JSON object per run."""
+"""Report of a run: a table with SGLang's labels, the saturation curve, a JSON object per run."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def comparison_table(comparisons: Sequence[Comparison]) -> str:
 
 
 def remarks(config: BenchConfig, metrics: Metrics) -> list[str]:
-    """What a reader has to know before quoting the table."""
+    """Return what a reader has to know before quoting the table."""
     found = []
     for error, count in list(metrics.errors.items())[:MAX_ERRORS_SHOWN]:
         found.append(f"failed {count}x: {error[:MAX_ERROR_CHARS]}")

@@ -1,5 +1,5 @@
-"""What a server's own /metrics say of a run, beside what the client saw. Knows the names of SGLang, which are
-also this server's, and of vLLM.
+"""Figures of a run by the server's own /metrics, beside what the client saw. Knows the names of SGLang, which
+are also this server's, and of vLLM.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from bench_serving.metrics import Metrics
 from bench_serving.records import RequestFailure
 
 MAX_DIFFERENCE = 0.03
-"""Of the means, relative."""
+"""Largest relative difference of the means."""
 MAX_OUTSIDE_MS = 2.0
-"""Of the means: connecting and the way there and back, which the server's clock does not see. Measured on
-two cores that run both sides: 1 to 2 ms (2026-11-20).
+"""Largest difference of the means: connecting and the way there and back, which the server's clock does not
+see. Measured on two cores that run both sides: 1 to 2 ms (2026-11-20).
 """
 PREFIXES = ("sglang:", "vllm:")
 
 
 class ServerFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """Of all requests finished since the server's begin; or, subtracted, during a run. Times in seconds."""
+    """Figures of all requests that have finished since the server began; or, subtracted, during a run. Times
+    in seconds.
+    """
 
     finished: float
     prompt_tokens: float
@@ -57,7 +59,7 @@ class Comparison(NamedTuple):
 
     @property
     def difference(self) -> float:
-        """Of the client from the server, relative to the server."""
+        """Difference of the client's figure from the server's, relative to the server's."""
         if self.client == self.server:
             return 0.0
         return self.client / self.server - 1.0 if self.server else math.inf

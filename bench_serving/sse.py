@@ -31,7 +31,9 @@ class EventParser:
         return events
 
     def finish(self) -> list[bytes]:
-        """What the end of the body completes: some servers leave out the blank line after the last event."""
+        """Return the events that the end of the body completes: some servers leave out the blank line after
+        the last event.
+        """
         events: list[bytes] = []
         self._take_line(self._tail, events)
         self._take_line(b"", events)

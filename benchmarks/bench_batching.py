@@ -1,4 +1,4 @@
-"""What batching types are worth when lengths differ: static, in-flight and fused, in one run, as ratios.
+"""Worth of batching types when lengths differ: static, in-flight and fused, in one run, as ratios.
 
     python -m benchmarks.bench_batching [--repeats 3] [--no-demo]
 

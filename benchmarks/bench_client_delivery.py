@@ -1,4 +1,4 @@
-"""What the client library's session does with one output of one sequence: 256 streams, a batch a step,
+"""Time of the client library's session for one output of one sequence: 256 streams, a batch a step,
 mailboxes that keep nothing. CPU time; no sockets.
 Run: python -m benchmarks.bench_client_delivery
 """

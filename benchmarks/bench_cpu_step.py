@@ -97,9 +97,13 @@ class KernelClock:
 
     def __init__(self) -> None:
         self.seconds = 0.0
+        self._watched: list[NativeKernels] = []
 
     def watch(self, kernels: NativeKernels) -> None:
-        """Count the kernels' calls from now on; before a model takes them."""
+        """Count the kernels' calls from now on, each once; before a model takes them."""
+        if kernels in self._watched:
+            return
+        self._watched.append(kernels)
         for name in KERNELS:
             if hasattr(kernels, name):
                 setattr(kernels, name, self._counted(getattr(kernels, name)))
@@ -127,6 +131,8 @@ def make_runner(model: str, backend: str, dtype: torch.dtype, max_rows: int, max
             (Path(folder) / "config.json").write_text(json.dumps(SHAPES[model]))
             config = ModelConfig.from_path(Path(folder))
             weights = load_model(Path(folder), config, dtype, "cpu", "dummy", quant=quant)
+    if backend_name == "cpu_native":
+        CLOCK.watch(CpuNativeAttention(dtype=dtype).kernels)
     ops = make_ops(backend_name, device="cpu", dtype=dtype, head_dim=config.head_dim)
     weights.bind(ops)
     pool = filled_pool(weights.kv_layout, max_rows, max_len, dtype, "cpu")
@@ -230,8 +236,6 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    if any(name.startswith("cpu_native") for name in options.backends):
-        CLOCK.watch(CpuNativeAttention().kernels)
     results = {model: bench_model(model, options) for model in options.models}
     print(json.dumps({"threads": options.threads, "dtype": options.dtype, "page_size": PAGE_SIZE, **results}))
 

@@ -1,4 +1,4 @@
-"""What a full radix tree costs a step: 40,000 leaves, and in every step 26 requests end and 26 others come.
+"""Cost of a full radix tree for a step: 40,000 leaves, and in every step 26 requests end and 26 others come.
 
     python -m benchmarks.bench_eviction [--leaves 40000] [--steps 2000]
 
@@ -28,7 +28,7 @@ LEAF_PAGES = 4
 NEWCOMERS = 26
 BUSY_ROWS = 256
 HIT_SHARE = 0.5
-"""Of the newcomers, so many ask again for what is cached."""
+"""Share of the newcomers that ask again for what is cached."""
 MANY_TENANTS = 1000
 
 

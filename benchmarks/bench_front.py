@@ -50,7 +50,7 @@ class Sample(NamedTuple):
     cpu_s: dict[str, float]
     """By role."""
     others_cores: float
-    """What other processes used of the machine meanwhile: much of it, and the figures are of no use."""
+    """Cores that other processes used meanwhile: much of it, and the figures are of no use."""
 
 
 Way: TypeAlias = Callable[[list[Conversation]], int]

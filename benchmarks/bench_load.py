@@ -90,7 +90,7 @@ def _status(name: str) -> int:
 
 
 def run(gib: float, size: int, dtype: torch.dtype) -> list[dict[str, float]]:
-    """What each rank measured, of files of `dtype`."""
+    """Return what each rank measured, of files of `dtype`."""
     with tempfile.TemporaryDirectory(prefix="bench-load-") as folder:
         make_checkpoint(Path(folder), gib, dtype)
         command = [sys.executable, "-m", "benchmarks.bench_load", "--tp", str(size), "--folder", folder]

@@ -55,6 +55,7 @@ from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import Intake
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.main import feature_factories
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_profile import StepProfile
@@ -172,12 +173,12 @@ class Case(NamedTuple):
     num_idle_rows: int = 0
     pool_scale: int = 1
     logprobs_share: float = 0.0
-    """Of the rows, how many have stop strings and want logprobs."""
+    """Share of the rows that have stop strings and want logprobs."""
     policy: str = "fcfs"
     num_waiting: int = 0
     """Requests that wait behind those that run."""
     num_pages: int = 0
-    """Of the pool; 0: as many as the rows need, pool_scale times."""
+    """Pages of the pool; 0: as many as the rows need, pool_scale times."""
     num_guesses: int = 0
     """Guesses of each row in each step."""
 
@@ -210,7 +211,11 @@ class Bench:
         step_limits = StepLimits(1 << 20, self.rows.max_rows)
         stats = StepStats(self.lifecycle, StatsSettings(step_limits), port.now_s, port.wall_s)
         controls = Controls(
-            self.lifecycle, StatsQuestions(stats, output), max_len, profile=StepProfile(None, port)
+            self.lifecycle,
+            StatsQuestions(stats, output),
+            max_len,
+            profile=StepProfile(None, port),
+            snapshots=SnapshotMaker(self.lifecycle, port.now_s, port.wall_s),
         )
         speculation, step_cost = SpeculationSettings(case.num_guesses > 0, case.num_guesses), StepCost()
         step_cost.most = case.num_guesses

@@ -1,4 +1,4 @@
-"""What share of a run the prefix cache takes: requests that share prefixes, demo model, scheduler and worker.
+"""Share of a run that the prefix cache takes: requests that share prefixes, demo model, scheduler and worker.
 
     python -m benchmarks.bench_tree_time [--groups 8] [--prompts 16]
 

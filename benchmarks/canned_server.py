@@ -29,7 +29,7 @@ PLAIN = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %
 NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 PROMPT_TOKENS = 7
 TEXTS = (" the", " return", "\\n    ", "(self", " =", "ä", ' \\"', " x")
-"""Of one token each, in turns, as JSON spells them."""
+"""Texts of one token each, in turns, as JSON spells them."""
 MAX_REQUEST_BYTES = 1 << 20
 
 
@@ -44,7 +44,9 @@ class Answers:
         self._tokens: list[bytes] = []
 
     def parts(self, num_tokens: int) -> list[bytes]:
-        """What is written for each token; the first has the head, the last all that ends the answer."""
+        """Return what is written for each token; the first has the head, the last all that ends the
+        answer.
+        """
         while len(self._tokens) < num_tokens:
             self._tokens.append(_token(len(self._tokens), "null"))
         parts = self._tokens[:num_tokens]
@@ -94,7 +96,7 @@ class Connection:
         self._parts: list[bytes] = []
         self._next = 0
         self._rest: bytes = b""
-        """Of the part before the next one, what the socket had no room for."""
+        """Rest of the part before the next one, for which the socket had no room."""
 
     def try_read(self) -> bool:
         """Take in what has come; True when the request is complete. Raises ConnectionError at its end."""

@@ -35,7 +35,7 @@ STATUS_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class RingShape:
-    """What a client has to know of the ring to send its requests."""
+    """Facts of the ring that a client needs to send its requests."""
 
     index: int = 0
     """Which of the detokenizers this one is."""
@@ -65,12 +65,12 @@ class Client:
     handles: set[bytes] = field(default_factory=set)
     """Its live sequences."""
     outgoing: list[Outgoing] = field(default_factory=list)
-    """What has something new for it, each once."""
+    """Streams that have something new for it, each once."""
     replies: deque[ControlReply] = field(default_factory=deque)
 
     @property
     def num_waiting(self) -> int:
-        """What is to be sent to it, before it is joined to messages."""
+        """Number of outputs to be sent to it, before they are joined to messages."""
         return len(self.outgoing) + len(self.replies)
 
     def queue(self, item: Outgoing) -> None:
@@ -107,7 +107,7 @@ class Clients:
         """Clients of each tenant."""
         self._gone: list[Client] = []
         self._watchers: dict[Client, None] = {}
-        """Who wants to be told how the ring is."""
+        """Clients that want to be told how the ring is."""
         self._told_state = ""
         self._next_check_at = 0.0
         self.bad_frames = BadFrames("client_out")

@@ -38,7 +38,7 @@ class Columns:
 
 
 class OutputLogprobs:
-    """Of the output: in step with its token ids, and summed."""
+    """Log-probabilities of the output: in step with its token ids, and summed."""
 
     __slots__ = ("_num_tokens", "columns", "cumulative")
 

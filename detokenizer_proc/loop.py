@@ -101,7 +101,7 @@ class DetokenizerLoop:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something waits that no socket will announce."""
+        """True if something waits that no socket will announce."""
         return bool(self._unsent or self._mail)
 
     @property

@@ -12,7 +12,7 @@ from typing import Protocol
 class Tracker(Protocol):
     @property
     def done(self) -> bool:
-        """Whether the socket has let go of what it tracks."""
+        """True if the socket has let go of what it tracks."""
 
 
 class RawWindow:
@@ -21,7 +21,7 @@ class RawWindow:
         self._sent: dict[bytes, deque[tuple[Tracker, int]]] = {}
 
     def is_open(self, peer: bytes) -> bool:
-        """Whether more may be sent; one message may always be under way."""
+        """Tell whether more may be sent; one message may always be under way."""
         self._forget_done(peer)
         return sum(num_bytes for _, num_bytes in self._sent.get(peer, ())) < self._max_bytes
 

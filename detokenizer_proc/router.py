@@ -21,7 +21,7 @@ MAX_UNREAD_RAW_BYTES = 64 << 20
 
 
 class Delivery(enum.Enum):
-    """What became of a message."""
+    """Fate of a message."""
 
     SENT = enum.auto()
     FULL = enum.auto()

@@ -35,7 +35,7 @@ class StopStringMatcher:
         """Stands for what is held."""
 
     def concerns(self, piece: str) -> bool:
-        """Whether this piece is more than text that may go out as it is, without a `push`."""
+        """Tell whether this piece is more than text that may go out as it is, without a `push`."""
         return bool(self._held) or not self._first_characters.isdisjoint(piece)
 
     def push(self, piece: str, *, may_match: bool = True) -> tuple[str, str | None]:
@@ -68,6 +68,6 @@ class StopStringMatcher:
         return text + self.flush(), matched
 
     def flush(self) -> str:
-        """What was held back, at the end of the sequence."""
+        """Return what was held back, at the end of the sequence."""
         held, self._held, self._state = self._held, "", 0
         return held

@@ -95,7 +95,7 @@ class StopWordMatcher:
         return self.flush(), matched
 
     def flush(self) -> str:
-        """What was held back, at the end of the sequence."""
+        """Return what was held back, at the end of the sequence."""
         text, self._held = self._held, ""
         return text if self._strings is None else text + self._strings.flush()
 

@@ -15,7 +15,7 @@ MAX_MESSAGE_FRAMES = 1024
 
 
 class TensorQueue:
-    """What waits for one client."""
+    """Queue of what waits for one client."""
 
     __slots__ = ("_waiting", "num_bytes")
 

@@ -25,10 +25,10 @@ _NO_COLUMNS = Columns()
 
 
 class Outgoing(Protocol):
-    """What a client's outgoing queue holds."""
+    """Entry of a client's outgoing queue."""
 
     is_queued: bool
-    """Whether the queue has it already."""
+    """True if the queue has it already."""
 
     def output(self) -> SequenceOutput:
         """Everything that has not been sent. Changes nothing."""
@@ -71,7 +71,7 @@ class TextStream:
         """`word_text` gives the text of a stop word."""
         self.handle = opened.handle
         self.stream = opened.stream
-        """Whether the client wants what is new as it comes; otherwise it is in no hurry."""
+        """True if the client wants what is new as it comes; otherwise it is in no hurry."""
         self.is_queued = False
         self.matched: str | None = None
         """The stop string, or the text of the stop word, that has ended the text; nothing is pushed after

@@ -1,22 +1,23 @@
-"""GuideCompiler: tries guides in children that it kills, a few at a time, and remembers what came of them.
+"""GuideCompiler: tries guides in children that it kills, a few at a time, and remembers what was refused.
 
-    compile(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal, remembered
+    begin(guide) ──► waiting (8 at most) ──► a child, 3 s at most ──► grammar or refusal
 
 The children have one processor less than there are. One that takes longer than a moment goes on only when
-nobody else needs the processor, and is replaced afterwards.
+nobody else needs the processor, and is replaced afterwards. So may its end take long, once it is killed:
+nobody waits for that, but there are never more than twice as many processes as children.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 import os
 import subprocess
 import sys
 import time
 from collections import OrderedDict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import IO
 
 import msgspec
@@ -26,12 +27,18 @@ from runtime.base.environment import child_environment
 from runtime.base.errors import InvalidRequest, Overloaded
 from runtime.wire.error_info import error_info
 from runtime.wire.guide import Guide
-
-logger = logging.getLogger(__name__)
+from runtime.wire.messages import ErrorInfo
 
 MAX_COMPILE_S = 3.0
+MIN_CPU_S = MAX_COMPILE_S / 2
+"""A guide that has had less of a processor in that time may be a small one."""
+MAX_WAIT_S = 30.0
+"""For a child."""
 MAX_START_S = 60.0
+RESTART_S = 1.0
+"""Between a child that could not start and the next."""
 MOMENT_S = 0.2
+CLOSE_S = 0.2
 MAX_WAITING = 8
 MAX_REMEMBERED = 256
 MAX_CHILDREN = 8
@@ -69,11 +76,20 @@ class _Child:
         self.is_demoted = False
         self.guide: bytes | None = None
         """Key of what it tries."""
+        self.is_wanted = True
+        """Somebody waits for that."""
         self.since = time.monotonic()
         """When it began with it, or was started."""
+        self._cpu_before_s = 0.0
+
+    @property
+    def cpu_s(self) -> float:
+        """How long it has had a processor for what it tries."""
+        return _cpu_s(self.process.pid) - self._cpu_before_s
 
     def give(self, key: bytes, guide: Guide, now: float) -> None:
-        self.guide, self.since = key, now
+        self.guide, self.is_wanted, self.since = key, True, now
+        self._cpu_before_s = _cpu_s(self.process.pid)
         self._to_send = frame(msgspec.msgpack.encode(guide))
         self.pump()
 
@@ -103,9 +119,9 @@ class _Child:
         with contextlib.suppress(OSError):
             os.sched_setscheduler(self.process.pid, os.SCHED_IDLE, os.sched_param(0))
 
-    def end(self) -> None:
+    def kill(self) -> None:
+        """Does not wait: at the lowest priority its memory may take a minute to be given back."""
         self.process.kill()
-        self.process.wait()
         for pipe in (self._in, self.out):
             with contextlib.suppress(BrokenPipeError):
                 pipe.close()
@@ -120,8 +136,12 @@ class GuideCompiler:
         self._max_children = min(most, MAX_CHILDREN)
         self._tokenizer = tokenizer
         self._children = [_Child(tokenizer)]
-        self._waiting: OrderedDict[bytes, Guide] = OrderedDict()
-        self._results: OrderedDict[bytes, Compiled] = OrderedDict()
+        self._ending: list[subprocess.Popen[bytes]] = []
+        """Children that were killed."""
+        self._start_after = 0.0
+        self._waiting: OrderedDict[bytes, tuple[Guide, float]] = OrderedDict()
+        """With the time since when."""
+        self._refused: OrderedDict[bytes, ErrorInfo] = OrderedDict()
 
     @property
     def is_busy(self) -> bool:
@@ -133,25 +153,25 @@ class GuideCompiler:
         """Return what becomes readable when there is news."""
         return [child.out.fileno() for child in self._children]
 
-    def result(self, key: bytes) -> Compiled | None:
-        """Return what became of a guide, if that is remembered."""
-        if key in self._results:
-            self._results.move_to_end(key)
-        return self._results.get(key)
+    def refusal(self, key: bytes) -> ErrorInfo | None:
+        """Return why a guide was refused, if it was and that is remembered."""
+        if key in self._refused:
+            self._refused.move_to_end(key)
+        return self._refused.get(key)
 
     def begin(self, key: bytes, guide: Guide) -> None:
         """Have a guide tried, unless it is on its way. Raises Overloaded when too many wait."""
-        if key in self._waiting or any(child.guide == key for child in self._children):
+        for child in self._children:
+            if child.guide == key:
+                child.is_wanted = True
+                return
+        if key in self._waiting:
             return
         # A guide for which a child is free, or can be started, does not wait for others.
         num_idle = self._max_children - sum(child.guide is not None for child in self._children)
         if len(self._waiting) - num_idle >= MAX_WAITING:
-            raise Overloaded(
-                f"{MAX_WAITING} guides wait to be compiled already; try again later",
-                code="too_many_guides",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._waiting[key] = guide
+            raise _overloaded(f"{MAX_WAITING} guides wait to be compiled already")
+        self._waiting[key] = (guide, time.monotonic())
         self._hand_out()
 
     def cancel(self, key: bytes) -> None:
@@ -159,11 +179,12 @@ class GuideCompiler:
         self._waiting.pop(key, None)
         for child in self._children:
             if child.guide == key:
-                self._replace(child)
+                child.is_wanted = False  # over in a moment, or killed
 
     def poll(self) -> Iterator[tuple[bytes, Compiled]]:
         """Return what has been tried since, and kill what takes too long."""
         now = time.monotonic()
+        self._ending = [process for process in self._ending if process.poll() is None]
         for child in list(self._children):
             child.pump()
             key = child.guide
@@ -171,6 +192,10 @@ class GuideCompiler:
             if done is not None and key is not None:
                 self._remember(key, done)
                 yield key, done
+        while self._waiting and now - next(iter(self._waiting.values()))[1] >= MAX_WAIT_S:
+            key, _ = self._waiting.popitem(last=False)
+            error = _overloaded(f"no process to compile it was free within {MAX_WAIT_S:g} s")
+            yield key, Compiled(error=error_info(error))
         self._hand_out()
 
     def _look(self, child: _Child, now: float) -> Compiled | None:
@@ -178,7 +203,9 @@ class GuideCompiler:
         try:
             data = child.answer()
         except EOFError:
-            self._replace(child)
+            if not child.is_ready:
+                self._start_after = now + RESTART_S
+            self._drop(child)
             return _too_much("it takes too much memory to compile")
         if data is not None and not child.is_ready:
             child.is_ready = True
@@ -186,42 +213,72 @@ class GuideCompiler:
         if data is not None:
             child.guide = None
             if child.is_demoted:
-                self._replace(child)
+                self._drop(child)
             return msgspec.msgpack.decode(data, type=Compiled)
         busy_s = now - child.since
         if child.guide is None:
             if not child.is_ready and busy_s >= MAX_START_S:
-                self._replace(child)
+                self._drop(child)
         elif busy_s >= MAX_COMPILE_S:
-            self._replace(child)
+            cpu_s = child.cpu_s
+            self._drop(child)
+            if cpu_s < MIN_CPU_S:
+                error = _overloaded(f"no processor was free to compile it within {MAX_COMPILE_S:g} s")
+                return Compiled(error=error_info(error))
             return _too_much(f"it takes more than {MAX_COMPILE_S:g} s to compile")
+        elif busy_s >= MOMENT_S and not child.is_wanted:
+            self._drop(child)
         elif busy_s >= MOMENT_S and not child.is_demoted:
             child.demote()
         return None
 
-    def _replace(self, child: _Child) -> None:
-        child.end()
-        self._children[self._children.index(child)] = _Child(self._tokenizer)
+    def _drop(self, child: _Child) -> None:
+        child.kill()
+        self._children.remove(child)
+        self._ending.append(child.process)
 
     def _hand_out(self) -> None:
         now = time.monotonic()
         for child in self._children:
-            if not self._waiting:
-                return
-            if child.is_ready and child.guide is None:
-                child.give(*self._waiting.popitem(last=False), now)
+            if self._waiting and child.is_ready and child.guide is None:
+                key, (guide, _) = self._waiting.popitem(last=False)
+                child.give(key, guide, now)
         num_starting = sum(not child.is_ready for child in self._children)
-        if len(self._waiting) > num_starting and len(self._children) < self._max_children:
+        num_children = len(self._children)
+        if num_children and len(self._waiting) <= num_starting:
+            return
+        num_processes = num_children + len(self._ending)
+        has_room = num_children < self._max_children and num_processes < 2 * self._max_children
+        if has_room and now >= self._start_after:
             self._children.append(_Child(self._tokenizer))
 
     def _remember(self, key: bytes, result: Compiled) -> None:
-        self._results[key] = result
-        while len(self._results) > MAX_REMEMBERED:
-            self._results.popitem(last=False)
+        if result.error is not None and result.error.status == InvalidRequest.status:
+            self._refused[key] = result.error
+            while len(self._refused) > MAX_REMEMBERED:
+                self._refused.popitem(last=False)
 
     def close(self) -> None:
-        for child in self._children:
-            child.end()
+        for child in list(self._children):
+            self._drop(child)
+        for process in self._ending:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(CLOSE_S)
+
+
+def _cpu_s(pid: int) -> float:
+    """How long a process has had a processor; 0.0 for one that is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def _overloaded(why: str) -> Overloaded:
+    return Overloaded(
+        f"the guide: {why}; try again later", code="too_many_guides", retry_after_s=RETRY_AFTER_S
+    )
 
 
 def _too_much(why: str) -> Compiled:

@@ -10,7 +10,6 @@ import contextlib
 import os
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
 
 import llguidance
 
@@ -44,13 +43,6 @@ MAX_READY = 256
 BUSY_WAIT_S = 0.02
 
 
-@dataclass(slots=True, eq=False)
-class _Wait:
-    """Sequences that wait for one guide, with the output that each has."""
-
-    output_ids: dict[bytes, bytes] = field(default_factory=dict)
-
-
 class GrammarLoop:
     """`turn` whenever something can be read."""
 
@@ -70,7 +62,9 @@ class GrammarLoop:
         self._compiler = compiler
         self._matchers = Matchers(vocabulary)
         self._ready: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
-        self._waits: dict[bytes, _Wait] = {}
+        """Guides that were compiled lately, by their keys."""
+        self._waits: dict[bytes, dict[bytes, bytes]] = {}
+        """By the key of a guide: the sequences that wait for it, with the output that each has."""
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide that a sequence waits for."""
         self._thread = ThreadPoolExecutor(1, "compile")
@@ -122,28 +116,26 @@ class GrammarLoop:
             self._ready.move_to_end(key)
             self._begin(message.handle, start, message.output_ids)
             return
-        known = self._compiler.result(key)
-        if known is not None and known.error is not None:
-            self._refuse(message.handle, known.error)
+        refusal = self._compiler.refusal(key)
+        if refusal is not None:
+            self._refuse(message.handle, refusal)
             return
         try:
-            if known is None:
+            if key not in self._made:
                 self._compiler.begin(key, message.guide)
-            else:
-                self._make(key, known)
         except RequestError as error:
             self._refuse(message.handle, error_info(error))
             return
-        self._waits.setdefault(key, _Wait()).output_ids[message.handle] = message.output_ids
+        self._waits.setdefault(key, {})[message.handle] = message.output_ids
         self._waiting_for[message.handle] = key
 
     def _close(self, handle: bytes) -> None:
         self._matchers.close(handle)
         key = self._waiting_for.pop(handle, None)
         if key is not None:
-            wait = self._waits[key]
-            del wait.output_ids[handle]
-            if not wait.output_ids:
+            waiting = self._waits[key]
+            del waiting[handle]
+            if not waiting:
                 del self._waits[key]
                 self._compiler.cancel(key)
 
@@ -151,15 +143,14 @@ class GrammarLoop:
         """A guide was tried."""
         if compiled.error is None:
             if key in self._waits:
-                self._make(key, compiled)
+                self._make(key, compiled.grammar)
             return
         for handle in self._end_wait(key):
             self._refuse(handle, compiled.error)
 
-    def _make(self, key: bytes, compiled: Compiled) -> None:
-        if key not in self._made:
-            made = self._made[key] = self._thread.submit(self._vocabulary.compile, compiled.grammar)
-            made.add_done_callback(lambda _: os.eventfd_write(self._bell, 1))
+    def _make(self, key: bytes, grammar: str) -> None:
+        made = self._made[key] = self._thread.submit(self._vocabulary.compile, grammar)
+        made.add_done_callback(lambda _: os.eventfd_write(self._bell, 1))
 
     def _take_made(self) -> None:
         with contextlib.suppress(BlockingIOError):
@@ -180,12 +171,10 @@ class GrammarLoop:
                 self._begin(handle, start, output_ids)
 
     def _end_wait(self, key: bytes) -> dict[bytes, bytes]:
-        wait = self._waits.pop(key, None)
-        if wait is None:
-            return {}
-        for handle in wait.output_ids:
+        waiting = self._waits.pop(key, {})
+        for handle in waiting:
             del self._waiting_for[handle]
-        return wait.output_ids
+        return waiting
 
     def _begin(self, handle: bytes, start: llguidance.LLMatcher, output_ids: bytes) -> None:
         try:

@@ -39,7 +39,7 @@ class ServedModel(NamedTuple):
     ops: Ops
     config: CheckpointConfig
     rows: RowAdapters | None = None
-    """Of a model that takes adapters."""
+    """Slots of rows, where the model takes adapters."""
 
 
 def load_served_model(

@@ -110,7 +110,7 @@ class ModelWorker:
     def __init__(self, runner: ModelRunner, device: Device, adapters: AdapterSlots | None = None) -> None:
         self._runner = runner
         self.adapters = adapters
-        """Of a model that takes adapters."""
+        """Slots of a model that takes adapters."""
         self._device = device
         self._deferred: WorkerStep | None = None
         self._failed: WorkerStep | None = None

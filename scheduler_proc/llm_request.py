@@ -1,4 +1,4 @@
-"""What a scheduler of the user's own is shown of requests and of the KV cache, under the names that
+"""Views of requests and of the KV cache for a scheduler of the user's own, under the names that
 TensorRT-LLM gives them. Read-only: it sees, and answers; it cannot move anything.
 """
 
@@ -52,7 +52,7 @@ class LlmRequest:
 
     @property
     def has_row(self) -> bool:
-        """Whether it holds a row and pages: only then can it be paused."""
+        """True if it holds a row and pages: only then can it be paused."""
         return self._req.row >= 0
 
     @property

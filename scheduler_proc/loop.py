@@ -29,8 +29,8 @@ CHECK_AFTER_IDLE_S = 1.0
 
 
 class Load(NamedTuple):
-    """What is shown as soon as it changes: what tokenizers admit new requests by, the newest step's size, who
-    runs alone, and whether nobody does.
+    """Figures that are shown as soon as they change: what tokenizers admit new requests by, the newest step's
+    size, who runs alone, and whether nobody does.
     """
 
     num_running: int

@@ -49,6 +49,7 @@ from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
 from scheduler_proc.loop import Load, SchedulerLoop
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_profile import StepProfile
@@ -120,6 +121,7 @@ def build_scheduler(
         max_len,
         _settings_in_force(config, executor, limits),
         profile=StepProfile(profile_dir, port),
+        snapshots=SnapshotMaker(lifecycle, port.now_s, port.wall_s),
     )
     speculation, step_cost = _speculation(config), StepCost()
     intake = Intake(

@@ -68,7 +68,7 @@ class RequestScheduler(ABC):
     def schedule_request(
         self, active_requests: RequestList, inflight_request_ids: set[int]
     ) -> SchedulerOutput | tuple[RequestList, RequestList, RequestList]:
-        """As the two above, one after the other."""
+        """Same as the two above, one after the other."""
 
 
 class SimpleScheduler(RequestScheduler):

@@ -134,7 +134,7 @@ class TokenizerLoop:
 
     @property
     def is_busy(self) -> bool:
-        """Whether something waits that no socket will announce."""
+        """True if something waits that no socket will announce."""
         has_kept = self._scheduler or any(self._detokenizers)
         return bool(has_kept or self._long or self._arrivals)
 
@@ -188,7 +188,7 @@ class TokenizerLoop:
         self._scheduler.send(message)
 
     def _has_room(self) -> bool:
-        """Whether everything before could be passed on."""
+        """Tell whether everything before could be passed on."""
         blocked = [way for way in (self._scheduler, *self._detokenizers) if not way.flush()]
         return not blocked
 

@@ -18,7 +18,7 @@ class SentCount:
     def __init__(
         self, num_sent_elsewhere: Callable[[], int], epochs_elsewhere: Callable[[], tuple[int, ...]]
     ) -> None:
-        """Of the other tokenizers: the sum of their `num_sent`, and their epochs."""
+        """Count for the other tokenizers: the sum of their `num_sent`, and their epochs."""
         self._num_sent_elsewhere = num_sent_elsewhere
         self._epochs_elsewhere = epochs_elsewhere
         self._epochs: tuple[int, ...] | None = None

@@ -51,7 +51,7 @@ class Validator:
     takes_text: bool = True
     """There is a tokenizer."""
     task: Task = "generate"
-    """What the model is served for."""
+    """Task that the model is served for."""
     max_prompt_len: int | None = None
     """Tokens of a prompt that is computed whole, in one step. None: it may be computed in chunks."""
 

@@ -14,7 +14,7 @@ Prompt: TypeAlias = str | list[int] | list[Message]
 
 @dataclass(frozen=True, slots=True)
 class GenerationOptions:
-    """What all requests of a run have in common."""
+    """Options that all requests of a run share."""
 
     stream: bool
     ignore_eos: bool

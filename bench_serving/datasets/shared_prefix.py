@@ -17,7 +17,7 @@ class SharedPrefixShape:
     question_len: int
     output_len: int
     range_ratio: float
-    """Of question and output lengths; system prompts have their full length."""
+    """Range of question and output lengths; system prompts have their full length."""
     num_turns: int
     in_order: bool
     """Group after group; else the groups are mixed."""

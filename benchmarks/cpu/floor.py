@@ -1,5 +1,5 @@
-"""What a machine cannot go below: a decode step reads the weights and the KV once, or computes at its peak,
-whichever takes longer; a prompt computes at its peak. Knows no workload.
+"""Times that a machine cannot go below: a decode step reads the weights and the KV once, or computes at its
+peak, whichever takes longer; a prompt computes at its peak. Knows no workload.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What this machine reads and computes: the two figures that shares of the floor are taken from.
+"""Rates at which this machine reads and computes: the two figures that shares of the floor are taken from.
 
 The most of several sizes and shapes, with all threads of torch: a sum over memory of about the model's size,
 and matrix products in bf16 and in float32, which is the faster one without AVX512-BF16. Run:
@@ -18,7 +18,7 @@ DTYPES = (torch.bfloat16, torch.float32)
 
 
 def least_s(function: Callable[[], object], seconds: float = 2.0) -> float:
-    """Of as many calls as fit."""
+    """Return the least time of as many calls as fit."""
     best, end = float("inf"), time.perf_counter() + seconds
     while time.perf_counter() < end:
         began = time.perf_counter()

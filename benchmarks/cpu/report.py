@@ -1,4 +1,4 @@
-"""What a comparison's runs say: medians, ratios, shares of the floor; as text and as a picture."""
+"""Report of a comparison's runs: medians, ratios, shares of the floor; as text and as a picture."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def share_of_floor(figure: str, value: float, floor: float) -> float:
 
 
 def best_tries(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of the tries of a turn, the one that others disturbed least."""
+    """Return of each turn the try that others disturbed least."""
     best: dict[tuple[int, str, str], dict[str, Any]] = {}
     for run in runs:
         key = (run["round"], run["workload"], run["server"])

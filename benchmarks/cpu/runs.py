@@ -29,7 +29,7 @@ class Server(NamedTuple):
     backend: str
     url: str
     pid: int | None = None
-    """Of its first process, whose whole tree's memory is then looked at."""
+    """Pid of its first process, whose whole tree's memory is then looked at."""
 
     @staticmethod
     def parse(text: str) -> Server:
@@ -84,8 +84,8 @@ def _key(run: dict[str, Any]) -> tuple[int, str, str]:
 
 
 def seed_of(turn: Turn, runs: Sequence[dict[str, Any]], seed: int) -> int:
-    """Of the prompts of the turn's next run. One that is made again has others: the server's cache still has
-    those of the first. seed: of the warm-up.
+    """Return the seed of the prompts of the turn's next run. One that is made again has others: the server's
+    cache still has those of the first. seed: of the warm-up.
     """
     repeats = WORKLOADS[turn.workload].repeats
     tries = Counter(map(_key, runs))[turn.round, repeats or turn.workload, turn.server.name]

@@ -11,9 +11,9 @@ class Workload(NamedTuple):
     what: str
     flags: tuple[str, ...]
     figures: tuple[str, ...]
-    """Of bench_serving's results, what is compared."""
+    """Figures of bench_serving's results that are compared."""
     floor: Floor | None
-    """What the machine cannot go below, where it and not the arrivals set the limit."""
+    """Time that the machine cannot go below, where it and not the arrivals set the limit."""
     repeats: str | None = None
     """The workload whose prompts it has once more."""
 

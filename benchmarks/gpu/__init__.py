@@ -1,1 +1,1 @@
-"""What needs a GPU to be measured, or a GPU's compiler to be checked."""
+"""Measurements that need a GPU, and checks that need a GPU's compiler."""

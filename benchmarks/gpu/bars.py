@@ -1,4 +1,4 @@
-"""What the stages' files say about the project's bars: met, missed, or not measured.
+"""Verdicts of the stages' files on the project's bars: met, missed, or not measured.
 
 python -m benchmarks.gpu.bars DIR        a table, and DIR/bars.json; exit code 1 when a bar is missed
 """

@@ -71,7 +71,9 @@ def cases(capability: int, kernel: str) -> Iterator[Case]:
 
 
 def nearest() -> Iterator[Case]:
-    """What takes most; and float32 experts, whose tiles are the same everywhere, where there is least."""
+    """Yield what takes most; and float32 experts, whose tiles are the same everywhere, where there
+    is least.
+    """
     for capability, kernel in product(AT_THE_EDGE, ("decode", "extend")):
         yield max(cases(capability, kernel), key=lambda case: case.estimate)
     experts = next(each for each in variants() if each.name == "experts down, 64 pairs")

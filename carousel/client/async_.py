@@ -203,6 +203,10 @@ class AsyncClient:
     async def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         return await self._control("server_info", timeout)
 
+    @documented_as(Client.snapshot)
+    async def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("snapshot", timeout)
+
     @documented_as(Client.flush_cache)
     async def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         return await self._control("flush_cache", timeout)

@@ -79,7 +79,7 @@ class LLM(Client):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
-        """As Client.generate, with a progress bar over several prompts when stderr is a terminal."""
+        """Same as Client.generate, with a progress bar over several prompts when stderr is a terminal."""
         if not use_tqdm or is_single_prompt(prompt):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)
         with progress_bar(len(prompt)) as on_completion:

@@ -223,8 +223,14 @@ class Client:
         self._session.abort(stream.state.number)
 
     def server_info(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
-        """What the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
+        """Return what the scheduler says of itself. Raises RequestError, RingClosed, TimeoutError."""
         return self._control("server_info", timeout)
+
+    def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Return what the scheduler holds at this moment: rows, the first 128 that wait and why, pages, and
+        the 512 largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
+        """
+        return self._control("snapshot", timeout)
 
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""
@@ -240,7 +246,7 @@ class Client:
     def request_stats(
         self, after: int = 0, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> list[RequestStatsPerIteration]:
-        """As `iteration_stats`, of each live request. Kept with `request_stats_max_iterations` only."""
+        """Same as `iteration_stats`, for each live request. Kept with `request_stats_max_iterations` only."""
         return StatsPlace.of_requests(after).read(self._ask_stats(timeout))
 
     def watch_stats(self, *, timeout: float | None = None) -> StatsStream:

@@ -34,13 +34,13 @@ METRICS = "/metrics"
 WITH_BODY = (400, 408, 413, 415, 500)
 RUNTIME = (500, 503)
 STATS = (400, *RUNTIME)
-"""Of what asks the runtime: it may be gone, not ready, or have no room."""
+"""Statuses of paths that ask the runtime: it may be gone, not ready, or have no room."""
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
     path: str
-    """As Starlette spells it."""
+    """Path as Starlette spells it."""
     handler: Handler
     summary: str
     response: Any
@@ -51,7 +51,7 @@ class Endpoint:
     streams: bool = False
     """Answers `stream: true` with events."""
     statuses: tuple[int, ...] = ()
-    """Of its errors, beside those that every path has. Each has the shape of OpenAI's."""
+    """Statuses of its errors, beside those that every path has. Each has the shape of OpenAI's."""
     answers_503: Any = None
     """Type of the body of a 503 that is no error."""
     role: Role | None = "admin"
@@ -175,6 +175,13 @@ ENDPOINTS = (
             ("iterations", control.iteration_stats, "each iteration, ?after=N: those after number N"),
             ("requests", control.request_stats, "each live request in each iteration"),
         )
+    ),
+    Endpoint(
+        "/snapshot",
+        control.snapshot,
+        "Rows, who waits and why, pages, the largest nodes of the radix tree",
+        dict[str, Any],
+        statuses=RUNTIME,
     ),
     *(
         Endpoint(path, control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME)

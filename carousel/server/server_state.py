@@ -12,6 +12,7 @@ from typing import Any
 from carousel.client.async_ import AsyncClient
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
+from carousel.server.admin.snapshot import SharedSnapshot
 from carousel.server.http.body_pool import BodyPool
 from carousel.server.http.write_pace import WritePace
 from carousel.server.request.tokenizer import ServerTokenizer
@@ -50,6 +51,7 @@ class ServerState:
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
     """The latest request that /health_generate has made up."""
+    snapshots: SharedSnapshot = field(init=False)
     bodies: BodyPool = field(init=False)
     places: Places = field(init=False)
     created: int = field(default_factory=lambda: int(time.time()))
@@ -63,6 +65,7 @@ class ServerState:
             allow_special_tokens=config.allow_special_tokens,
             is_divided=self._has_several_tenants,
         )
+        self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
         self.bodies = BodyPool(self._has_several_tenants)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)
 
@@ -102,7 +105,7 @@ class ServerState:
         return await self.ask(self.client.server_info)
 
     async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:
-        """What `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
+        """Return what `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
         self.check_serving()
         try:
             return await read(after, timeout=CONTROL_TIMEOUT_S)
@@ -110,7 +113,7 @@ class ServerState:
             raise _no_answer() from None
 
     async def ask(self, question: Callable[..., Awaitable[dict[str, Any]]], *about: Any) -> dict[str, Any]:
-        """What the ring answers to a control call of the client, made with `about`.
+        """Return what the ring answers to a control call of the client, made with `about`.
 
         Raises: RequestError, (503) when it does not answer in time or is not ready; RingClosed.
         """

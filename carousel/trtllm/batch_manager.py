@@ -88,7 +88,7 @@ class BatchManager:
             raise InvalidRequest("max_num_requests: above 0, or negative", param="max_num_requests")
         self.max_num_requests = max(max_num_requests, UNBOUNDED)
         self.error: CarouselError | None = None
-        """What ended the runtime, and with it all requests; None while it lives."""
+        """Error that ended the runtime, and with it all requests; None while it lives."""
         self._executor = executor
         self._owns_executor = False
         self._get = get_inference_requests
@@ -282,7 +282,7 @@ class BatchManager:
             self._guard("return_stats", partial(report, text))
 
     def _guard(self, name: str, call: Callable[[], Any]) -> Any:
-        """What a callback returns; None when it raises, which is its own affair and ends nothing."""
+        """Return what a callback returns; None when it raises, which is its own affair and ends nothing."""
         try:
             return call()
         except Exception:

@@ -44,7 +44,7 @@ SHUT_DOWN = "the executor was shut down"
 
 @dataclass(frozen=True, slots=True)
 class ExecutorStats:
-    """What the scheduler says of itself, at most a step old."""
+    """Figures of the scheduler, at most a step old."""
 
     num_active_requests: int
     """Admitted and not finished."""
@@ -258,13 +258,13 @@ class GenerationExecutor(StatsReader):
         self._session.abort(request_id - 1)
 
     def cancel_request(self, request_id: int) -> None:
-        """As `abort_request`; the name that goes with `enqueue_request`."""
+        """Same as `abort_request`; the name that goes with `enqueue_request`."""
         self.abort_request(request_id)
 
     # -- enqueue now, await responses later ------------------------------------------------------------------
 
     def enqueue_request(self, request: GenerationRequest) -> int:
-        """As `submit`, with its responses collected by `await_responses`; the id to ask for."""
+        """Submit a request whose responses `await_responses` collects; return the id to ask for."""
         return self.enqueue_requests([request])[0]
 
     def enqueue_requests(self, requests: Sequence[GenerationRequest]) -> list[int]:

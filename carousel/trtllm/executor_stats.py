@@ -22,7 +22,8 @@ class StatsReader:
         self._requests = StatsPlace.of_requests()
 
     def get_latest_iteration_stats(self, timeout: float = CONTROL_TIMEOUT_S) -> list[IterationStats]:
-        """Of the iterations since the last call of this executor; the first time, of all that are kept.
+        """Return statistics of the iterations since the last call of this executor; the first time, of all
+        that are kept.
 
         Raises: RequestError (stats_off when none are kept), RingClosed, TimeoutError.
         """
@@ -30,7 +31,9 @@ class StatsReader:
             return self._iterations.read(self.ask_stats(timeout))
 
     def get_latest_request_stats(self, timeout: float = CONTROL_TIMEOUT_S) -> list[RequestStatsPerIteration]:
-        """As `get_latest_iteration_stats`, of each live request. Kept with `request_stats_max_iterations`."""
+        """Same as `get_latest_iteration_stats`, for each live request. Kept with
+        `request_stats_max_iterations`.
+        """
         with self._stats_lock:
             return self._requests.read(self.ask_stats(timeout))
 
@@ -41,7 +44,7 @@ class StatsReader:
         )
 
     def aget_stats(self, timeout: float | None = None) -> AsyncStatsStream:
-        """As `get_stats`, for `async for`."""
+        """Same as `get_stats`, for `async for`."""
 
         async def ask(after: int, limit: float | None) -> Any:
             deadline = deadline_after(limit, asyncio.get_running_loop().time())

@@ -57,13 +57,15 @@ class GenerationOutput(CompletionOutput):
     __slots__ = ("_sequence", "extent", "logprobs_diff", "result")
 
     extent: Extent
-    """Of the sequence when this was made."""
+    """Extent of the sequence when this was made."""
     logprobs_diff: list[TokenLogprob]
     """Those of the new ids; empty when logprobs were not asked for."""
     result: Owner
 
     def __init__(self, result: Owner, sequence: SequenceState, index: int, taken: Extent) -> None:
-        """What `sequence` has by now and had not when it was `taken`. Call it under the result's lock."""
+        """Take what `sequence` has by now and had not when it was `taken`. Call it under the
+        result's lock.
+        """
         finish = sequence.finish
         new_ids = sequence.token_ids[taken.num_tokens :]
         put = object.__setattr__  # frozen, as the class that it extends
@@ -97,12 +99,12 @@ class GenerationOutput(CompletionOutput):
 
     @property
     def prompt_logprobs(self) -> PromptLogprobs:
-        """As GenerationResult.prompt_logprobs."""
+        """Same as GenerationResult.prompt_logprobs."""
         return self.result.prompt_logprobs
 
     @property
     def context_logits(self) -> FloatArray | None:
-        """As GenerationResult.context_logits."""
+        """Same as GenerationResult.context_logits."""
         return self.result.context_logits
 
     def _logits(self) -> FloatArray | None:

@@ -129,7 +129,7 @@ class GenerationRequest:
 
     @property
     def input_token_ids(self) -> list[int]:
-        """What the model is given: the prompt and, behind it, the query."""
+        """Ids that the model is given: the prompt and, behind it, the query."""
         return self.prompt_token_ids + (self.query_token_ids or [])
 
     @property

@@ -97,7 +97,7 @@ class GenerationResult:
         return self._final_output()
 
     async def aresult(self, timeout: float | None = None) -> GenerationOutput:
-        """As `result`. Cancelling the task that waits leaves request and result as they are."""
+        """Same as `result`. Cancelling the task that waits leaves request and result as they are."""
         try:
             async with asyncio.timeout_at(deadline_after(timeout, asyncio.get_running_loop().time())):
                 await self._mailbox.wait_async(lambda: self.done)
@@ -159,9 +159,9 @@ class GenerationResult:
             await self._mailbox.wait_async(self._mailbox.has_more_than(seen))
 
     def take_output(self) -> GenerationOutput | None:
-        """What is new of one sequence, without waiting; None when nothing is. Sequences take turns. Of one
-        that is not streamed there is news once, when it has ended. The error that ends the request is raised
-        once, after everything else.
+        """Take what is new of one sequence, without waiting; None when nothing is. Sequences take turns. Of
+        one that is not streamed there is news once, when it has ended. The error that ends the request is
+        raised once, after everything else.
         """
         with self.lock:
             self._fold()

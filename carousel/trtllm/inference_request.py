@@ -26,7 +26,7 @@ WordIds: TypeAlias = tuple[tuple[int, ...], ...]
 DTYPES = {"integer": "iu", "float": "f", "boolean": "b"}
 """Kind -> numpy's letters for it."""
 NO_END = -1
-"""As `end_id`: nothing ends the output but its length."""
+"""Value of `end_id`: nothing ends the output but its length."""
 
 ARRAYS = tuple(p for p in PARAMETERS if p.array)
 # Name of the array -> field of SamplingParams, for those that hold one value, [1] or [1, 1].
@@ -48,7 +48,7 @@ WRITTEN_AS["stop_token_ids"] = "end_id"
 @dataclass(frozen=True, slots=True)
 class InferenceRequest:
     request_id: int
-    """Of 64 bits, chosen by the caller; free again with the request's final response."""
+    """Number of 64 bits, chosen by the caller; free again with the request's final response."""
     inputs: Mapping[str, npt.ArrayLike]
     """By name; the first dimension of each is 1. `input_ids` and `request_output_len` must be there."""
 
@@ -91,7 +91,7 @@ class InputArrays:
         return array.item()
 
     def ids(self, name: str) -> list[int]:
-        """Of shape [1, n]."""
+        """Ids of an array of shape [1, n]."""
         array = self._array(name, "integer")
         if array.ndim != 2 or array.shape[0] != 1 or array.shape[1] == 0:
             raise InvalidRequest(f"{name}: shape [1, n], got {list(array.shape)}", param=name)
@@ -101,7 +101,7 @@ class InputArrays:
         return ids
 
     def words(self, name: str) -> WordIds:
-        """Of shape [1, 2, n]."""
+        """Word ids of an array of shape [1, 2, n]."""
         array = self._array(name, "integer")
         if array.ndim != 3 or array.shape[:2] != (1, 2):
             raise InvalidRequest(f"{name}: shape [1, 2, n], got {list(array.shape)}", param=name)
@@ -132,8 +132,8 @@ class InputArrays:
 
 
 def generation_request(arrays: InputArrays, *, has_context: bool, has_generation: bool) -> GenerationRequest:
-    """What the arrays ask for. Logits that the runtime does not gather, as the last two arguments say, are
-    left out: the response has a dummy in their place.
+    """Return the request that the arrays ask for. Logits that the runtime does not gather, as the last two
+    arguments say, are left out: the response has a dummy in their place.
 
     Raises: InvalidRequest that names the array.
     """
@@ -166,7 +166,9 @@ def generation_request(arrays: InputArrays, *, has_context: bool, has_generation
 
 
 def padding_id(arrays: InputArrays) -> int:
-    """What fills the unused end of `output_ids`: `pad_id`, else `end_id`, else 0. Raises InvalidRequest."""
+    """Return the id that fills the unused end of `output_ids`: `pad_id`, else `end_id`, else 0. Raises
+    InvalidRequest.
+    """
     for name in ("pad_id", "end_id"):
         if name in arrays:
             value: int = arrays.scalar(name, "integer")

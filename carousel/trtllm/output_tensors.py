@@ -17,7 +17,7 @@ class NamedTensor(NamedTuple):
 
 
 class OutputTensors:
-    """Of one request, over all its responses."""
+    """Tensors of one request, over all its responses."""
 
     def __init__(self, request: GenerationRequest, *, padding_id: int, max_len: int) -> None:
         """max_len: longest sequence, input and output, that the model takes."""

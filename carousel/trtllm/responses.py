@@ -26,7 +26,7 @@ class Result:
     output_token_ids: list[list[int]]
     """[1][tokens]: of a stream the new ones, unless the request returns all; else all."""
     text: str
-    """Of the same tokens; held back where they do not yet make whole characters."""
+    """Text of the same tokens; held back where they do not yet make whole characters."""
     log_probs: list[list[float]] | None = None
     """[1][tokens]: one for each generated token of output_token_ids; None when not asked for."""
     cum_log_probs: list[float] | None = None
@@ -34,9 +34,9 @@ class Result:
     finish_reason: FinishReason | None = None
     """With the last result of the sequence."""
     stop_reason: str | int | None = None
-    """What stopped it: a stop string, a stop word's text, a stop token id."""
+    """Reason of a stop: a stop string, a stop word's text, a stop token id."""
     usage: Usage | None = None
-    """Of the sequence, with its last result."""
+    """Usage of the sequence, with its last result."""
     context_logits: FloatArray | None = field(default=None, compare=False)
     """[input tokens, vocabulary], with the last result of each sequence, when asked for."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
@@ -72,7 +72,7 @@ class Response:
 
     @property
     def result(self) -> Result:
-        """As `get_result`."""
+        """Same as `get_result`."""
         return self.get_result()
 
     @property
@@ -84,7 +84,7 @@ class Response:
 
 
 def response_of(request: GenerationRequest, output: GenerationOutput, *, is_final: bool) -> Response:
-    """What an output is to one who awaits responses."""
+    """Return the response that an output is to one who awaits responses."""
     is_sequence_final = output.finish_reason is not None
     whole = request.return_all_generated_tokens
     logprobs = None

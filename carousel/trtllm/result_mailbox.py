@@ -55,7 +55,7 @@ class ResultMailbox(Mailbox):
                 raise TimeoutError("the time limit of the call is over")
 
     async def wait_async(self, condition: Callable[[], bool]) -> None:
-        """As `wait`, from any event loop; a wait that is cancelled takes nothing away."""
+        """Same as `wait`, from any event loop; a wait that is cancelled takes nothing away."""
         loop = asyncio.get_running_loop()
         changed = asyncio.Event()
 

@@ -16,7 +16,7 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 
 @dataclass(frozen=True, slots=True)
 class AttentionLayer:
-    """What a backend needs to know about one attention layer.
+    """Facts about one attention layer that a backend needs.
 
     sliding_window counts keys: a token sees itself and the sliding_window - 1 tokens before it. None: it sees
     everything before it. softcap: a score s (query times key times scale) counts as

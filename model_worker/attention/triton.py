@@ -27,7 +27,7 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What all layers share."""
+    """Inputs of a step that all layers share."""
 
     decode_lens: Tensor  # [num_decodes] int64
     max_decode_len: int

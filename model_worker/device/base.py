@@ -1,4 +1,4 @@
-"""What the runner needs of a device: streams of work, tickets for it, copies to and from, free memory.
+"""Device: what the runner needs of one: streams of work, tickets for it, copies to and from, free memory.
 
 One code path serves CPU and CUDA: work is a function handed to a stream, a ticket stands for its result.
 On CPU the copy stream is the forward stream itself.
@@ -35,11 +35,13 @@ class Ticket(Protocol[T_co]):
 
     @property
     def value(self) -> T_co:
-        """What the work returned, for work behind it in stream order: its tensors may be unfinished."""
+        """Return what the work returned, for work behind it in stream order: its tensors may be
+        unfinished.
+        """
 
 
 class Outcome(Generic[T]):
-    """What work returned or raised, for tickets to be made of."""
+    """Result of work, or what it raised, for tickets to be made of."""
 
     __slots__ = ("_error", "_value")
 
@@ -90,7 +92,7 @@ class Device(Protocol):
     replays_launches: bool
     """True where what `capture` returns launches again without the cost on the host."""
     launch_errors: tuple[type[Exception], ...]
-    """What a kernel raises that needs more registers or shared memory than the device has."""
+    """Errors of a kernel that needs more registers or shared memory than the device has."""
 
     def free_bytes(self, *, cached: bool = True) -> int:
         """Memory that may still be allocated on the device. cached: with what its allocator has kept of what

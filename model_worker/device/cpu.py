@@ -69,7 +69,7 @@ _Launch = tuple[CpuTicket[Any], CpuTicket[Any] | None]
 
 
 class DoneTicket(Outcome[T]):
-    """Of work that was done when it was launched."""
+    """Ticket of work that was done when it was launched."""
 
     __slots__ = ()
 
@@ -146,8 +146,8 @@ class CpuDevice:
         self.copy_stream: Stream = self.forward_stream
 
     def free_bytes(self, *, cached: bool = True) -> int:
-        """What the kernel can give without swapping, no more than the control group leaves. Nothing is kept
-        that could be counted.
+        """Return what the kernel can give without swapping, no more than the control group leaves. Nothing is
+        kept that could be counted.
         """
         return min(_memory_available(), _cgroup_available())
 

@@ -28,7 +28,9 @@ COMPILERS = ("gcc", "clang")
 
 
 def has_fp8() -> bool:
-    """Whether this process's GPU computes with float8; where there is none, nothing speaks against it."""
+    """Tell whether this process's GPU computes with float8; where there is none, nothing speaks
+    against it.
+    """
     return not torch.cuda.is_available() or torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 

@@ -17,7 +17,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """What follows it is advice, or a trace of torch's."""
+    """Return the first line of an error; what follows it is advice, or a trace of torch's."""
     return str(error).partition("\n")[0]
 
 

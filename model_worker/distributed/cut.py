@@ -51,7 +51,9 @@ def by_heads(num_heads: int, head_dim: int, rank: int, num_ranks: int) -> Cut:
 
 
 def by_vocabulary(vocab_size: int, rank: int, num_ranks: int) -> Cut:
-    """As much room on every rank, in whole blocks; the last ones may have fewer rows in it, or none."""
+    """Cut a vocabulary into as much room on every rank, in whole blocks; the last ones may have fewer rows in
+    it, or none.
+    """
     if num_ranks == 1:
         return whole(vocab_size)
     blocks = -(-vocab_size // (VOCAB_BLOCK * num_ranks))

@@ -34,7 +34,7 @@ LOOK_S = 0.005
 
 
 class _Meeting(msgspec.Struct, frozen=True):
-    """What rank 0 writes into the run directory."""
+    """File that rank 0 writes into the run directory."""
 
     pid: int
     fd: int

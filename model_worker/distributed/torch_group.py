@@ -28,7 +28,9 @@ Options = TypeVar("Options")
 
 
 def _launched(options: Options) -> Options:
-    """Of a call on the current stream: else NCCL takes one of its own, with two events for each call."""
+    """Return the options of a call on the current stream: else NCCL takes one of its own, with two events for
+    each call.
+    """
     options.asyncOp = False  # type: ignore[attr-defined]
     return options
 

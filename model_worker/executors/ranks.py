@@ -48,7 +48,7 @@ class Ranks:
             poller.register(pidfd, zmq.POLLIN)
 
     def died(self, fired: dict[Any, int]) -> str | None:
-        """Who has ended, by what a poll said."""
+        """Return who has ended, by what a poll said."""
         return next((name for pidfd, name in self._names.items() if pidfd in fired), None)
 
     def send(self, message: Message, wait: Callable[[], None]) -> None:

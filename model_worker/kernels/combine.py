@@ -1,4 +1,4 @@
-"""What is multiplied and added between the modules of a layer, and what caps logits."""
+"""Products and sums between the modules of a layer, and the cap of logits."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step of decodes needs before its forward, from integers that are on the device already."""
+"""Inputs of a step of decodes, from integers that are on the device already."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands between a number and its float8 in the KV cache."""
+"""Scales between numbers and their float8 in the KV cache."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 
 class KVScale(NamedTuple):
-    """What a layer's keys and values are divided by when they are stored as float8, and multiplied by when
-    they are read. A KV cache of another dtype keeps them as they are.
+    """Scales by which a layer's keys and values are divided when they are stored as float8, and multiplied by
+    when they are read. A KV cache of another dtype keeps them as they are.
     """
 
     key: float = 1.0

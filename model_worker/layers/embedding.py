@@ -9,12 +9,17 @@ from model_worker.distributed.cut import Cut
 from model_worker.distributed.group import RankGroup
 from model_worker.layers.bound import BoundLayer
 from model_worker.layers.weight import Weight
-from model_worker.ops.base import Head, Map, Ops
+from model_worker.ops.base import Head, LinearWeight, Map, Ops
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 
 COMPRESSED_ROWS = 4096
 """Rows of a head that are computed at a time: what they take besides is float32."""
+
+
+def _as_stored(weight: Weight, dtype: torch.dtype) -> LinearWeight:
+    scale = None if weight.row_scale is None else weight.row_scale.unsqueeze(-1)
+    return LinearWeight(weight, dtype, scale, weight.packed)
 
 
 class TokenEmbedding(BoundLayer):
@@ -40,14 +45,8 @@ class TokenEmbedding(BoundLayer):
 
     def bind(self, ops: Ops) -> None:
         """See BoundLayer. A head that shares the weight is bound before."""
-        weight = self.weight
         self._embed = ops.embedding(
-            weight,
-            weight.row_scale,
-            self._dtype,
-            packed=weight.packed,
-            first=self._first,
-            scale=self._multiplier,
+            _as_stored(self.weight, self._dtype), first=self._first, multiplier=self._multiplier
         )
 
     def forward(self, input_ids: Tensor) -> Tensor:
@@ -87,7 +86,7 @@ class LMHead(BoundLayer):
         self.weight = weight
         self._quant = quant
         self.dtype = weight.dtype
-        """Return the logits of hidden states."""
+        """The hidden states' dtype; what is kept of the weight may have another."""
 
     def compress(self) -> None:
         """Bring the weight into the form that is computed with; once, when it is loaded, an embedding's own
@@ -108,7 +107,7 @@ class LMHead(BoundLayer):
 
     def bind(self, ops: Ops) -> None:
         """See BoundLayer."""
-        self.head = ops.head(self.weight, self.weight.row_scale, self.dtype)
+        self.head = ops.head(_as_stored(self.weight, self.dtype))
         self.weight.packed = self.head.packs_weight
 
     def forward(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:

@@ -14,7 +14,7 @@ from model_worker.layers.bound import BoundLayer
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Change, ExpertWeight, Weight, stacked_size
 from model_worker.ops.adapters import LayerAdapters, RowAdapters
-from model_worker.ops.base import Ops, Product
+from model_worker.ops.base import LinearWeight, Ops, Product
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
 
@@ -79,7 +79,9 @@ class Linear(StoredWeight, BoundLayer):
 
     def bind(self, ops: Ops) -> None:
         """See BoundLayer."""
-        self.product = ops.linear(self.weight, self.weight_scale, self._fused_bias(), self._dtype)
+        self.product = ops.linear(
+            LinearWeight(self.weight, self._dtype, self.weight_scale), self._fused_bias()
+        )
         self.weight.packed = self.product.packs_weight
         if self._rows is not None:
             out_features, in_features = self.weight.shape
@@ -97,7 +99,7 @@ class Linear(StoredWeight, BoundLayer):
         return self.product(x)
 
     def _fused_bias(self) -> Weight | None:
-        """What is added in the same pass."""
+        """Bias that is added in the same pass."""
         return self.bias
 
 

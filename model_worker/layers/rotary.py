@@ -124,7 +124,7 @@ def _llama3_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
 
 
 def _yarn_frequencies(inv_freq: Tensor, rope: RopeConfig) -> Tensor:
-    """As llama3, but the blend is linear in the dimension, not in the frequency (Peng et al., 2023)."""
+    """Same as llama3, but the blend is linear in the dimension, not in the frequency (Peng et al., 2023)."""
 
     def dimension_of(turns: float) -> float:
         """The pair that turns so often over the original context."""

@@ -103,8 +103,8 @@ class ExpertWeight(Weight):
     """A weight [num_experts, rows, columns] of which the checkpoint has every expert's part as a matrix."""
 
     def targets(self, name: str) -> Iterator[tuple[str, Piece]]:
-        """Of `a.experts.gate_up_proj.weight` with parts gate_proj and up_proj, the checkpoint has
-        `a.experts.0.gate_proj.weight` and so on.
+        """Yield names in the checkpoint: of `a.experts.gate_up_proj.weight` with parts gate_proj and up_proj,
+        the checkpoint has `a.experts.0.gate_proj.weight` and so on.
         """
         module, _, kind = name.rpartition(".")
         parent = module.rpartition(".")[0]

@@ -55,7 +55,7 @@ class CheckpointKVScales:
         self._found[name] = float(value)
 
     def __contains__(self, name: str) -> bool:
-        """Whether the tensor of that name is one of them, or stands beside them."""
+        """Tell whether the tensor of that name is one of them, or stands beside them."""
         return name in self._found or name in self._unused
 
     def log_unused(self) -> None:
@@ -66,7 +66,7 @@ class CheckpointKVScales:
             )
 
     def by_layer(self) -> list[KVScale]:
-        """Of each layer; ones where the checkpoint has no scales.
+        """Return the scales of each layer; ones where the checkpoint has none.
 
         Raises: ModelError where some are missing, or are no scales.
         """

@@ -264,7 +264,7 @@ def _tensors(files: Iterable[Path], rename: Rename | None) -> Iterator[tuple[str
 
 
 def _is_derived(name: str, config: ModelConfig) -> bool:
-    """Whether a checkpoint tensor may be ignored: it repeats what the model has from elsewhere."""
+    """Tell whether a checkpoint tensor may be ignored: it repeats what the model has from elsewhere."""
     if name.endswith("rotary_emb.inv_freq"):
         return True
     return config.tie_word_embeddings and name == "lm_head.weight"

@@ -24,7 +24,7 @@ _DTYPES = {"F8_E4M3": torch.float8_e4m3fn, "I8": torch.int8}
 
 
 class QuantizedTensors:
-    """What is quantised in a checkpoint's files. The scales are read at once: they are small."""
+    """Quantised tensors of a checkpoint's files. The scales are read at once: they are small."""
 
     def __init__(
         self, files: list[Path], quantization: CheckpointQuantization, rename: Rename | None = None
@@ -57,7 +57,7 @@ class QuantizedTensors:
             raise ModelError(f"The scales of {name} {shape} have the shape {list(scale.shape)}.")
 
     def is_companion(self, name: str) -> bool:
-        """Whether a tensor belongs to a quantised weight: it is read with it, or not needed."""
+        """Tell whether a tensor belongs to a quantised weight: it is read with it, or not needed."""
         weight = _weight_of(name, (*SCALES, *UNUSED))
         return weight is not None and weight in self._dtypes
 

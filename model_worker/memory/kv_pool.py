@@ -12,13 +12,13 @@ DUMMY_PAGE = 0
 
 @dataclass(frozen=True, slots=True)
 class KVLayout:
-    """What a model keeps of a token: one key and one value per head, in every layer."""
+    """Layout of what a model keeps of a token: one key and one value per head, in every layer."""
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
     attention_window: int = 0
-    """Of a sequence's tokens, the last that are read again, the newest included; 0: all."""
+    """Number of a sequence's last tokens that are read again, the newest included; 0: all."""
 
     def bytes_per_token(self, dtype: torch.dtype) -> int:
         """Bytes of KV cache one token takes over all layers."""

@@ -52,7 +52,7 @@ class SelfAttention(nn.Module):
         self.k_norm = self._head_norm(parts, keys)
         self._norms_projections = spec.qk_norm == "projection"
         self._head_norms: HeadNorms | None = None
-        """What a backend can compute itself."""
+        """Norms of the heads that a backend can compute itself."""
         if spec.qk_norm == "head" and isinstance(self.q_norm, RMSNorm) and isinstance(self.k_norm, RMSNorm):
             self._head_norms = HeadNorms(self.q_norm.weight, self.k_norm.weight, config.norm_eps)
 

@@ -26,11 +26,11 @@ Attend = Callable[[SelfAttention, Tensor], Tensor]
 
 
 class Update(NamedTuple):
-    """What a layer adds to the residual stream."""
+    """Update that a layer adds to the residual stream."""
 
     value: Tensor  # [T, hidden_size]
     norm: NormLayer | None = None
-    """Of the value, for whoever adds it."""
+    """Norm of the value, for whoever adds it."""
 
 
 class DecoderLayer(BoundLayer):

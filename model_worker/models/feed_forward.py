@@ -13,7 +13,9 @@ from runtime.checkpoint.model_config import ExpertsConfig
 
 
 def make_feed_forward(parts: Parts, layer_id: int) -> nn.Module:
-    """What the layer has, by the config and the spec: hidden [T, hidden_size] -> [T, hidden_size]."""
+    """Make the feed-forward that the layer has by the config and the spec: hidden [T, hidden_size] -> [T,
+    hidden_size].
+    """
     config = parts.config
     if config.experts is not None and config.expert_layers[layer_id]:
         return (SparseMLP if parts.group.size == 1 else ParallelSparseMLP)(parts, config.experts)

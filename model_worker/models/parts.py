@@ -1,4 +1,5 @@
-"""What every module of the decoder is built from: the config, the spec, and norms and projections by them.
+"""Parts that every module of the decoder is built from: the config, the spec, and norms and projections by
+them.
 
 How a model is cut for its ranks is decided here: a lone rank gets layers that know no other.
 """

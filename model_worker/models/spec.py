@@ -62,7 +62,7 @@ class ModelSpec:
                 raise ValueError(f"ModelSpec: {name} {value!r} is unknown; known: {', '.join(known)}")
 
     def checkpoint_name(self, name: str) -> str:
-        """What the checkpoint calls the tensor that we call `name`."""
+        """Return what the checkpoint calls the tensor that we call `name`."""
         return ".".join(self.names.get(segment, segment) for segment in name.split("."))
 
 

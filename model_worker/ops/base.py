@@ -105,6 +105,21 @@ class LayOutDecodes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class LinearWeight:
+    """Weight of a linear layer, a head or an embedding, as it is stored."""
+
+    rows: Tensor  # [N, K] of dtype, or int8 or float8_e4m3fn
+    dtype: torch.dtype  # of what is multiplied with it, or made of its rows
+    scale: Tensor | None = None  # [N, 1] float32, of 8 bits
+    packed: bool = False  # another product or head of the same Ops packs it
+
+    @property
+    def row_scale(self) -> Tensor | None:
+        """The scale as [N]."""
+        return None if self.scale is None else self.scale.squeeze(-1)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertWeights:
     """Weights of a layer's experts, and how many a token goes through."""
 
@@ -177,19 +192,9 @@ class Ops(Protocol):
     sampling_kernels: NativeKernels | None
     """Kernels in C++ for the sampler; None: it has others."""
 
-    def embedding(
-        self,
-        weight: Tensor,
-        row_scale: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        packed: bool = False,
-        first: int | None = None,
-        scale: float = 1.0,
-    ) -> Map:
-        """Ids [T] int64 to rows of weight [N, H] times scale, rounded. row_scale [N] float32: the weight is
-        int8, and rows times it become dtype. packed: a product or head of this Ops packs the weight. first:
-        the id of row 0; one that weight has no row of becomes zeros.
+    def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
+        """Ids [T] int64 to rows of the weight, not of float8, in its dtype, times multiplier, rounded. first:
+        the id of row 0; one that the weight has no row of becomes zeros.
         """
         ...
 
@@ -213,24 +218,12 @@ class Ops(Protocol):
         """Tell whether a product over this weight, not quantised, would pack it."""
         ...
 
-    def linear(
-        self,
-        weight: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        packed: bool = False,
-    ) -> Product:
-        """x @ weight.T + bias for x of dtype, rounded to dtype. weight [N, K] of dtype, or int8 or
-        float8_e4m3fn with scale [N, 1] float32. packed: another product of this Ops packs the weight.
-        """
+    def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
+        """x @ weight.T + bias for x of the weight's dtype, rounded to it."""
         ...
 
-    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
-        """Logits of hidden states of the dtype of weight [N, K]; or, of int8 with row_scale [N] float32, of
-        dtype.
-        """
+    def head(self, weight: LinearWeight) -> Head:
+        """Logits of hidden states of the weight's dtype. The weight is not of float8."""
         ...
 
     def activation(self, name: Activation, width: int) -> Map:
@@ -250,5 +243,5 @@ class Ops(Protocol):
     def adapters(
         self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
     ) -> LayerAdapters:
-        """What adapters of these rows add to a product [T, in_features] -> [T, out_features] of dtype."""
+        """Terms of these rows' adapters in a product [T, in_features] -> [T, out_features] of dtype."""
         ...

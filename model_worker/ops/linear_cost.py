@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from model_worker.kernels.native.build import BuildError, cpu_description, trusted_cache
-from model_worker.ops.base import Ops
+from model_worker.ops.base import LinearWeight, Ops
 from model_worker.ops.torch_ops import TorchOps
 from runtime.base.cpu_isa import cpu_isa
 
@@ -118,7 +118,7 @@ def _measure(ops: Ops, dtype: torch.dtype) -> LinearCosts:
 
 
 def _cost(ops: Ops, dtype: torch.dtype) -> LinearCost:
-    products = [ops.linear(_weight(dtype), None, None, dtype) for _ in range(NUM_WEIGHTS)]
+    products = [ops.linear(LinearWeight(_weight(dtype), dtype)) for _ in range(NUM_WEIGHTS)]
     row, rows = (torch.full((count, SHAPE[1]), 0.5, dtype=dtype) for count in (1, MANY))
     one = _least_us(lambda: [product(row) for product in products]) / NUM_WEIGHTS
     return LinearCost(one, _least_us(lambda: products[0](rows)))

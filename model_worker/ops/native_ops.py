@@ -20,6 +20,7 @@ from model_worker.ops.base import (
     Frequencies,
     Head,
     KernelTable,
+    LinearWeight,
     Map,
     MixtureOfExperts,
     Norm,
@@ -65,29 +66,19 @@ class NativeOps(Ops):
         self._scratch: ExpertScratch | None = None
         self.table.note("attention", type(self.attention).__name__)
 
-    def embedding(
-        self,
-        weight: Tensor,
-        row_scale: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        packed: bool = False,
-        first: int | None = None,
-        scale: float = 1.0,
-    ) -> Map:
+    def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
         """See Ops."""
-        if not can_take(weight):
+        if not can_take(weight.rows):
             reason = "rows are not whole words of 32 bits"
-            return self._instead("embedding", reason).embedding(
-                weight, row_scale, dtype, first=first, scale=scale
-            )
+            return self._instead("embedding", reason).embedding(weight, first=first, multiplier=multiplier)
         self._note("embedding")
-        take, combine, last = operators.TakeRows(self._kernels), self.combine, len(weight) - 1
-        dtype = None if row_scale is None else dtype
+        take, combine = operators.TakeRows(self._kernels), self.combine
+        table, packed, row_scale, last = weight.rows, weight.packed, weight.row_scale, len(weight.rows) - 1
+        dtype = None if row_scale is None else weight.dtype
 
         def rows(ids: Tensor) -> Tensor:
-            taken = take(weight, ids, packed=packed, row_scale=row_scale, dtype=dtype)
-            return taken if scale == 1.0 else combine(taken, scale=scale, out=taken)
+            taken = take(table, ids, packed=packed, row_scale=row_scale, dtype=dtype)
+            return taken if multiplier == 1.0 else combine(taken, scale=multiplier, out=taken)
 
         if first is None:
             return rows
@@ -135,43 +126,36 @@ class NativeOps(Ops):
         """See Ops."""
         return can_pack(weight)
 
-    def linear(
-        self,
-        weight: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        packed: bool = False,
-    ) -> Product:
+    def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
         """See Ops."""
-        if weight.dtype is torch.int8 and can_pack_int8(weight, dtype):
-            assert scale is not None
-            self._note("linear, int8")
-            return Int8Linear(self._kernels, weight, scale.squeeze(-1), bias, dtype)
-        if scale is None and self.packs(weight):
-            self._note("linear")
-            if not packed:
-                pack(self._kernels, weight)
-            return PackedLinear(self._kernels, weight.data, bias, out_dtype=dtype)
-        operation = "linear" if scale is None else "linear, 8 bits"
-        return self._instead(operation, _reason_of_weight(weight)).linear(weight, scale, bias, dtype)
+        product = self._product("linear", weight, bias, weight.dtype)
+        if product is not None:
+            return product
+        operation = "linear" if weight.scale is None else "linear, 8 bits"
+        return self._instead(operation, _reason_of_weight(weight.rows)).linear(weight, bias)
 
-    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
+    def head(self, weight: LinearWeight) -> Head:
         """See Ops."""
-        if row_scale is not None:
-            assert dtype is not None
-            if not can_pack_int8(weight, dtype):
-                return self._instead("head", _reason_of_weight(weight)).head(weight, row_scale, dtype)
-            self._note("head, int8")
-            return NativeHead(
-                Int8Linear(self._kernels, weight, row_scale, None, dtype, out_dtype=torch.float32)
-            )
-        if not self.packs(weight):
-            return self._instead("head", _reason_of_weight(weight)).head(weight)
-        self._note("head")
-        pack(self._kernels, weight)
-        return NativeHead(PackedLinear(self._kernels, weight.data, None, out_dtype=torch.float32))
+        product = self._product("head", weight, None, torch.float32)
+        if product is not None:
+            return NativeHead(product)
+        return self._instead("head", _reason_of_weight(weight.rows)).head(weight)
+
+    def _product(
+        self, operation: str, weight: LinearWeight, bias: Tensor | None, out_dtype: torch.dtype
+    ) -> Product | None:
+        """A product by a C++ kernel, which packs the weight; None where there is none."""
+        if (scale := weight.row_scale) is not None:
+            if weight.rows.dtype is not torch.int8 or not can_pack_int8(weight.rows, weight.dtype):
+                return None
+            self._note(f"{operation}, int8")
+            return Int8Linear(self._kernels, weight.rows, scale, bias, weight.dtype, out_dtype=out_dtype)
+        if not self.packs(weight.rows):
+            return None
+        self._note(operation)
+        if not weight.packed:
+            pack(self._kernels, weight.rows)
+        return PackedLinear(self._kernels, weight.rows.data, bias, out_dtype=out_dtype)
 
     def activation(self, name: Activation, width: int) -> Map:
         """See Ops."""

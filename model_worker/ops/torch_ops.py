@@ -34,6 +34,7 @@ from model_worker.ops.base import (
     Head,
     KernelTable,
     LayOutDecodes,
+    LinearWeight,
     Map,
     MixtureOfExperts,
     Norm,
@@ -143,7 +144,9 @@ class StepwiseExperts:
     def __init__(self, ops: Ops, weights: ExpertWeights) -> None:
         def products(weight: Tensor, scale: Tensor | None) -> list[Product]:
             return [
-                ops.linear(weight.data[e], None if scale is None else scale.data[e], None, weights.dtype)
+                ops.linear(
+                    LinearWeight(weight.data[e], weights.dtype, None if scale is None else scale.data[e])
+                )
                 for e in range(weights.num_experts)
             ]
 
@@ -185,25 +188,14 @@ class TorchOps(Ops):
         self._fp8 = Fp8Linear(functions.quantize_rows_fp8, functions.scale_product)
         self.table.note("attention", type(self.attention).__name__)
 
-    def embedding(
-        self,
-        weight: Tensor,
-        row_scale: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        packed: bool = False,
-        first: int | None = None,
-        scale: float = 1.0,
-    ) -> Map:
+    def embedding(self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0) -> Map:
         """See Ops."""
-        assert not packed
+        assert not weight.packed
         self._note("embedding")
-        if row_scale is not None:
-            assert dtype is not None
-            return partial(
-                embed_int8, weight=weight, row_scale=row_scale, dtype=dtype, first=first, scale=scale
-            )
-        return partial(self._functions.embed, weight=weight, first=first, scale=scale)
+        embed = self._functions.embed
+        if (scale := weight.row_scale) is not None:
+            embed = partial(embed_int8, row_scale=scale, dtype=weight.dtype)
+        return partial(embed, weight=weight.rows, first=first, scale=multiplier)
 
     def take_rows(self, like: Tensor) -> TakeRows:
         """See Ops."""
@@ -232,35 +224,28 @@ class TorchOps(Ops):
         """See Ops."""
         return False
 
-    def linear(
-        self,
-        weight: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        packed: bool = False,
-    ) -> Product:
+    def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> Product:
         """See Ops."""
-        if scale is None:
+        rows = weight.rows
+        if weight.scale is None:
             self.table.note("linear", BY_TORCH.name)
-            return BoundProduct(self._functions.linear, weight, bias)
-        if weight.dtype is FP8:
+            return BoundProduct(self._functions.linear, rows, bias)
+        if rows.dtype is FP8:
             self._note("linear, float8")
-            return BoundProduct(self._fp8, weight, scale, bias)
+            return BoundProduct(self._fp8, rows, weight.scale, bias)
         self.table.note("linear, int8", BY_TORCH.name)
-        return BoundProduct(int8_linear, weight, scale.squeeze(-1), bias, self._functions.int8_sums)
+        return BoundProduct(int8_linear, rows, weight.row_scale, bias, self._functions.int8_sums)
 
-    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
+    def head(self, weight: LinearWeight) -> Head:
         """See Ops."""
         self.table.note("head", BY_TORCH.name)
-        if row_scale is not None:
+        if (scale := weight.row_scale) is not None:
 
             def multiply(hidden: Tensor, weight: Tensor, bias: None) -> Tensor:
-                return int8_linear(hidden.float(), weight, row_scale, bias, self._functions.int8_sums)
+                return int8_linear(hidden.float(), weight, scale, bias, self._functions.int8_sums)
 
-            return ConvertedHead(weight, multiply)
-        return ConvertedHead(weight, self._functions.linear)
+            return ConvertedHead(weight.rows, multiply)
+        return ConvertedHead(weight.rows, self._functions.linear)
 
     def activation(self, name: Activation, width: int) -> Map:
         """See Ops."""

@@ -20,7 +20,7 @@ from model_worker.kernels.triton.experts import fused_experts
 from model_worker.kernels.triton.fp8_rows import quantize_rows_fp8, scale_product
 from model_worker.kernels.triton.rms_norm import fused_add_rms_norm, rms_norm
 from model_worker.kernels.triton.rope import rope_cos_sin
-from model_worker.ops.base import ExpertWeights, Head, MixtureOfExperts
+from model_worker.ops.base import ExpertWeights, Head, LinearWeight, MixtureOfExperts
 from model_worker.ops.torch_ops import BY_TORCH, Functions, TorchOps
 
 BY_TRITON = Functions(
@@ -90,12 +90,12 @@ class TritonOps(TorchOps):
         """attention: Triton's when not given."""
         super().__init__(TritonAttention() if attention is None else attention, BY_TRITON)
 
-    def head(self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None) -> Head:
+    def head(self, weight: LinearWeight) -> Head:
         """See Ops."""
-        if weight.dtype is torch.float32 or row_scale is not None:
-            return super().head(weight, row_scale, dtype)
+        if weight.dtype is torch.float32 or weight.scale is not None:
+            return super().head(weight)
         self.table.note("head", BY_TORCH.name)
-        return WideHead(weight)
+        return WideHead(weight.rows)
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts:
         """See Ops."""

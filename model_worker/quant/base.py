@@ -14,13 +14,15 @@ class QuantMethod(Protocol):
     """How weights [N, K] of linear layers are stored. One object serves a whole model."""
 
     stored: torch.dtype | None
-    """What the checkpoint's own weights must be to be loaded as they are, with a float32 scale for each of N
-    outputs; None: weights are loaded in the model's dtype."""
+    """Dtype that the checkpoint's own weights must have to be loaded as they are, with a float32 scale for
+    each of N outputs; None: weights are loaded in the model's dtype."""
 
     def can_store(self, weight: Tensor) -> bool:
-        """Whether a weight of this shape, [N, K] or of experts [E, N, K], can be kept as `stored`."""
+        """Tell whether a weight of this shape, [N, K] or of experts [E, N, K], can be kept as `stored`."""
         ...
 
     def compress(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What to keep of a loaded weight instead, and its scales [N, 1] float32; None: it stays as it is."""
+        """Return what to keep of a loaded weight instead, and its scales [N, 1] float32; None: it stays as it
+        is.
+        """
         ...

@@ -1,4 +1,4 @@
-"""What of the device's memory the KV cache may have, and its allocation."""
+"""Share of the device's memory that the KV cache may have, and its allocation."""
 
 from __future__ import annotations
 

@@ -122,7 +122,7 @@ class ModelRunner:
         return batch, inputs.who
 
     def _change_tables(self, plan: BatchPlan) -> None:
-        """As the plan says, in the order of its fields."""
+        """Change the tables as the plan says, in the order of its fields."""
         self._open_rows_and_copy_pages(plan)
         if plan.table_spans:
             self._table.write(unpack_ids(plan.table_spans).reshape(-1, 3), unpack_ids(plan.table_pages))

@@ -35,7 +35,7 @@ class PromptLogits:
 
 @dataclass(slots=True)
 class PromptOutput:
-    """Of P positions, entry by entry."""
+    """Output of P positions, entry by entry."""
 
     logprobs: Logprobs | None  # [P], when an entry asked
     logits: list[PromptLogits]
@@ -53,8 +53,8 @@ def score_prompt_positions(
     vocab_size: int,
     device: Device,
 ) -> PromptOutput:
-    """What the entries ask for, from hidden [P, hidden_size], their positions' final hidden states. Nothing
-    on a rank other than 0, whose logits have no rows.
+    """Return what the entries ask for, from hidden [P, hidden_size], their positions' final hidden states.
+    Nothing on a rank other than 0, whose logits have no rows.
     """
     ends = np.cumsum([num_positions(entry) for entry in entries]).tolist()
     assert ends[-1] == hidden.shape[0]

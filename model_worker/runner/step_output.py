@@ -1,4 +1,4 @@
-"""What a step has computed: before sampling; then for the host, as tensors and as a StepResult."""
+"""Outputs of a step: before sampling; then for the host, as tensors and as a StepResult."""
 
 from __future__ import annotations
 

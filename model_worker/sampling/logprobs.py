@@ -12,7 +12,7 @@ from model_worker.sampling.truncation import largest
 
 @dataclass(slots=True)
 class Logprobs:
-    """Of m positions, in order."""
+    """Log-probabilities of m positions, in order."""
 
     chosen: Tensor  # [m] float32
     top_ids: Tensor  # [m, num_top] int32, most likely first

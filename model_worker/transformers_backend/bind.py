@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torch import Tensor, nn
 
-from model_worker.ops.base import Ops
+from model_worker.ops.base import LinearWeight, Ops
 
 
 class _Linear(nn.Module):
@@ -16,7 +16,7 @@ class _Linear(nn.Module):
         super().__init__()
         self.weight = weight = linear.weight
         self.bias = linear.bias
-        self._run = ops.linear(weight, None, linear.bias, weight.dtype, packed=is_packed)
+        self._run = ops.linear(LinearWeight(weight, weight.dtype, packed=is_packed), linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in_features] -> [..., out_features]."""
@@ -29,8 +29,8 @@ class _Embedding(nn.Module):
 
     def __init__(self, ops: Ops, embedding: nn.Embedding) -> None:
         super().__init__()
-        self.weight = embedding.weight
-        self._take = ops.embedding(embedding.weight, packed=True)
+        self.weight = weight = embedding.weight
+        self._take = ops.embedding(LinearWeight(weight, weight.dtype, packed=True))
 
     def forward(self, ids: Tensor) -> Tensor:
         """ids [...] int64 -> [..., hidden_size]."""

@@ -188,7 +188,9 @@ def _counted(items: Iterable[T], progress: Progress | None) -> Iterator[T]:
 
 
 def _fill_dummy(hf: PreTrainedModel) -> None:
-    """As the native loader: norm scales become one, all else normal, by the parameter's name alone."""
+    """Fill weights as the native loader does: norm scales become one, all else normal, by the parameter's
+    name alone.
+    """
     for name, weight in hf.named_parameters():
         if "norm" in name and name.endswith("weight") and weight.dim() == 1:
             nn.init.ones_(weight)

@@ -21,7 +21,7 @@ from model_worker.transformers_backend.probe import Found
 
 @dataclass
 class _Output(ModelOutput):  # type: ignore[misc]
-    """What a causal model may read of its decoder's output."""
+    """Fields that a causal model may read of its decoder's output."""
 
     last_hidden_state: Tensor | None = None
     past_key_values: Any = None

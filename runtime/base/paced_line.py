@@ -15,7 +15,7 @@ class PacedLine:
         self._lanes: dict[str, deque[tuple[asyncio.Future[None], int]]] = {}
         """Waiters by lane; the lane whose turn it is is the first."""
         self._spent = 0
-        """Of the budget, in this turn."""
+        """Part of the budget that is spent in this turn."""
 
     def wake(self, waiter: asyncio.Future[None], cost: int = 1, lane: str = "") -> None:
         """Give a waiter its result: in this call, or in a later turn after all that came before it in its

@@ -28,7 +28,7 @@ CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length",
 
 
 class SamplingDefaults(msgspec.Struct, frozen=True):
-    """What generation_config.json recommends; None where it says nothing."""
+    """Recommendations of generation_config.json; None where it says nothing."""
 
     # Written by python -m runtime.sampling.generate, defaults: begin.
     max_tokens: int | None = None

@@ -27,12 +27,12 @@ StructT = TypeVar("StructT", bound=msgspec.Struct)
 
 # The end of the names under which transformers has models that continue a text.
 HEADLESS_SUFFIX = "Model"
-"""Of architectures that end with the final norm, as embedding models are published."""
+"""Suffix of architectures that end with the final norm, as embedding models are published."""
 _DECODER_SUFFIXES = ("ForCausalLM", "LMHeadModel")
 
 
 class _Preamble(msgspec.Struct):
-    """What decides whether a config.json is read at all."""
+    """Keys that decide whether a config.json is read at all."""
 
     architectures: list[str] | None = None
     model_type: str = ""
@@ -67,7 +67,7 @@ class ConfigFile(msgspec.Struct, kw_only=True):
 
 
 class OptionalKeys(msgspec.Struct, kw_only=True):
-    """What only some architectures know. Read where the table names the key."""
+    """Keys that only some architectures know. Read where the table names the key."""
 
     rotary_fraction: Annotated[float, msgspec.Meta(gt=0, le=1)] | None = None
     window_rope_theta: PositiveFloat | None = None
@@ -114,7 +114,7 @@ def read_config(path: Path, own: Architecture | None = None, overrides: str = ""
 
 
 def has_spec(path: Path, overrides: str = "") -> bool:
-    """Whether the table has a row for the architecture of this config.json."""
+    """Tell whether the table has a row for the architecture of this config.json."""
     names = _read_preamble(path, overrides).architectures or []
     return any(row_of(_served_as(name)) is not None for name in names)
 

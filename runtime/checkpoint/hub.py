@@ -55,7 +55,7 @@ def localize(config: RuntimeConfig) -> RuntimeConfig:
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether `name` reads as owner/name and there is no such file or directory here."""
+    """Tell whether `name` reads as owner/name and there is no such file or directory here."""
     return len(name) <= MAX_HUB_ID and bool(HUB_ID.fullmatch(name)) and not _is_here(name)
 
 

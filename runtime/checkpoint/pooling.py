@@ -19,7 +19,7 @@ TRANSFORMER, POOLING, NORMALIZE = "Transformer", "Pooling", "Normalize"
 
 
 class Pooling(msgspec.Struct, frozen=True):
-    """Of the final hidden states of a text's tokens."""
+    """Pooling of the final hidden states of a text's tokens."""
 
     kind: PoolingKind
     normalize: bool = True
@@ -42,8 +42,8 @@ class _PoolingFile(msgspec.Struct):
 
 
 def read_pooling(model_path: Path, chosen: Literal["auto", "last", "mean"] = "auto") -> Pooling:
-    """What modules.json and the file of its pooling module say; a model without them pools its last token and
-    normalises. `chosen` other than "auto" overrides the kind.
+    """Return what modules.json and the file of its pooling module say; a model without them pools its last
+    token and normalises. `chosen` other than "auto" overrides the kind.
 
     Raises: ModelError that names the file and what it asks for beyond last and mean.
     """

@@ -59,7 +59,7 @@ class _QuantizationConfig(msgspec.Struct):
 
 
 def read_quantization(raw: Any) -> CheckpointQuantization | None:
-    """What `quantization_config`, as JSON has it, says; None where it says nothing of weights.
+    """Return what `quantization_config`, as JSON has it, says; None where it says nothing of weights.
 
     Raises: ModelError, which names the method or the field, for whatever is not read.
     """

@@ -52,7 +52,7 @@ class RopeConfig(msgspec.Struct, frozen=True):
 
 
 class RopeContext(msgspec.Struct, frozen=True):
-    """What config.json says outside the rotary parameters that they depend on."""
+    """Facts of config.json outside the rotary parameters that these depend on."""
 
     theta: float
     head_dim: int

@@ -27,7 +27,7 @@ from runtime.ring.process import process_name
 from runtime.settings.config import RuntimeConfig
 
 ENGINE_ROLES = ("worker", "scheduler")
-"""What holds the state of one engine: when one of them dies, all are started again."""
+"""Roles that hold the state of one engine: when one of them dies, all are started again."""
 ENGINE = "engine"
 MODULES = {
     "worker": "model_worker.main",
@@ -56,7 +56,7 @@ class Place:
 
     @property
     def unit(self) -> str:
-        """What is restarted as one."""
+        """Name of what is restarted as one."""
         return ENGINE if self.role in ENGINE_ROLES else self.name
 
 

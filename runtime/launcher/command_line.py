@@ -18,12 +18,19 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
-from runtime.settings.config import PRESETS, SETTINGS, RuntimeConfig, flags_of, from_values, refuse_empty
+from runtime.settings.config import (
+    PRESETS,
+    SETTINGS,
+    TITLES,
+    RuntimeConfig,
+    flags_of,
+    from_values,
+    refuse_empty,
+)
 from runtime.settings.options_file import OPTION as CONFIG_FILE
 from runtime.settings.options_file import options_of, without_files
 from runtime.settings.peer_flag import PeerFlag, is_on
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
-from runtime.settings.table import GROUPS
 
 COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens")
 """Settings that take 4k and 4K, as vLLM has them."""
@@ -187,8 +194,8 @@ def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     _add_preset(parser)
     group = parser.add_argument_group()
     for name, default in zip(RuntimeConfig.__struct_fields__, RuntimeConfig.__struct_defaults__, strict=True):
-        if name in GROUPS:
-            group = parser.add_argument_group(GROUPS[name])
+        if name in TITLES:
+            group = parser.add_argument_group(TITLES[name])
         _add_setting(group, name, default)
     own = set(option_names(parser))
     for flag in PEER_FLAGS:

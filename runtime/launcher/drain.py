@@ -21,7 +21,7 @@ class Drain:
         self._began = self._busy_at = time.monotonic()
         self.is_over = False
         self.was_cut = False
-        """Whether requests were left when it ended."""
+        """True if requests were left when it ended."""
         num_left = self.num_left() if timeout_s else 0
         if num_left:
             logger.info(
@@ -40,7 +40,7 @@ class Drain:
         return max(found.values())
 
     def look(self, is_cut: bool) -> bool:
-        """Whether it is over; `is_cut`: somebody does not want to wait any more."""
+        """Tell whether it is over. `is_cut`: somebody does not want to wait any more."""
         now = time.monotonic()
         num_left = self.num_left()
         if num_left:

@@ -40,7 +40,7 @@ class LaunchNames:
             held.callback(self._clear)
             self.http = None if config.no_http else held.enter_context(_listen(config.host, config.port))
             self.port: int = self.http.getsockname()[1] if self.http else 0
-            """Of the HTTP server; 0 where there is none."""
+            """Port of the HTTP server; 0 where there is none."""
             context = zmq.Context()
             held.callback(context.destroy, linger=0)
             try:

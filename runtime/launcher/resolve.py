@@ -41,7 +41,7 @@ NAMES = {
         "shortest-first",
     ),
 }
-"""What may be chosen by name; beside these the user's own, as package.module:Class."""
+"""Choices by name; beside these the user's own, as package.module:Class."""
 BACKEND_DEVICES = {"cpu_native": "cpu", "flashinfer": "cuda", "triton": "cuda"}
 """Attention backends that run on one kind of device, with that device."""
 BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")

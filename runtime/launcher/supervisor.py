@@ -53,7 +53,7 @@ class Supervisor:
             ServerKeys.read(Path(config.curve_dir))  # the processes read them too; here nothing runs yet
         self.config = config
         self.info: dict[str, int | float | str] = {}
-        """What the processes said when they got ready, such as num_pages."""
+        """Facts that the processes told when they got ready, such as num_pages."""
         self._epoch = FIRST_EPOCH
         self._causes = DeathCauses()
         self._hung: set[int] = set()
@@ -203,7 +203,7 @@ class Supervisor:
                     self._fail(message)
 
     def _on_ready(self, message: ProcessReady) -> None:
-        """What is said of no child that is being started changes nothing."""
+        """Note that a child is ready; a message about none that is being started changes nothing."""
         for child in self._children:
             if child.pid == message.pid and not child.is_ready:
                 child.is_ready = True
@@ -293,8 +293,8 @@ class Supervisor:
         self._write_state()
 
     def _may_be_a_request(self, unit: Sequence[Child], code: int) -> bool:
-        """Whether the processes of a unit have ended by themselves, perhaps because of a request, and not by
-        somebody outside. `code`: how the first one did.
+        """Tell whether the processes of a unit have ended by themselves, perhaps because of a request, and
+        not by somebody outside. `code`: how the first one did.
         """
         pids = {child.pid for child in unit}
         hung = not self._hung.isdisjoint(pids)

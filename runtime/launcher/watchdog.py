@@ -48,7 +48,7 @@ class _Unchanged:
 
 
 class _Watched:
-    """What is remembered of a process."""
+    """Memory of a process."""
 
     __slots__ = ("progress", "silence", "stop")
 

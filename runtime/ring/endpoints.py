@@ -129,7 +129,7 @@ class TcpEndpoints:
     """The ports of a ring that is served over TCP: first the detokenizers', then the tokenizers'."""
 
     host: str
-    """As it stands in an address, so an IPv6 one in brackets; * for every interface."""
+    """Host as it stands in an address, so an IPv6 one in brackets; * for every interface."""
     port: int
     num_tokenizers: int
     num_detokenizers: int

@@ -21,7 +21,7 @@ class ChildState(msgspec.Struct, frozen=True):
 class LaunchState(msgspec.Struct, frozen=True):
     launch_id: str
     state: str
-    """Of the launcher: loading, ready, draining, failed."""
+    """State of the launcher: loading, ready, draining, failed."""
     epoch: int
     """Starts at 1; each restart of a process or of the engine takes the next number."""
     pid: int
@@ -35,7 +35,7 @@ class LaunchState(msgspec.Struct, frozen=True):
     restarts: Mapping[str, int]
     """Since the start, by process; `engine` stands for scheduler and workers."""
     info: Mapping[str, int | float | str]
-    """What the processes said when they got ready, such as num_pages."""
+    """Facts that the processes told when they got ready, such as num_pages."""
     error: str
     """Which process failed and why, once the launch ends for that."""
     exit_code: int

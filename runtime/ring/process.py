@@ -51,7 +51,9 @@ class LaunchFile(msgspec.Struct, frozen=True):
 
 
 class ProcessContext:
-    """What a process of the ring is given: settings, names, sockets, its slot, and the wish to stop."""
+    """Everything that a process of the ring is given: settings, names, sockets, its slot, and the wish to
+    stop.
+    """
 
     def __init__(
         self, role: str, run_dir: Path, index: int = 0, epoch: int = FIRST_EPOCH, http_fd: int = -1
@@ -86,7 +88,7 @@ class ProcessContext:
 
     @property
     def is_launch_ending(self) -> bool:
-        """Whether the whole launch ends, not only this process: then nobody will take over what it holds."""
+        """True if the whole launch ends, not only this process: then nobody will take over what it holds."""
         return self.status.read("launcher").state in ("draining", "failed", "absent")
 
     def inbox(self, name: str, address: str) -> ZmqInbox:

@@ -197,7 +197,7 @@ def _try_flock(fd: int, kind: int) -> bool:
 
 
 def _is_named(path: Path, fd: int) -> bool:
-    """Whether the name still means this file: a launch that ends takes its lock's name away."""
+    """Tell whether the name still means this file: a launch that ends takes its lock's name away."""
     try:
         return os.path.samestat(path.stat(), os.fstat(fd))
     except FileNotFoundError:

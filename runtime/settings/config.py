@@ -1,7 +1,9 @@
 """RuntimeConfig: every setting of a launch, in one frozen struct; the command line is generated from it.
 
-They are declared in `runtime.settings.table`, by subject. `runtime.launcher.resolve` fills in what depends on
-the model or the machine, once, in the launcher; the other processes read the result.
+They are declared by subject, in `model_settings`, `engine_settings` and `server_settings`: the settings of a
+subject are a struct that adds them to those of the subjects before, as a msgspec struct has one base.
+`runtime.launcher.resolve` fills in what depends on the model or the machine, once, in the launcher; the other
+processes read the result.
 """
 
 from __future__ import annotations
@@ -15,13 +17,13 @@ import msgspec
 from msgspec import Meta
 
 from runtime.base.errors import ConfigError
-from runtime.settings.table import Settings
+from runtime.settings.server_settings import LaunchSettings
 
 DEMO_MODEL = (Path(__file__).resolve().parents[2] / "carousel" / "demo_model").resolve()
 """The model that is installed with the project; in its source a link to demo/model."""
 
 
-class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
+class RuntimeConfig(LaunchSettings, frozen=True, forbid_unknown_fields=True):
     """Settings as given; `auto`, None and 0 stand for what `resolve` fills in."""
 
     @property
@@ -60,13 +62,17 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def max_waiting_of_client(self) -> int:
-        """Of `max_waiting`, what one client may have while others are connected and have nothing waiting."""
+        """Part of `max_waiting` that one client may have while others are connected and have
+        nothing waiting.
+        """
         share = self.max_queued_requests_per_client or (3 * self.max_waiting + 3) // 4
         return min(share, self.max_waiting)
 
     @property
     def max_waiting_of_lone_client(self) -> int:
-        """Of `max_waiting`, what the only client that is connected may have: all, unless a limit was set."""
+        """Part of `max_waiting` that the only client that is connected may have: all, unless a
+        limit was set.
+        """
         return self.max_waiting_of_client if self.max_queued_requests_per_client else self.max_waiting
 
     @property
@@ -88,7 +94,7 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
 
     @property
     def num_processes(self) -> dict[str, int]:
-        """Of the roles of which there may be several."""
+        """Number of processes of the roles of which there may be several."""
         return {
             "worker": self.tp_size,
             "tokenizer": self.tokenizer_workers,
@@ -98,7 +104,7 @@ class RuntimeConfig(Settings, frozen=True, forbid_unknown_fields=True):
         }
 
     def http_url(self, port: int) -> str:
-        """Of the HTTP server that listens on this port."""
+        """Return the URL of the HTTP server that listens on this port."""
         scheme = "https" if self.ssl_certfile else "http"
         return f"{scheme}://[{self.host}]:{port}" if ":" in self.host else f"{scheme}://{self.host}:{port}"
 
@@ -167,10 +173,25 @@ def setting_of(name: str) -> str:
     return _SPELLINGS.get(name, name)
 
 
+_HINTS = get_type_hints(RuntimeConfig, include_extras=True)
 SETTINGS: dict[str, tuple[Any, Meta]] = {
-    name: get_args(hint) for name, hint in get_type_hints(RuntimeConfig, include_extras=True).items()
+    name: get_args(_HINTS[name]) for name in RuntimeConfig.__struct_fields__
 }
-"""Of each setting its type, and what is said of it."""
+"""Each setting's type, and what is said of it."""
+
+
+def _titles() -> dict[str, str]:
+    titles = {}
+    for subject in reversed(RuntimeConfig.__mro__):
+        own = vars(subject)
+        if "TITLE" in own:
+            first = next(name for name in own["__annotations__"] if name in SETTINGS)
+            titles[first] = own["TITLE"]
+    return titles
+
+
+TITLES = _titles()
+"""Titles of the help, by the first setting of each subject."""
 
 
 def flags_of(name: str) -> tuple[str, ...]:

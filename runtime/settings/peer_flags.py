@@ -1,6 +1,6 @@
 """Table of the flags of vLLM and SGLang that are no settings here: understood, taken or refused.
 
-Flags that are a setting under another name are that setting's other spellings (`runtime.settings.table`).
+Flags that are a setting under another name are that setting's other spellings (`runtime.settings.setting`).
 docs/migrating.md shows both; tests/unit/launcher/test_peer_flags.py holds it to this table.
 """
 

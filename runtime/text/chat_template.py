@@ -206,7 +206,7 @@ class ChatTemplate:
         add_generation_prompt: bool,
         options: Mapping[str, Any],
     ) -> str:
-        """What a template that has raised does not take: it is what it can do without, or the messages."""
+        """Return what a template that has raised does not take: what it can do without, or the messages."""
         for param in (_VARIABLES, *_PARAMS):
             others = {
                 name: value for name, value in options.items() if _PARAMS.get(name, _VARIABLES) != param

@@ -36,7 +36,7 @@ class PromptEncoder(Protocol):
 
     @property
     def is_template_open(self) -> bool:
-        """Whether a conversation takes no longer than its text. If not, the first one opens what writes it,
+        """True if a conversation takes no longer than its text. If not, the first one opens what writes it,
         half a second's work.
         """
 
@@ -80,7 +80,9 @@ class IncrementalDecoder(Protocol):
         """The text that this token completes, often one word, sometimes nothing."""
 
     def flush(self) -> str:
-        """What is held at the end of the sequence: an incomplete character, as replacement characters."""
+        """Return what is held at the end of the sequence: an incomplete character, as replacement
+        characters.
+        """
 
 
 class Decoders(Protocol):

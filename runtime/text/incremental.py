@@ -52,7 +52,7 @@ class DecoderFactory:
 
 @dataclass(slots=True, eq=False)
 class _ByteTable:
-    """What each id stands for; ids that are skipped or unknown stand for nothing."""
+    """Bytes that each id stands for; ids that are skipped or unknown stand for none."""
 
     pieces: list[bytes]
     texts: list[str | None]

@@ -84,5 +84,5 @@ class NoTextDecoders:
         return self._decoder
 
     def text_of(self, ids: Sequence[int]) -> str:
-        """As vLLM spells tokens that are not to be read: token_id:7 token_id:8."""
+        """Return the ids as vLLM spells tokens that are not to be read: token_id:7 token_id:8."""
         return " ".join([f"token_id:{token_id}" for token_id in ids])

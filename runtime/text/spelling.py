@@ -20,7 +20,7 @@ _BYTE_TOKEN = re.compile(r"<0x([0-9A-F]{2})>")
 
 class Spelling(Protocol):
     def bytes_of(self, token: str) -> bytes | None:
-        """What it stands for by itself; None when that depends on its neighbours."""
+        """Return what it stands for by itself; None when that depends on its neighbours."""
 
 
 def spelling_of(decoder: Decoder | None) -> Spelling:

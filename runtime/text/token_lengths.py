@@ -62,7 +62,9 @@ def _keeps_all(pre_tokenizer: dict[str, Any] | None) -> bool:
 
 
 def _spells_all(backend: Backend) -> bool:
-    """Whether no character is unknown: what is unknown may vanish, or a whole run of it become one token."""
+    """Tell whether no character is unknown: what is unknown may vanish, or a whole run of it become one
+    token.
+    """
     model = backend.model
     if not isinstance(model, models.BPE):
         return False

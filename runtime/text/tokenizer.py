@@ -66,10 +66,10 @@ class Tokenizer:
         }
         """Every id the tokenizer knows, with the token as the vocabulary spells it."""
         self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
-        """What `skip_special_tokens` leaves out of text."""
+        """Ids that `skip_special_tokens` leaves out of text."""
         self._spelling = spelling_of(backend.decoder)
         self.is_byte_level = isinstance(self._spelling, ByteLevelSpelling)
-        """Whether every token stands for fixed bytes, whatever is beside it."""
+        """True if every token stands for fixed bytes, whatever is beside it."""
 
     @property
     def vocab_size(self) -> int:
@@ -78,7 +78,7 @@ class Tokenizer:
 
     @property
     def is_template_open(self) -> bool:
-        """Whether a conversation takes no longer than its text. If not, the first one imports transformers
+        """True if a conversation takes no longer than its text. If not, the first one imports transformers
         and reads the template with it, in one thread.
         """
         return self._is_wrapper_open or "_chat_template" in self.__dict__

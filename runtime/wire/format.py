@@ -36,7 +36,7 @@ MAX_SHORT_CHARS = 4096
 PING_S = 1.0
 """How often client and detokenizer give each other a sign of life."""
 SILENCE_S = 15.0
-"""As long as they wait for one before they give each other up."""
+"""Seconds that they wait for one before they give each other up."""
 
 Handle: TypeAlias = Annotated[bytes, Meta(min_length=HANDLE_BYTES, max_length=HANDLE_BYTES)]
 TURNS = Meta(max_length=MAX_TURNS)

@@ -54,7 +54,7 @@ def attempt_of(handle: bytes) -> int:
 
 
 def sequence_key(handle: bytes) -> bytes:
-    """What all attempts of one sequence have in common."""
+    """Return the part that all attempts of one sequence have in common."""
     return handle[:KEY_BYTES]
 
 

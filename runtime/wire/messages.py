@@ -57,7 +57,7 @@ MAX_PROFILE_STEPS = 10_000
 
 
 class Resume(Record, frozen=True):
-    """What the client already has of a sequence it submits again after a process was restarted."""
+    """Part of a sequence that the client already has and submits again after a process was restarted."""
 
     output_ids: PackedIds = b""
     num_chars: Count = 0
@@ -83,7 +83,7 @@ class GenerateRequest(Message, frozen=True):
     """A prompt, and `sampling.n` sequences to generate from it. Exactly one terminal message answers each."""
 
     handle: Handle
-    """Of the first sequence; the others have the next indexes."""
+    """Handle of the first sequence; the others have the next indexes."""
     sampling: SamplingParams
     """Sequence i draws with seed + i."""
     text: Text | None = None
@@ -137,7 +137,7 @@ class AbortRequest(Message, frozen=True):
     """Tenant that asks, as in GenerateRequest; only its own sequences end, and the owner may end all."""
 
 
-QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats"]
+QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot"]
 CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
@@ -151,15 +151,15 @@ class ControlRequest(Message, frozen=True):
     number: Count
     op: ControlOp
     after: Count = 0
-    """Of statistics: the number of the last iteration that the client has seen."""
+    """For statistics: the number of the last iteration that the client has seen."""
     wait: bool = False
-    """Of statistics: answer when there is something newer."""
+    """For statistics: answer when there is something newer."""
     own: Annotated[tuple[ClientId, ...], Meta(max_length=64)] = ()
-    """Of request_stats: all client numbers of the asker, whose requests are named to it."""
+    """For request_stats: all client numbers of the asker, whose requests are named to it."""
     mode: PauseMode = "in_place"
-    """Of pause_generation: what becomes of the requests that run."""
+    """For pause_generation: what becomes of the requests that run."""
     num_steps: Annotated[int, Meta(ge=0, le=MAX_PROFILE_STEPS)] = 0
-    """Of start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
+    """For start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest; only an admin may."""
 
@@ -168,7 +168,7 @@ class ControlRequest(Message, frozen=True):
 
 
 class StreamOpen(Record, frozen=True):
-    """What the detokenizer needs to know about a sequence. The scheduler carries it without reading it."""
+    """Facts about a sequence for the detokenizer. The scheduler carries them without reading them."""
 
     handle: Handle
     num_prompt_tokens: Count
@@ -418,7 +418,7 @@ class Finish(Record, frozen=True):
 
 
 class SequenceOutput(Record, frozen=True):
-    """What is new of one sequence since its last output."""
+    """News of one sequence since its last output."""
 
     handle: Handle
     text: str = ""

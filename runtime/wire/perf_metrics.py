@@ -28,7 +28,7 @@ class KvCacheMetrics(Record, frozen=True):
     """The word page is the project's for block."""
 
     num_total_allocated_blocks: Count
-    """Of its row when it ended; 0 when it had none then."""
+    """Pages of its row when it ended; 0 when it had none then."""
     num_new_allocated_blocks: Count
     """Those of them that were not found in the cache."""
     num_reused_blocks: Count

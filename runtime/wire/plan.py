@@ -167,7 +167,7 @@ class LoadAdapter(Message, frozen=True):
     slot: Count
     ref: AdapterRef
     number: Count = 0
-    """Of the load; its answers have it."""
+    """Number of the load, which its answers have."""
 
 
 class DropAdapter(Message, frozen=True):
@@ -203,7 +203,7 @@ class WorkerCommand(Message, frozen=True):
 
 
 class PromptLogprobs(Record, frozen=True):
-    """Of one entry of the plan's `prompt_positions` that asked for logprobs."""
+    """Log-probabilities of one entry of the plan's `prompt_positions` that asked for them."""
 
     index: Count
     logprobs: bytes
@@ -218,7 +218,7 @@ SpanName: TypeAlias = Literal["forward", "sample", "copy"]
 
 
 class StepSpan(Record, frozen=True):
-    """What the worker did from when to when, in CLOCK_MONOTONIC."""
+    """Work of the worker from when to when, in CLOCK_MONOTONIC."""
 
     name: SpanName
     begin_ns: Annotated[int, Meta(ge=0)]
@@ -259,7 +259,7 @@ class StepResult(Message, frozen=True):
     tensors: tuple[StepTensor, ...] = ()
     """One for each frame behind it."""
     spans: tuple[StepSpan, ...] = ()
-    """Of a plan that is `profiled`."""
+    """Spans of a plan that is `profiled`."""
 
     @property
     def num_frames(self) -> int:

@@ -12,7 +12,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.wire.format import Count, Record
 
 DEFAULT_PRIORITY = 35
-"""Of KV that no request said anything about."""
+"""Priority of KV that no request said anything about."""
 MAX_PRIORITY = 100
 MAX_RANGES = 64
 
@@ -32,7 +32,7 @@ class RetainedRange(Record, frozen=True):
 
 
 class Retention(Record, frozen=True):
-    """Of a prompt and of what is generated behind it."""
+    """Retention of a prompt and of what is generated behind it."""
 
     ranges: Annotated[tuple[RetainedRange, ...], Meta(max_length=MAX_RANGES)] = ()
     """In order, without overlap; of the prompt only. What is in none of them is left as it is."""

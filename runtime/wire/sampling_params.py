@@ -228,7 +228,7 @@ class SamplingParams(msgspec.Struct, frozen=True, array_like=True, gc=False, for
         return min(num_tokens, wanted, room)
 
     def of_sequence(self, number: int) -> SamplingParams:
-        """What the request's sequence `number`, from 0, asks for when it is made alone."""
+        """Return what the request's sequence `number`, from 0, asks for when it is made alone."""
         if self.n == 1:
             return self
         if number == 0:

@@ -32,7 +32,7 @@ class KvCacheStats(StatsRecord, frozen=True):
 
     max_num_blocks: int
     free_num_blocks: int
-    """What a request could get now: pages that are free, and cached ones that nobody uses."""
+    """Pages that a request could get now: free ones, and cached ones that nobody uses."""
     used_num_blocks: int
     """Held by running requests; 0 at rest."""
     tokens_per_block: int
@@ -42,7 +42,7 @@ class KvCacheStats(StatsRecord, frozen=True):
     reused_blocks: int
     """Found in the cache when a request was given its row, since the start."""
     missed_blocks: int
-    """Of the tokens that requests came to their rows with: not found."""
+    """Pages of the tokens that requests came to their rows with, and that were not found."""
     cache_hit_rate: float
     """reused / (reused + missed), 0.0 to 1.0."""
 
@@ -69,11 +69,11 @@ class InflightBatchingStats(StatsRecord, frozen=True):
 
 
 class StaticBatchingStats(StatsRecord, frozen=True):
-    """Of a whole batch, from the step that opens it to its last one."""
+    """Figures of a whole batch, from the step that opens it to its last one."""
 
     num_scheduled_requests: int
     num_context_requests: int
-    """As many: each is in its context phase once."""
+    """Same number: each request is in its context phase once."""
     num_ctx_tokens: int
     num_gen_tokens: int
     empty_gen_slots: int
@@ -128,7 +128,7 @@ class IterationStats(StatsRecord, frozen=True):
     cpu_mem_usage: int
     """Resident bytes of the scheduler's process, at most a second old. On a CPU the worker is another one."""
     pinned_mem_usage: int | None
-    """As `gpu_mem_usage`."""
+    """Same as `gpu_mem_usage`."""
     kv_cache_stats: KvCacheStats
     cross_kv_cache_stats: None = None
     """Nothing that is served has an encoder."""
@@ -190,7 +190,7 @@ class IterationStatsPage(StatsRecord, frozen=True):
 
 
 class RequestStatsPage(StatsRecord, frozen=True):
-    """As IterationStatsPage."""
+    """Same as IterationStatsPage."""
 
     records: tuple[RequestStatsPerIteration, ...]
     num_dropped: int

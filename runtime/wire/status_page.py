@@ -34,7 +34,7 @@ STATES = ("absent", "loading", "ready", "draining", "failed", "restarting")
 
 
 class Status(NamedTuple):
-    """What one process says of itself. Only the scheduler fills what follows `heartbeat_ns`, but for
+    """Words of one process about itself. Only the scheduler fills what follows `heartbeat_ns`, but for
     `num_running`, of a tokenizer the sequences whose prompts it is still encoding, of a detokenizer its
     sequences that have no terminal yet, of an API server its callers that wait for an answer, `num_sent`,
     `num_clients` and `recovery_ns`.
@@ -66,7 +66,7 @@ class Status(NamedTuple):
     num_finished: int = 0
     """and those whose results it has: a difference that stays says that the worker is stuck."""
     num_clients: int = 0
-    """Of a detokenizer: clients that are connected, processes of the HTTP server among them."""
+    """For a detokenizer: clients that are connected, processes of the HTTP server among them."""
     recovery_ns: int = 0
     """The time, by CLOCK_MONOTONIC, after which requests are made again: the launcher's, when a process that
     is being replaced was not ready yet, last; a detokenizer's, when a client came back under the id it had.
@@ -75,7 +75,7 @@ class Status(NamedTuple):
     """The sequence that the scheduler runs alone because the engine died under it before, or NO_HANDLE."""
 
     is_paused: bool = False
-    """Of the scheduler: it launches no step until generation is to go on."""
+    """For the scheduler: it launches no step until generation is to go on."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

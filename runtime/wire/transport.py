@@ -51,7 +51,7 @@ out. Raises ValueError to have it dropped.
 
 
 class Framed(NamedTuple):
-    """What an Inbox gives for a message with raw frames behind it."""
+    """Message with raw frames behind it, as an Inbox gives it."""
 
     message: Message
     frames: tuple[Frame, ...]

@@ -90,7 +90,7 @@ class BatchBuilder:
     # -- short of pages -------------------------------------------------------------------------------------
 
     def _continue_one_by_one(self, ready: RowArray, batch: ScheduleBatch, adder: PrefillAdder) -> None:
-        """Who ranks first gets pages first; when they are
+        """Continue rows in the order of their ranks, pages first to the first; when they are
         short, somebody not yet in the batch gives up its row.
         """
         tenants = [req for row in ready.tolist() if (req := self._rows.tenant[row]) is not None]

@@ -29,9 +29,9 @@ logger = logging.getLogger(__name__)
 
 class Chosen(NamedTuple):
     rows: RowArray
-    """Of those that could go on, who does."""
+    """Rows that go on, of those that could."""
     newcomers: list[Request]
-    """Who may be admitted, in this order."""
+    """Requests that may be admitted, in this order."""
 
 
 class ChosenBatch:

@@ -44,11 +44,11 @@ class BatchingSettings(NamedTuple):
     capacity: str = "max_utilization"
     """The name of a capacity policy, or package.module:Class of a CapacityScheduler of the user's own."""
     conservativeness: float = 1.0
-    """Of max_utilization."""
+    """Conservativeness of max_utilization."""
     micro_batch_scheduler: str = ""
     """package.module:Class of the user's own, or nothing."""
     request_scheduler: str = ""
-    """As micro_batch_scheduler, in place of both."""
+    """Same as micro_batch_scheduler, in place of both."""
 
 
 def make_prefix_cache(

@@ -21,13 +21,13 @@ BATCHING_TYPES = {
 
 
 Phase: TypeAlias = tuple[RowArray, bool]
-"""What one forward may be made of: these rows; and waiting requests, or not."""
+"""Parts of one forward: these rows; and waiting requests, or not."""
 
 
 class Phases(Protocol):
     def of(self, ready: RowArray) -> Iterable[Phase]:
-        """What the next forward may be made of, given the rows that could go on. The next answer is asked for
-        only if nothing came of the one before.
+        """Return what the next forward may be made of, given the rows that could go on. The next answer is
+        asked for only if nothing came of the one before.
         """
 
 

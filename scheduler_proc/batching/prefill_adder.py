@@ -21,7 +21,7 @@ from scheduler_proc.features.base import NO_COST, Cost, combined_cost
 
 
 class StepLimits(NamedTuple):
-    """What one forward may hold, decodes included."""
+    """Limits of one forward, decodes included."""
 
     max_tokens: int
     """New tokens."""
@@ -31,7 +31,7 @@ class StepLimits(NamedTuple):
 
 
 class PrefillTotals(NamedTuple):
-    """What a batch does besides decoding."""
+    """Work of a batch besides decoding."""
 
     num_admitted: int
     num_new_tokens: int
@@ -173,8 +173,8 @@ class PrefillAdder:
         return self._kv.try_reserve(req, upto)
 
     def _chunk_len(self, req: Request, start: int, num_left: int) -> int:
-        """What the budget allows; a chunk that is not the last one ends with a page, if it reaches the end of
-        one. While logits of the prompt are wanted, no chunk goes beyond it.
+        """Return what the budget allows; a chunk that is not the last one ends with a page, if it reaches the
+        end of one. While logits of the prompt are wanted, no chunk goes beyond it.
 
         0: prompts are not to be cut, and this one needs a step with more room. More than any step has can
         only be what a retraction or a restart took back with its output; that is computed in chunks.

@@ -16,7 +16,7 @@ Num = TypeVar("Num", int, IntArray)
 
 
 class AttentionWindow:
-    """Of the last num_tokens tokens, the newest one included."""
+    """Window of the last num_tokens tokens, the newest one included."""
 
     def __init__(self, num_tokens: int, page_size: int) -> None:
         self._num_tokens = num_tokens

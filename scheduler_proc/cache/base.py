@@ -26,7 +26,7 @@ class Match(NamedTuple):
 
 
 class Insertion(NamedTuple):
-    """What became of pages offered to the cache."""
+    """Fate of pages that were offered to the cache."""
 
     node: CacheNode
     found: IntArray
@@ -35,6 +35,28 @@ class Insertion(NamedTuple):
     """
     num_owned: int
     """How many of the offered run the cache now holds, found ones included."""
+
+
+class NodeColumns(NamedTuple):
+    """Nodes of the cache, for who watches; a list each."""
+
+    uid: list[int]
+    parent: list[int]
+    """Uids of their parents."""
+    num_pages: list[int]
+    lock: list[int]
+    """Leases on each and what is below it."""
+    age: list[int]
+    """Lookups and insertions since it was last used."""
+    num_hits: list[int]
+    """Stays that used it, besides the one that computed it."""
+    retention: list[int]
+    """0 to 100."""
+    tenant: list[bytes]
+    """Whose it is, as the ledger has it."""
+
+
+NO_NODES = NodeColumns([], [], [], [], [], [], [], [])
 
 
 class PrefixCache(Protocol):
@@ -55,6 +77,13 @@ class PrefixCache(Protocol):
     @property
     def num_pages(self) -> int:
         """Pages that it owns. Walks the cache."""
+
+    @property
+    def num_nodes(self) -> int:
+        """Places that hold pages."""
+
+    def largest_nodes(self, num_nodes: int) -> NodeColumns:
+        """So many nodes with the most pages, the largest first. The cost does not grow with the cache."""
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
         """The longest cached prefix of the first num_tokens packed

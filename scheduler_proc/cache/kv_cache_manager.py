@@ -38,7 +38,7 @@ PageKey: TypeAlias = tuple[int, bytes]
 
 
 class Prefix(NamedTuple):
-    """What is cached of one request's tokens. Valid until the cache changes, unless `node` is locked."""
+    """Cached beginning of one request's tokens. Valid until the cache changes, unless `node` is locked."""
 
     node: CacheNode
     pages: IntArray
@@ -106,7 +106,7 @@ class KVCacheManager:
     # -- less and more room for a row -----------------------------------------------------------------------
 
     def give_back_unseen(self, rows: RowArray) -> None:
-        """What these rows hold and neither the next token that they compute nor a later one sees. Rows that
+        """Give back pages that neither the next token of these rows nor a later one sees. Rows that
         are not `ready` may not be asked: guesses that are rejected would take their next token back.
 
         Earlier plans read there before the next owner writes: the device runs plans in order.
@@ -193,8 +193,8 @@ class KVCacheManager:
     # -- admission ------------------------------------------------------------------------------------------
 
     def match(self, req: Request) -> Prefix:
-        """What is cached of a waiting request, but for the positions that it must compute. Lock its node, or
-        forget it.
+        """Return what is cached of a waiting request, but for the positions that it must compute. Lock its
+        node, or forget it.
         """
         num_tokens, page_size = req.num_tokens, self.page_size
         upto = num_tokens - 1 if num_tokens <= req.wanted_from else req.wanted_from
@@ -215,12 +215,14 @@ class KVCacheManager:
         return self.cache.match_path(req.parked, min(req.num_tokens - 1, req.wanted_from), req.namespace)
 
     def still_awaits(self, req: Request) -> bool:
-        """Whether the page that req waits for is still being computed. False also when it waits for none."""
+        """Tell whether the page that req waits for is still being computed. False also when it waits for
+        none.
+        """
         return req.awaits is not None and req.awaits in self._computing
 
     def must_await(self, req: Request, prefix: Prefix) -> bool:
-        """Whether a running row is about to compute the first page that req misses; then req is better off
-        waiting, unless it must compute that page itself.
+        """Tell whether a running row is about to compute the first page that req misses; then req is better
+        off waiting, unless it must compute that page itself.
 
         A row says so from its admission until the page is published or the row is given up, so nobody waits
         for longer than that.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from runtime.wire.format import IntArray
-from scheduler_proc.cache.base import CacheNode, Insertion, Match
+from scheduler_proc.cache.base import NO_NODES, CacheNode, Insertion, Match, NodeColumns
 from scheduler_proc.cache.ledger import Ledger
 from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.pages.retained_pages import RetainedPages
@@ -23,12 +23,16 @@ class NoCache:
     shares = False
     version = 0
     num_pages = 0
+    num_nodes = 0
     num_evictable = 0
 
     def __init__(self, page_size: int, clock: Callable[[], float]) -> None:
         self.page_size = page_size
         self._nowhere = _Nowhere()
         self.ledger = Ledger(clock)
+
+    def largest_nodes(self, num_nodes: int) -> NodeColumns:
+        return NO_NODES
 
     def match(self, tokens: bytes, num_tokens: int, namespace: bytes) -> Match:
         return Match(self._nowhere, NO_PAGES)

@@ -1,4 +1,4 @@
-"""Who fits, and who has to give way. `CAPACITY_POLICIES` names
+"""Capacity policies: who fits, and who has to give way. `CAPACITY_POLICIES` names
 ours; a user's own is given as "package.module:Class".
 """
 

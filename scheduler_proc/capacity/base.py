@@ -26,25 +26,25 @@ class CapacityPolicy(Protocol):
         """Tell whether `may_grow` is to be asked before a running row takes pages. Read once a step."""
 
     def admits(self) -> bool:
-        """Whether anybody may get a row in this step. Asked at most once a step, before `try_promise`."""
+        """True if anybody may get a row in this step. Asked at most once a step, before `try_promise`."""
 
     def try_promise(self, req: Request, prefix: Prefix, extra_pages: int) -> bool:
-        """Whether a waiting request, whose cached prefix is locked, fits beside what running ones and earlier
-        newcomers of this step were promised; if so, its pages are promised to it. extra_pages: what its
-        features want besides.
+        """Tell whether a waiting request, whose cached prefix is locked, fits beside what running ones and
+        earlier newcomers of this step were promised; if so, its pages are promised to it. extra_pages: what
+        its features want besides.
         """
 
     def note_seated(self, num_taken: int) -> None:
         """The request promised last got its row, and so many pages."""
 
     def may_grow(self, rows: RowArray | int, upto: IntArray | int) -> bool:
-        """Whether all of these running rows may take pages for their first `upto` tokens now."""
+        """Tell whether all of these running rows may take pages for their first `upto` tokens now."""
 
     def rank(self, req: Request) -> tuple[int, int]:
         """Which running request gets pages first when they are short: the one of the lowest rank."""
 
     def victim(self, candidates: Sequence[Request]) -> Request | None:
-        """Who gives up its row when pages are short. None: nobody; who lacks pages waits for them."""
+        """Return who gives up its row when pages are short. None: nobody; who lacks pages waits for them."""
 
     def note_step(self) -> None:
         """A step was planned."""

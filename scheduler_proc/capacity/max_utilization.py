@@ -65,7 +65,7 @@ class MaxUtilization:
         return True
 
     def has_room_for(self, num_pages: int) -> bool:
-        """Whether newcomers could be promised so many pages together."""
+        """Tell whether newcomers could be promised so many pages together."""
         return not self._rows.num_running or num_pages <= self._kv.num_available - self.pages_wanted()
 
     def note_seated(self, num_taken: int) -> None:

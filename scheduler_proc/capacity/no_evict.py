@@ -23,7 +23,7 @@ PageCounts: TypeAlias = npt.NDArray[np.int64]
 
 
 class Outlook:
-    """What some requests hold now and can come to hold: one entry each.
+    """Pages that some requests hold now and can come to hold: one entry each.
 
         pages    | shared: the cache's | private |   still to come   |
                  |------- final: at its last token, or before -------|
@@ -35,7 +35,9 @@ class Outlook:
     def __init__(
         self, kv: KVCacheManager, newcomer: Request | None = None, prefix: Prefix | None = None
     ) -> None:
-        """Of all that run, and of a newcomer whose prefix is locked, as if all its tokens were computed."""
+        """Outlook of all that run, and of a newcomer whose prefix is locked, as if all its tokens were
+        computed.
+        """
         rows, held, page_size = kv.rows, kv.rows.running, kv.page_size
         self._kv = kv
         self._leases = [req.lease for req in rows.running_requests()]
@@ -58,7 +60,7 @@ class Outlook:
         self.final: PageCounts = final.astype(np.int64)
 
     def _cumulated_shared(self, order: RowArray) -> PageCounts:
-        """Of the first requests in this order: 1, 2, ... of them."""
+        """Return the shared pages of the first requests in this order: 1, 2, ... of them."""
         return np.cumsum(self._kv.cache.num_pages_held([self._leases[i] for i in order.tolist()]))
 
     def final_pages(self) -> int:
@@ -175,7 +177,9 @@ class GuaranteedNoEvict:
 
 
 class StaticBatch(GuaranteedNoEvict):
-    """As its base, but a batch is closed once it runs: the next one starts when the last of it has ended."""
+    """Same as its base, but a batch is closed once it runs: the next one starts when the last of it has
+    ended.
+    """
 
     closes_batches = True
 

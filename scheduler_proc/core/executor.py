@@ -1,4 +1,4 @@
-"""What the scheduler needs from whatever runs the model.
+"""Executor: the interface of whatever runs the model for the scheduler.
 Implementations live in the model worker; this imports none.
 """
 
@@ -17,7 +17,7 @@ class StepHandle(Protocol):
         """Wait until the step is done. Raises ExecutorError when the worker failed or is gone."""
 
     def done(self) -> bool:
-        """Whether `result` would return at once."""
+        """True if `result` would return at once."""
 
     @property
     def frames(self) -> tuple[Frame, ...]:

@@ -79,7 +79,7 @@ class Lifecycle:
         self.num_replaced = 0
         self.num_retracted = 0
         self.num_paused = 0
-        """Of those that wait: who had a row before."""
+        """Number of those that wait and had a row before."""
         self.on_finish: Callable[[Request], object] | None = None
         """Called with every sequence that was taken in and ends, before it gives back what it holds."""
 

@@ -34,7 +34,7 @@ is left alone; below it aborts are still applied. With the batch before them, wh
 80 MB if every one is an error with a long text.
 """
 MAX_BACKLOG_BYTES = 64 << 20
-"""Of sequences opened: one that is made again brings its output so far."""
+"""Bytes of sequences opened: one that is made again brings its output so far."""
 MAX_TENSORS = 1024
 """Raw frames behind one message."""
 HANDLE = np.dtype([("client", "<u8"), ("rest", "V8")])
@@ -46,7 +46,7 @@ def reply_to(request: ControlRequest, body: object, ok: bool = True) -> ControlR
 
 
 class Output(Protocol):
-    """What the scheduler says, to whoever it is for. Sends in order, never blocks."""
+    """Words of the scheduler, to whoever they are for. Sends in order, never blocks."""
 
     def open(self, handle: bytes, stream_open: Raw) -> None: ...
 
@@ -57,7 +57,7 @@ class Output(Protocol):
         """Several tokens for one sequence, in order."""
 
     def add_logprobs(self, logprobs: TokenLogprobs) -> None:
-        """Of tokens that are added in the same step."""
+        """Add log-probabilities of tokens that are added in the same step."""
 
     def add_prompt_logprobs(self, logprobs: TokenLogprobs) -> None: ...
 

@@ -62,7 +62,7 @@ class Request:
 
     handle: bytes
     key: bytes
-    """What all attempts of the sequence have in common."""
+    """Key that all attempts of the sequence have in common."""
     seq: int
     """Its number, in the order of arrival."""
     rows: RowColumns
@@ -114,7 +114,7 @@ class Request:
     """Form that its output must have."""
     features: tuple[RequestFeature, ...] = ()
     slot: Hashable = None
-    """What it leases of the device's slots while it holds a row."""
+    """Slot of the device that it leases while it holds a row."""
     tenant: str = ""
     """Whose it is: see runtime.ring.tenants."""
     account: Account[Request] = None  # type: ignore[assignment]
@@ -178,7 +178,7 @@ class Request:
         return -1 if self.sampling.logprobs is None else self.sampling.logprobs
 
     def stops_at(self, token: int, position: int) -> bool:
-        """Whether this token, at this absolute position, ends the sequence."""
+        """Tell whether this token, at this absolute position, ends the sequence."""
         return token in self.stops.ids and position >= self.min_len
 
     def cut(self, tokens: list[int]) -> list[int]:
@@ -192,7 +192,7 @@ class Request:
         return tokens
 
     def row_setup(self, row: int) -> RowSetup:
-        """What the device keeps for one stay. Called while the tokens are still parked."""
+        """Return what the device keeps for one stay. Called while the tokens are still parked."""
         return RowSetup.of(
             row,
             self.num_prompt,

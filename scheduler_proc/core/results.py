@@ -1,4 +1,4 @@
-"""What a finished step gave the rows that are committed one by one, dealt out in the plan's order."""
+"""Results of a finished step for the rows that are committed one by one, in the plan's order."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 
 
 class LooseResults:
-    """Of the loose rows of a batch: take them in order, wanted or not."""
+    """Results of the loose rows of a batch: take them in order, wanted or not."""
 
     def __init__(
         self, batch: ScheduleBatch, result: StepResult, tokens: IntArray, frames: tuple[Frame, ...]
@@ -34,7 +34,7 @@ class LooseResults:
             self._logits.setdefault((tensor.index, tensor.name), []).append(logits)
 
     def take_next(self, scheduled: ScheduledRow[Request]) -> tuple[Sampled, PromptResult | None]:
-        """What the next loose row has got."""
+        """Return what the next loose row has got."""
         place = self._place
         self._place += 1
         count = next(self._counts)

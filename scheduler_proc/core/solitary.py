@@ -50,7 +50,9 @@ class SolitaryRuns:
             self._next = None
 
     def next_to_start(self, num_running: int) -> Request | None:
-        """Who may be admitted now; None: something runs, or it is not shown yet that it is its turn."""
+        """Return who may be admitted now; None: something runs, or it is not shown yet that it is
+        its turn.
+        """
         if num_running:
             return None
         if self._next is None:

@@ -20,7 +20,7 @@ from scheduler_proc.core.scheduled_row import ScheduledRow
 
 
 class Cost(NamedTuple):
-    """What must be free for a request to start, besides the pages of its own tokens."""
+    """Needs of a request that must be free before it starts, besides the pages of its own tokens."""
 
     rows: int = 1
     pages: int = 0
@@ -43,6 +43,11 @@ class RequestFeature:
         finished is seen here and nowhere else.
         """
         return True
+
+    @property
+    def awaited(self) -> str:
+        """Word for what it keeps the request waiting for, for who watches; empty for nothing."""
+        return ""
 
     def cost(self) -> Cost:
         """Asked when it could be admitted; constant while it runs."""
@@ -84,7 +89,7 @@ class RequestFeature:
 
 
 def combined_cost(features: Sequence[RequestFeature]) -> Cost:
-    """What all of them need together; at most one of them may ask for a slot."""
+    """Return what all of them need together; at most one of them may ask for a slot."""
     if not features:
         return NO_COST
     costs = [feature.cost() for feature in features]

@@ -47,6 +47,10 @@ class Guided(RequestFeature):
     def is_current(self) -> bool:
         return self.state is not None and self.state.num_tokens == self._req.num_output
 
+    @property
+    def awaited(self) -> str:
+        return "" if self.is_current else "guide"
+
     def ready(self) -> bool:
         if not self.is_current:
             self._client.take_news()

@@ -23,7 +23,7 @@ EmitTensor: TypeAlias = Callable[[TensorEntry, Frame], None]
 
 
 class PromptOutputs(RequestFeature):
-    """Of a request that wants logprobs of its prompt, raw logits of it, or both."""
+    """Feature of a request that wants logprobs of its prompt, raw logits of it, or both."""
 
     def __init__(self, req: Request, emit_logprobs: EmitLogprobs, emit_tensor: EmitTensor) -> None:
         self._req = req

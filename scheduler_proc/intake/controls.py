@@ -6,6 +6,7 @@ iteration_stats, request_stats   StatsQuestions, whose answers may wait for a st
 flush_cache                      everything that no running request uses
 pause_…, continue_generation     no step is launched; those in flight are committed, what comes is received
 start_profile, stop_profile      StepProfile
+snapshot                         what is held at this moment, of bounded cost: SnapshotMaker
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from runtime.wire.messages import ControlOp, ControlRequest
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import reply_to
 from scheduler_proc.observe.queue_times import BOUNDS_S
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_profile import StepProfile
 
@@ -39,6 +41,7 @@ class Controls:
         settings: Answer | None = None,
         *,
         profile: StepProfile,
+        snapshots: SnapshotMaker,
     ) -> None:
         """`max_len`: tokens that a sequence may have; `settings`: what else server_info tells of them."""
         self.questions = questions
@@ -54,6 +57,7 @@ class Controls:
             "continue_generation": lambda _: self._continue(),
             "start_profile": lambda request: self.profile.start(request.num_steps),
             "stop_profile": lambda _: self.profile.stop(),
+            "snapshot": lambda _: snapshots.make(),
         }
 
     def receive(self, request: ControlRequest) -> None:
@@ -113,7 +117,7 @@ class Controls:
         }
 
     def _flush_cache(self) -> Answer:
-        """What running requests use becomes evictable when they end."""
+        """Flush the cache; what running requests use becomes evictable when they end."""
         kv = self._lifecycle.kv
         num_freed = kv.flush()
         return {"num_freed_pages": num_freed, "num_pages_in_use": kv.pages.num_pages - kv.pages.num_free}

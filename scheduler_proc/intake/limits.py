@@ -45,7 +45,7 @@ class QueueShare:
 
 @dataclass(slots=True, frozen=True)
 class Limits:
-    """Of the model, and of what the server was told to allow."""
+    """Limits of the model, and of what the server was told to allow."""
 
     vocab_size: int
     max_len: int
@@ -99,7 +99,7 @@ class Limits:
         return num_prompt
 
     def _check_resumed(self, message: TokenizedRequest, num_prompt: int) -> None:
-        """What an earlier attempt is said to have delivered must be what one can."""
+        """Check that what an earlier attempt is said to have delivered is what one can deliver."""
         num_output = len(message.output_ids) // TOKEN_BYTES
         max_output = self.last_len(num_prompt, message.sampling.max_tokens) - num_prompt
         max_logprobs = max(0, num_prompt - 1 - message.sampling.prompt_logprobs_start)

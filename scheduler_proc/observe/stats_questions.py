@@ -21,7 +21,7 @@ StatsPage: TypeAlias = IterationStatsPage | RequestStatsPage
 MAX_RECORDS = 100
 """Iterations in one answer: 0.6 ms to make and encode."""
 MAX_REQUEST_ITERATIONS = 4
-"""As they hold a record of each live request."""
+"""Most iterations in one answer: each holds a record of every live request."""
 MAX_WAITING = 1024
 """Questions that wait for the next step; with one more the first is answered with what there is."""
 

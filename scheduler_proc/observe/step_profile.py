@@ -103,7 +103,7 @@ class StepProfile:
             self._marked_ns = self._port.stopwatch_ns()
 
     def mark(self, name: str, **about: int) -> None:
-        """What the scheduler has done since the last mark has this name."""
+        """Name what the scheduler has done since the last mark."""
         if self.is_on:
             now = self._port.stopwatch_ns()
             self._add(SCHEDULER, name, self._marked_ns, now, about)

@@ -45,7 +45,7 @@ class StatsSettings(NamedTuple):
     max_iterations: int = 1000
     """How many the ring keeps; 0: nothing is counted at all."""
     max_request_iterations: int = 0
-    """Of how many iterations the requests are kept; 0: none."""
+    """Number of iterations whose requests are kept; 0: none."""
     hides_memory: bool = False
     """The device has memory that only the worker knows of."""
 
@@ -187,7 +187,7 @@ class StepStats:
         return None if self._rows.num_running else self._static.take()
 
     def forget_in_flight(self) -> None:
-        """What is in flight will never end."""
+        """Forget what is in flight: it will never end."""
         self._pending.clear()
 
     def _note_end(self, req: Request) -> None:
@@ -206,7 +206,7 @@ class StepStats:
         return IterationStatsPage(tuple(map(self._iteration_stats, found)), num_dropped, newest)
 
     def requests_after(self, step: int, limit: int, own: Sequence[int]) -> RequestStatsPage:
-        """As `iterations_after`. own: the clients whose requests are named."""
+        """Same as `iterations_after`, for requests. own: the clients whose requests are named."""
         if self._requests is None:
             return RequestStatsPage((), 0, 0)
         return self._requests.after(step, limit, own)
@@ -218,7 +218,7 @@ class StepStats:
         return "request_stats_max_iterations" if of_requests and self._requests is None else ""
 
     def has_news_for(self, step: int) -> bool:
-        """Whether the last step is another than this one, which somebody has seen."""
+        """Tell whether the last step is another than this one, which somebody has seen."""
         return step != (self._ring[-1].launched.step if self._ring else 0)
 
     def _iteration_stats(self, done: Finished) -> IterationStats:

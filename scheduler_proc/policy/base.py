@@ -18,7 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class RequestView:
-    """What a policy may know of a waiting request."""
+    """Facts that a policy may know of a waiting request."""
 
     __slots__ = ("_kv", "_req")
 
@@ -166,7 +166,9 @@ def sort_key_of(policy: SchedulePolicy, kv: KVCacheManager) -> SortKey:
 
 
 def checked_order(order: object, num_waiting: int) -> Sequence[int]:
-    """What a policy answered, if it is an order of some of num_waiting positions. Raises InvalidOrder."""
+    """Return what a policy answered, if it is an order of some of num_waiting positions. Raises
+    InvalidOrder.
+    """
     if isinstance(order, range) and order.step > 0 and order.start >= 0 and order.stop <= num_waiting:
         return order
     if not isinstance(order, Sequence):

@@ -30,7 +30,9 @@ def decode_variant(
     is_capped: bool = False,
     norms: bool = True,
 ) -> Variant:
-    """As a decode step launches it. is_capped: with a window and a softcap; norms: of the heads."""
+    """Return the variant that a decode step launches. is_capped: with a window and a softcap; norms: of the
+    heads.
+    """
     tile = decode_tile(gpu, heads)
     constants = {
         **_constants(heads, page_size, is_capped=is_capped),

@@ -43,7 +43,7 @@ from model_worker.sampling.triton import draw, logit_edits
 
 
 def variants() -> Iterator[Variant]:
-    """What Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch."""
+    """Yield what Llama-3.1-8B (heads of 128, groups of 4) and Qwen3-0.6B (groups of 2) launch."""
     yield from _of_attention()
     yield from _of_layers()
     yield from _of_experts()
@@ -143,7 +143,7 @@ def _of_a_step() -> Iterator[Variant]:
 
 
 def _of_a_draw() -> Iterator[Variant]:
-    """Of 151,936 ids."""
+    """Yield the variants of a draw from 151,936 ids."""
     floats = ("logits", "temperatures", "top_ps", "min_logit_gaps", "sigmas", "highest", "lowest", "scores")
     integers = ("top_ks", "greedy", "seeds", "positions", "mass", "tokens", "last_token")
     small = ("histogram", "listed", "num_listed", "ids")
@@ -162,7 +162,7 @@ def _of_a_draw() -> Iterator[Variant]:
 
 
 def _of_sampling() -> Iterator[Variant]:
-    """What rows ask for beside a draw: edits of their logits, and logprobs."""
+    """Yield what rows ask for beside a draw: edits of their logits, and logprobs."""
     columns = dict.fromkeys(("repetitions", "presences", "frequencies"), "*fp32")
     kinds = {"logits": "*fp32", "counts": "*i32", "tokens": "*i64", "vocab_size": "i32", **columns}
     yield Variant("penalize", logit_edits._penalize, {"BLOCK": logit_edits.BLOCK}, 4, 3, kinds)

@@ -46,7 +46,7 @@ MAX_LAYERS = 48
 
 @dataclass(frozen=True)
 class Setting:
-    """What attention is measured with."""
+    """Shapes that attention is measured with."""
 
     device: Device
     dtype: torch.dtype

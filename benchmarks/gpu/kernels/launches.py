@@ -87,7 +87,7 @@ class CountLaunches(TorchDispatchMode):
 
 
 def _computes(func: Any) -> bool:
-    """Whether it does anything on the device: neither a view nor memory that is only reserved."""
+    """Tell whether it does anything on the device: neither a view nor memory that is only reserved."""
     if func.overloadpacket.__name__.startswith(("empty", "new_empty", "_unsafe_view", "detach", "lift")):
         return False
     returns = func._schema.returns

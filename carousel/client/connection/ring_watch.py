@@ -18,7 +18,7 @@ from runtime.wire.messages import RingStatus
 from runtime.wire.status_page import StatusPage
 
 GONE = {"failed": "it has failed", "absent": "it has been stopped"}
-"""What the launcher's last states mean."""
+"""Meaning of the launcher's last states."""
 
 
 class RingWatch(Protocol):
@@ -29,7 +29,7 @@ class RingWatch(Protocol):
         """Take in what the ring says of itself."""
 
     def status(self) -> RingStatus | None:
-        """What is known of it now; None while nothing is."""
+        """Return what is known of it now; None while nothing is."""
 
     def close(self) -> None: ...
 
@@ -96,7 +96,7 @@ class PageWatch:
 
 
 class _LauncherState(msgspec.Struct):
-    """What is read here of state.json."""
+    """Fields of state.json that are read here."""
 
     error: str = ""
 

@@ -27,7 +27,7 @@ class Target(Protocol):
     wants_status: bool
     """Ask the server for RingStatus messages."""
     no_answer_hint: str
-    """What the reason may be when nobody answers."""
+    """Likely reason when nobody answers."""
     max_frame_bytes: int
     """Longest request that the server's sockets take."""
 

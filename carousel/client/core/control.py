@@ -1,4 +1,4 @@
-"""What a caller may say to a running ring besides requests: the arguments of control calls, checked."""
+"""Arguments of control calls, which callers may make to a running ring besides requests, checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def check_mode(mode: PauseMode) -> PauseMode:
 
 
 def check_num_steps(num_steps: int | None) -> int:
-    """As ControlRequest has it, where 0 stands for None. Raises InvalidRequest."""
+    """Return the number as ControlRequest has it, where 0 stands for None. Raises InvalidRequest."""
     if num_steps is None:
         return 0
     if type(num_steps) is not int or not 1 <= num_steps <= MAX_PROFILE_STEPS:

@@ -16,7 +16,7 @@ from runtime.wire.sampling_params import SamplingParams
 Inputs: TypeAlias = list[str] | list[list[int]]
 """Several texts, or the token ids of several: what a type checker can tell from one."""
 NO_OUTPUT = SamplingParams(max_tokens=1, temperature=0.0)
-"""Of a request that ends with its prompt: nothing is sampled."""
+"""Sampling of a request that ends with its prompt: nothing is sampled."""
 
 
 def embedding_params(truncate_prompt_tokens: int | None) -> SamplingParams:

@@ -78,7 +78,7 @@ class EmbedOptions(TypedDict, total=False):
     label: str
     """The caller's own id, echoed in the completion. Refused while another request of this client has it."""
     add_special_tokens: bool
-    """Of a text prompt: let the tokenizer add its begin-of-text token."""
+    """For a text prompt: let the tokenizer add its begin-of-text token."""
     time_limit: float | None
     """Seconds the server may take: it then ends with what there is and finish_reason "timeout"."""
     arrival_time: float | None
@@ -89,13 +89,13 @@ class RequestOptions(EmbedOptions, total=False):
     """Keyword arguments of every generating call."""
 
     add_generation_prompt: bool | None
-    """Of a conversation: end with the header of the assistant's turn; the default unless its last message is
+    """For a conversation: end with the header of the assistant's turn; the default unless its last message is
     to be continued.
     """
     continue_final_message: bool
-    """Of a conversation: its last message is the beginning of the answer."""
+    """For a conversation: its last message is the beginning of the answer."""
     chat_template_kwargs: Mapping[str, Any] | None
-    """Of a conversation: further variables of the chat template, JSON-like."""
+    """For a conversation: further variables of the chat template, JSON-like."""
     tools: bytes
     """JSON list of the tools that the chat template of a conversation shows."""
     task: Task
@@ -238,7 +238,7 @@ def _prediction(text: Any) -> str:
 
 
 def _ends_with_header(add_generation_prompt: bool | None, continue_final_message: bool) -> bool:
-    """Whether the assistant's turn is begun. Raises InvalidRequest."""
+    """Tell whether the assistant's turn is begun. Raises InvalidRequest."""
     if continue_final_message and add_generation_prompt:
         raise InvalidRequest(
             "continue_final_message: the last message cannot be continued with add_generation_prompt",

@@ -90,7 +90,7 @@ class SequenceState:
         self.prompt_logprobs: PromptLogprobs = []
         self.finish: Finish | None = None
         self.num_chars = 0
-        """Of its text."""
+        """Characters of its text."""
         self._pieces: list[str] = []
         # Which of them the server has kept is not said.
         is_cut = request.sampling.truncate_prompt_tokens is not None
@@ -321,7 +321,7 @@ class RequestState:
 
     @property
     def text(self) -> str:
-        """Of the first sequence, and so are the next two."""
+        """Text of the first sequence."""
         return self.sequences[0].text
 
     @property
@@ -453,7 +453,9 @@ def _rank(sequence: SequenceState) -> float:
 
 
 def _joined(outputs: list[SequenceOutput]) -> SequenceOutput:
-    """What has piled up, as one output: its packed arrays are those of the parts one behind the other."""
+    """Return what has piled up as one output: its packed arrays are those of the parts one behind
+    the other.
+    """
     if len(outputs) == 1:
         return outputs[0]
     return SequenceOutput(

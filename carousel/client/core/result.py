@@ -1,4 +1,4 @@
-"""What a caller gets: deltas, completions and errors. Knows what they mean; knows no connection."""
+"""Results of a request: deltas, completions and errors. Knows what they mean; knows no connection."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PromptLogprobs: TypeAlias = list[TokenLogprob | None]
 
 # A struct, because one is made for each token of each stream: a frozen dataclass costs ten times as much.
 class Delta(msgspec.Struct, frozen=True):
-    """What is new of one sequence. Its last one has a
+    """News of one sequence. Its last one has a
     `finish_reason`, `usage` and everything else that ends it.
     """
 
@@ -58,7 +58,7 @@ class Delta(msgspec.Struct, frozen=True):
     or an abort did.
     """
     usage: Usage | None = None
-    """Of this sequence."""
+    """Usage of this sequence."""
     index: int = 0
     """Number of the sequence in its request."""
     prompt_logprobs: PromptLogprobs = []
@@ -75,18 +75,18 @@ class CompletionOutput:
     token_ids: list[int]
     """Generated ids; the prompt is not among them."""
     text_diff: str
-    """What is new since the last output that was taken; of a Completion everything."""
+    """Text since the last output that was taken; of a Completion everything."""
     token_ids_diff: list[int]
     logprobs: list[TokenLogprob] = field(default_factory=list)
     """One for each of token_ids; empty when logprobs were not asked for."""
     finish_reason: FinishReason | None = None
     """None while the sequence goes on."""
     matched_stop: str | int | None = None
-    """As in Delta."""
+    """Same as in Delta."""
     cumulative_logprob: float | None = None
     """Sum over token_ids, of a finished sequence with logprobs or best_of."""
     usage: Usage | None = None
-    """Of this sequence, when it has finished."""
+    """Usage of this sequence, when it has finished."""
     generation_logits: FloatArray | None = field(default=None, compare=False)
     """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
     request_perf_metrics: RequestPerfMetrics | None = None
@@ -108,7 +108,7 @@ class Completion:
     """A finished request. Its properties are those of the first (with best_of: the best) sequence."""
 
     outputs: list[CompletionOutput]
-    """As many as `n` asked for."""
+    """Outputs, as many as `n` asked for."""
     usage: Usage
     """The prompt once, and all that was generated for it, also what best_of has not chosen; cached tokens are
     those of the first sequence, before the others found its prompt.

@@ -231,7 +231,7 @@ class Session(Generic[M]):
                 self.connection.abort(handles, request.number)
 
     def _send_last_abort(self, request: RequestState) -> None:
-        """Of a request that nobody waits for any more."""
+        """Abort a request that nobody waits for any more."""
         self._left.update(dict.fromkeys(request.open_handles, request.number))
         self._send_abort(request)
 
@@ -240,7 +240,7 @@ class Session(Generic[M]):
     def asking_stats(
         self, op: StatsOp, after: int, *, wait: bool = False, tenant: str = OWNER
     ) -> contextlib.AbstractContextManager[M]:
-        """As `asking`, for statistics, as ControlRequest has it."""
+        """Same as `asking`, for statistics, with the fields of ControlRequest."""
         own = self.connection.client_ids
         return self.asking(op, after=after, wait=wait, own=own, tenant=tenant)
 
@@ -340,7 +340,7 @@ class Session(Generic[M]):
                     self.connection.resubmit(control.request, 0)
 
     def _concerns(self, restart: Restart, number: int) -> bool:
-        """Whether the way of request `number` goes through the process."""
+        """Tell whether the way of request `number` goes through the process."""
         if restart.role == "engine":
             return True
         way = self.connection.tokenizer_of if restart.role == "tokenizer" else self.connection.lane_of
@@ -374,8 +374,8 @@ class Session(Generic[M]):
         self._deliver_outputs(failed)
 
     def _repeat_aborts(self, restart: Restart) -> None:
-        """Of requests that nobody waits for: the word may have been lost. They are then forgotten, because
-        who would tell of their end may not know them any more.
+        """Abort again the requests that nobody waits for: the word may have been lost. They are then
+        forgotten, because who would tell of their end may not know them any more.
         """
         for handle, number in list(self._left.items()):
             if self._concerns(restart, number):

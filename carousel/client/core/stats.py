@@ -100,7 +100,7 @@ class StatsStream(_Unread):
 
 
 class AsyncStatsStream(_Unread):
-    """As StatsStream, for `async for`."""
+    """Same as StatsStream, for `async for`."""
 
     def __init__(self, ask: Callable[[int, float | None], Awaitable[Any]], timeout: float | None) -> None:
         super().__init__(timeout)

@@ -1,4 +1,4 @@
-"""/metrics, /stats and what is below it, /server_info, /flush_cache, /pause_generation,
+"""/metrics, /stats and what is below it, /snapshot, /server_info, /flush_cache, /pause_generation,
 /continue_generation, /start_profile, /stop_profile: what operators ask and tell the runtime.
 """
 
@@ -59,7 +59,7 @@ async def iteration_stats(request: Request) -> Response:
 
 
 async def request_stats(request: Request) -> Response:
-    """As `iteration_stats`, of the requests that lived then."""
+    """Same as `iteration_stats`, for the requests that lived then."""
     server: ServerState = request.app.state.server
     return _json(await server.statistics(_client(request).request_stats, _after(request)))
 
@@ -70,6 +70,14 @@ def _after(request: Request) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS):
         raise InvalidRequest(f"after: the number of an iteration, got {text[:32]!r}", param="after")
     return int(text)
+
+
+async def snapshot(request: Request) -> Response:
+    """Answer with what the scheduler holds at this moment, at most a quarter of a second ago: the answer is
+    shared by all who look.
+    """
+    server: ServerState = request.app.state.server
+    return Response(await server.snapshots.read(), media_type="application/json")
 
 
 async def server_info(request: Request) -> Response:

@@ -58,7 +58,7 @@ class Histogram:
 
 class HistogramTotal(NamedTuple):
     counts: list[float]
-    """Of each bucket by itself."""
+    """Counts of each bucket by itself."""
     sum: float
 
 

@@ -21,7 +21,7 @@ from runtime.wire.status_page import StatusPage
 
 STALLED_S = 2.5
 PROBE_TIMEOUT_S = 20.0
-"""Of /health_generate: SGLang's."""
+"""Timeout of /health_generate, which is SGLang's."""
 PROBE_PRIORITY = 1000
 """The highest, so that it does not wait behind what others have asked for."""
 ROLES = ("launcher", "worker", "scheduler", "tokenizer", "detokenizer")
@@ -83,7 +83,7 @@ async def _go_round(server: ServerState) -> None:
 
 
 def _seen(server: ServerState) -> Problem:
-    """As `_problem`, with this process's own connection."""
+    """Same as `_problem`, with this process's own connection."""
     role, problem = _problem(server.status, server.config)
     if not role and not server.client.is_connected:
         return "api", "not connected"

@@ -80,16 +80,12 @@ class AnswerParser:
         self._reader.ended = True
         events = self._read(self._held)
         self._reader.end()
-        return events + self._taken()
+        return events + self._reader.take_events()
 
     def _read(self, text: str) -> list[Event]:
         self._reader.feed(text)
         next(self._steps, None)
-        return self._taken()
-
-    def _taken(self) -> list[Event]:
-        events, self._reader.events = self._reader.events, []
-        return events
+        return self._reader.take_events()
 
     def _without_special(self, text: str) -> str:
         text = self._left_out.remove(self._held + text)

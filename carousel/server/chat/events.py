@@ -20,7 +20,7 @@ class ItemBegun(Struct, frozen=True):
     name: str = ""
 
 
-class ItemDelta(Struct):
+class ItemDelta(Struct, frozen=True):
     kind: ItemKind
     text: str
     """The new text; in a call, new text of the JSON of its arguments."""

@@ -106,18 +106,18 @@ def _read_reasoning(r: Reader, tags: ReasoningFormat, *, is_open: bool) -> Steps
     r.is_thinking = True
     while (yield from r.take("\n")):
         pass
-    held = ""
+    held: list[str] = []
+    """Line breaks that may be the last ones."""
 
     def think(text: str) -> None:
-        nonlocal held
-        text = held + text
-        body = text.rstrip("\n")
-        held = text[len(body) :]
-        r.say(body, "reasoning")
+        if body := text.rstrip("\n"):
+            r.say("".join(held) + body, "reasoning")
+            held.clear()
+        held.append(text[len(body) :])
 
     marker = yield from r.until(Markers(tags.end, *tags.also_end), think)
     if marker != tags.end:
-        r.say(held, "reasoning")
+        r.say("".join(held), "reasoning")
     r.end_item()
     r.is_thinking = not marker
     if marker != tags.end:

@@ -21,7 +21,7 @@ def gemma4(r: Reader) -> Steps[None]:
         yield from r.space()
         if (yield from r.take("call:")):
             yield from r.space()
-            name = yield from r.match(NAME)
+            name = yield from r.run(NAME)
             yield from r.space()
             if name and (yield from r.peek()) == "{":
                 r.begin_call(name)
@@ -71,7 +71,7 @@ def _key(r: Reader, sink: Sink) -> Steps[bool]:
     elif (yield from r.peek()) == '"':
         is_there = yield from r.json_value(parts.append)
     else:
-        key = yield from r.match(_KEY)
+        key = yield from r.run(_KEY)
         is_there = bool(key)
         parts.append(json.dumps(key, ensure_ascii=False))
     yield from r.space()

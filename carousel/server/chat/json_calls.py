@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 import msgspec
 
@@ -165,9 +166,9 @@ def mistral(r: Reader) -> Steps[None]:
                 if not (yield from r.take(",")):
                     break
         else:
-            name = yield from r.match(NAME)
+            name = yield from r.run(NAME)
             if (yield from r.take("[CALL_ID]")):
-                yield from r.match(NAME)
+                yield from r.run(NAME)
             yield from r.take("[ARGS]")
             yield from named_call(r, name)
         r.give_up()
@@ -182,15 +183,22 @@ def deepseek(r: Reader) -> Steps[None]:
     """V3.1: a begin marker, and for each call NAME, a separator and the arguments between two markers; V3 has
     `function`, the separator and NAME, and the arguments in a block of Markdown.
     """
-    markers = Markers(_BEGIN, _CALL)
+    yield from _section(r, _BEGIN, _CALL, _END, _deepseek_call)
+
+
+def _section(
+    r: Reader, begin: str, call: str, end: str, read_call: Callable[[Reader], Steps[bool]]
+) -> Steps[None]:
+    """Read text and sections of calls. `read_call`: from behind the marker of a call to that of its end."""
+    markers = Markers(begin, call)
     while marker := (yield from r.until(markers)):
         yield from r.space()
-        if marker == _CALL or (yield from r.take(_CALL)):
-            while (yield from _deepseek_call(r)):
+        if marker == call or (yield from r.take(call)):
+            while (yield from read_call(r)):
                 yield from r.space()
                 r.mark()
-                if not (yield from r.take(_CALL)):
-                    yield from r.take(_END)
+                if not (yield from r.take(call)):
+                    yield from r.take(end)
                     r.mark()
                     break
         r.give_up()
@@ -198,12 +206,12 @@ def deepseek(r: Reader) -> Steps[None]:
 
 def _deepseek_call(r: Reader) -> Steps[bool]:
     yield from r.space()
-    name = yield from r.match(NAME)
+    name = yield from r.run(NAME)
     if not (yield from r.take(_SEPARATOR)):
         return False
     yield from r.space()
     if name == "function" and (yield from r.peek()) != "{":
-        name = yield from r.match(NAME)
+        name = yield from r.run(NAME)
         yield from r.space()
         yield from r.take("```json")
     if not (yield from named_call(r, name)):
@@ -224,23 +232,12 @@ _KIMI_NAME = re.compile(r"(?:functions\.)?(?P<name>.*?)(?::\d+)?")
 
 def kimi_k2(r: Reader) -> Steps[None]:
     """A section of calls, each functions.NAME:NUMBER and its arguments behind a marker."""
-    markers = Markers(_SECTION, _KIMI_CALL)
-    while marker := (yield from r.until(markers)):
-        yield from r.space()
-        if marker == _KIMI_CALL or (yield from r.take(_KIMI_CALL)):
-            while (yield from _kimi_call(r)):
-                yield from r.space()
-                r.mark()
-                if not (yield from r.take(_KIMI_CALL)):
-                    yield from r.take(_SECTION_END)
-                    r.mark()
-                    break
-        r.give_up()
+    yield from _section(r, _SECTION, _KIMI_CALL, _SECTION_END, _kimi_call)
 
 
 def _kimi_call(r: Reader) -> Steps[bool]:
     yield from r.space()
-    found = _KIMI_NAME.fullmatch((yield from r.match(NAME)))
+    found = _KIMI_NAME.fullmatch((yield from r.run(NAME)))
     assert found is not None
     yield from r.space()
     if not (yield from r.take(_KIMI_ARGUMENTS)) or not (yield from named_call(r, found["name"])):

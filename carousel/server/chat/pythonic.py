@@ -9,12 +9,15 @@ from typing import Any
 
 from carousel.server.chat.reader import NO_MARKERS, Reader, Steps
 
-_NAME = re.compile(r"[A-Za-z_][\w.]*")
+_NAME = re.compile(r"[\w.]*")
+_BEGINS_NAME = re.compile(r"[A-Za-z_]").match
 _VALUE = re.compile(r"[^\"'()\[\]{},\\]+")
 _ESCAPED = "\\'\"abfnrtv01234567xNuU\n"
 _CONSTANTS = {"true": True, "false": False, "null": None, "none": None}
 _OPEN, _CLOSE = "([{", ")]}"
 MAX_DEPTH = 64
+MAX_OUTSIDE = 1 << 14
+"""Most characters of an argument outside of its strings: 0.1 s of work, during which nobody is served."""
 START, END = "<|python_start|>", "<|python_end|>"
 
 
@@ -40,7 +43,7 @@ def pythonic(r: Reader) -> Steps[None]:
 def _call(r: Reader) -> Steps[bool]:
     """Read f(a=1, ...). False: it is no call, and none has begun."""
     yield from r.space()
-    name = yield from r.match(_NAME)
+    name = yield from r.run(_NAME)
     if name not in r.tools.names or not (yield from r.take("(")):
         return False
     yield from r.space()
@@ -76,13 +79,15 @@ def _call(r: Reader) -> Steps[bool]:
 def _argument(r: Reader) -> Steps[tuple[str, str | None]]:
     """Read name=value up to a comma or a bracket that follows it; return both, the value as JSON."""
     yield from r.space()
-    key = yield from r.match(_NAME)
+    key = yield from r.run(_NAME)
     yield from r.space()
-    if not key or not (yield from r.take("=")):
+    if not _BEGINS_NAME(key) or not (yield from r.take("=")):
         return "", None
     parts: list[str] = []
     closing = ""
-    while char := (yield from r.peek()):
+    num_outside = 0
+    while (char := (yield from r.peek())) and num_outside <= MAX_OUTSIDE:
+        num_outside += 1
         if char in "\"'":
             if not (yield from _string(r, parts)):
                 return "", None
@@ -96,7 +101,8 @@ def _argument(r: Reader) -> Steps[tuple[str, str | None]]:
         elif char in _OPEN + _CLOSE + "\\":
             break
         elif char != ",":
-            parts.append((yield from r.match(_VALUE)))
+            parts.append(r.here(_VALUE))
+            num_outside += len(parts[-1]) - 1
             continue
         parts.append(char)
         yield from r.take(char)
@@ -124,7 +130,7 @@ def _string(r: Reader, parts: list[str]) -> Steps[bool]:
             parts.append(("\\" if escaped in _ESCAPED else "\\\\") + escaped)
             yield from r.take(escaped)
             continue
-        text = yield from r.match(plain)
+        text = r.here(plain)
         if not text:
             text = quote[0]  # one alone, in a string of three
             yield from r.take(text)

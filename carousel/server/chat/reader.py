@@ -21,6 +21,8 @@ Steps: TypeAlias = Generator[None, None, T]
 """Yields where more text is needed."""
 Sink: TypeAlias = Callable[[str], None]
 
+MAX_RUN = 4096
+"""Characters of a name, of a number or of the like, at most."""
 MAX_DEPTH = 512
 """Depth of nested lists and objects in the arguments of a call, at most."""
 ID_CHARS = string.ascii_letters + string.digits
@@ -63,14 +65,16 @@ NO_MARKERS = Markers()
 
 class Reader:
     __slots__ = (
+        "_begun",
         "_call",
+        "_events",
         "_item",
-        "_mark",
         "_marker",
         "_max_calls",
+        "_parts",
         "_space",
+        "_tried",
         "ended",
-        "events",
         "has_reasoning",
         "is_thinking",
         "last_is_whole",
@@ -84,11 +88,10 @@ class Reader:
     def __init__(self, tools: ToolSet, *, max_calls: int | None = None) -> None:
         """`max_calls`: those beyond it are left out of the answer."""
         self.text = ""
-        """Text that has not been read, and what is tried, from `pos` on."""
+        """Text that has not been read, from `pos` on."""
         self.pos = 0
         self.ended = False
         """Nothing follows `text`."""
-        self.events: list[Event] = []
         self.tools = tools
         self.quiet: Markers | None = None
         """Where nothing is held back and the item is text: what alone would change that."""
@@ -99,22 +102,33 @@ class Reader:
         self.last_is_whole = False
         """The arguments of the last call are complete."""
         self._max_calls = max_calls
-        self._mark: int | None = None
-        """Where what is tried begins,"""
+        self._tried: list[str] | None = None
+        """Pieces of what is tried, before those in `text`; None where nothing is."""
+        self._begun = 0
+        """Where what is tried begins in `text`."""
         self._marker = ""
-        """and the marker there."""
+        """Marker at the beginning of what is tried."""
+        self._events: list[Event] = []
+        self._parts: list[str] = []
+        """New text of the item, behind the events."""
         self._item: ItemKind | None = None
         self._call = 0
         """Calls that have begun."""
-        self._space: str | None = "" if tools.names else None
+        self._space: list[str] | None = [] if tools.names else None
         """Space that belongs to the text only if more of it follows: before the first, and after a call."""
 
     def feed(self, text: str) -> None:
-        start = self.pos if self._mark is None else self._mark
-        self.text = self.text[start:] + text
-        self.pos -= start
-        if self._mark is not None:
-            self._mark = 0
+        if self._tried is not None:
+            self._tried.append(self.text[self._begun : self.pos])
+            self._begun = 0
+        self.text = self.text[self.pos :] + text
+        self.pos = 0
+
+    def take_events(self) -> list[Event]:
+        """Return what was found since the last time."""
+        self._tell()
+        events, self._events = self._events, []
+        return events
 
     # -- what was found --------------------------------------------------------------------------------------
 
@@ -123,35 +137,27 @@ class Reader:
         if not text:
             return
         if kind == "text" and self._space is not None:
-            self._space += text
-            if self._space.isspace():
+            if text.isspace():
+                self._space.append(text)
                 return
-            text, self._space = self._space, None
+            text, self._space = "".join(self._space) + text, None
         self._begin(kind)
-        last = self.events[-1] if self.events else None
-        if isinstance(last, ItemDelta):
-            last.text += text
-        else:
-            self.events.append(ItemDelta(kind, text))
+        self._parts.append(text)
 
     def begin_call(self, name: str) -> None:
         """Begin a call, whose arguments follow. What was tried is one."""
-        self._mark = None
+        self._tried = None
         self._call += 1
         if self._is_shown:
             self.end_item()
             self._item = "tool_call"
-            self.events.append(ItemBegun("tool_call", new_call_id(), name))
-        self._space = ""
+            self._events.append(ItemBegun("tool_call", new_call_id(), name))
+        self._space = []
 
     def add(self, arguments: str) -> None:
         """Add to the JSON of the arguments of the call."""
         if self._is_shown and arguments:
-            last = self.events[-1] if self.events else None
-            if isinstance(last, ItemDelta):
-                last.text += arguments
-            else:
-                self.events.append(ItemDelta("tool_call", arguments))
+            self._parts.append(arguments)
 
     def end_call(self, *, is_whole: bool) -> None:
         self.last_is_whole = is_whole
@@ -160,14 +166,15 @@ class Reader:
             self.end_item(is_whole=is_whole)
 
     def end_item(self, *, is_whole: bool = True) -> None:
+        self._tell()
         if self._item is not None:
-            self.events.append(ItemDone(self._item, is_whole))
+            self._events.append(ItemDone(self._item, is_whole))
             self._item = None
 
     def end(self) -> None:
         """End the answer. Space that is all there is is its text."""
         if self._space and not self._call:
-            text, self._space = self._space, None
+            text, self._space = "".join(self._space), None
             self.say(text)
         self.end_item()
 
@@ -180,30 +187,40 @@ class Reader:
             self.end_item()
             self._item = kind
             self.has_reasoning |= kind == "reasoning"
-            self.events.append(ItemBegun(kind))
+            self._events.append(ItemBegun(kind))
+
+    def _tell(self) -> None:
+        if self._parts and self._item is not None:
+            self._events.append(ItemDelta(self._item, "".join(self._parts)))
+            self._parts = []
 
     # -- what is tried ---------------------------------------------------------------------------------------
 
     def mark(self, marker: str = "") -> None:
         """Begin to try: what follows, with the marker at its beginning, may be a call."""
-        self._mark, self._marker = self.pos, marker
+        self._tried, self._begun, self._marker = [], self.pos, marker
 
     def rewind(self) -> None:
         """Read again what was tried, with the marker at its beginning."""
-        if self._mark is not None:
-            self.pos, self._mark = self._mark, None
+        if self._tried is None:
+            return
+        if self._tried:
+            self.text = "".join(self._tried) + self.text
+            self._begun = 0
+        self.pos, self._tried = self._begun, None
 
     def settle(self) -> None:
         """Take what was tried for what it seemed to be."""
-        self._mark = None
+        self._tried = None
 
-    def give_up(self) -> None:
+    def give_up(self, say: Sink | None = None) -> None:
         """Take what was tried for no call: the marker at its beginning is text, and what follows is read
         again. Does nothing once the call has begun.
         """
-        if self._mark is not None:
-            self.pos, self._mark = self._mark + len(self._marker), None
-            self.say(self._marker)
+        if self._tried is not None:
+            self.rewind()
+            self.pos += len(self._marker)
+            (say or self.say)(self._marker)
 
     # -- what is read ----------------------------------------------------------------------------------------
 
@@ -256,16 +273,38 @@ class Reader:
                 return False
             yield
 
-    def match(self, pattern: re.Pattern[str]) -> Steps[str]:
-        """Return the longest text that follows and matches, which may be empty."""
+    def follows(self, literals: tuple[str, ...]) -> Steps[bool]:
+        """Return True if one of these comes next, or begins there when the text ends."""
+        longest = max(map(len, literals))
         while True:
-            found = pattern.match(self.text, self.pos)
-            end = self.pos if found is None else found.end()
-            if end < len(self.text) or self.ended:
-                text = self.text[self.pos : end]
-                self.pos = end
+            rest = self.text[self.pos : self.pos + longest]
+            if rest.startswith(literals):
+                return True
+            may_follow = any(each.startswith(rest) for each in literals)
+            if self.ended or not may_follow:
+                return may_follow
+            yield
+
+    def run(self, pattern: re.Pattern[str], *, most: int = MAX_RUN) -> Steps[str]:
+        """Return the next characters up to the first that is not of a class, `most` of them at most.
+        `pattern` matches any number of the class.
+        """
+        size = 0
+        while True:
+            found = pattern.match(self.text, self.pos + size, self.pos + most)
+            size = size if found is None else found.end() - self.pos
+            if self.pos + size < len(self.text) or size == most or self.ended:
+                text = self.text[self.pos : self.pos + size]
+                self.pos += size
                 return text
             yield
+
+    def here(self, pattern: re.Pattern[str]) -> str:
+        """Return the match with the text that is there already; "" for none."""
+        found = pattern.match(self.text, self.pos)
+        text = "" if found is None else found.group()
+        self.pos += len(text)
+        return text
 
     def json_value(self, sink: Sink) -> Steps[bool]:
         """Read one JSON value and give its text to `sink` as it comes: of an object from its first character
@@ -305,7 +344,7 @@ class Reader:
                 self._pass(char, sink)
                 expected = "value or end" if char == "[" else "key or end"
             else:
-                atom = yield from self.match(_ATOM)
+                atom = yield from self.run(_ATOM)
                 if not _VALID_ATOM.fullmatch(atom):
                     self.pos -= len(atom)
                     return False
@@ -317,8 +356,8 @@ class Reader:
     def _json_string(self, sink: Sink) -> Steps[bool]:
         self._pass('"', sink)
         while True:
-            if plain := _PLAIN.match(self.text, self.pos):
-                self._pass(plain.group(), sink)
+            if plain := self.here(_PLAIN):
+                sink(plain)
             if self.pos == len(self.text):
                 if self.ended:
                     return False
@@ -331,8 +370,8 @@ class Reader:
             if char != "\\":
                 self.pos += 1
                 sink(f"\\u{ord(char):04x}")
-            elif escape := _ESCAPE.match(self.text, self.pos):
-                self._pass(escape.group(), sink)
+            elif escape := self.here(_ESCAPE):
+                sink(escape)
             elif _BEGUN_ESCAPE.fullmatch(self.text, self.pos) and not self.ended:
                 yield
             else:

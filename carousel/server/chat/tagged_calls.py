@@ -59,32 +59,13 @@ def tagged_text(r: Reader, close: str, follow: tuple[str, ...], sink: Sink) -> S
     """
     yield from r.take("\n")
     markers = Markers("\n" + close, close)
-    at = r.pos
-    while True:
-        found = markers.search(r.text, at)
-        rest = "" if found is None else r.text[found.end() :].lstrip()
-        if found is not None and not rest.startswith(follow):
-            may_follow = not rest or any(each.startswith(rest) for each in follow)
-            if not may_follow:
-                at = found.end()
-                continue
-            if not r.ended:
-                sink(r.text[r.pos : found.start()])
-                r.pos = at = found.start()
-                yield
-                at = r.pos
-                continue
-        if found is not None:
-            sink(r.text[r.pos : found.start()])
-            r.pos = found.end()
+    while (yield from r.until(markers, sink)):
+        yield from r.space()
+        if (yield from r.follows(follow)):
+            r.settle()
             return True
-        end = len(r.text) - (0 if r.ended else markers.num_held(r.text, at))
-        sink(r.text[r.pos : end])
-        r.pos = end
-        if r.ended:
-            return False
-        yield
-        at = r.pos
+        r.give_up(sink)
+    return False
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
@@ -123,8 +104,9 @@ class Tags:
 
 QWEN = Tags(("<parameter=", ">"), ("", "</parameter>"), "</function>")
 GLM = Tags(("<arg_key>", "</arg_key>"), ("<arg_value>", "</arg_value>"), "</tool_call>")
+MAX_NAME = 256
 _QWEN_FUNCTION = "<function="
-_QWEN_NAME, _GLM_NAME = re.compile(r"[^<>\n]{0,256}"), re.compile(r"[^<\n]{0,256}")
+_QWEN_NAME, _GLM_NAME = re.compile(r"[^<>\n]*"), re.compile(r"[^<\n]*")
 
 
 def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
@@ -136,7 +118,7 @@ def tagged_call(r: Reader, name: str, tags: Tags) -> Steps[bool]:
             r.mark()
         if not (yield from r.take(tags.key[0])):
             break
-        key = (yield from r.match(_QWEN_NAME)).strip()
+        key = (yield from r.run(_QWEN_NAME, most=MAX_NAME)).strip()
         has_value = bool(key and name) and (yield from r.take(tags.key[1]))
         if has_value and tags.value[0]:
             yield from r.space()
@@ -167,7 +149,7 @@ def qwen3_coder(r: Reader) -> Steps[None]:
     while marker := (yield from r.until(markers)):
         yield from r.space()
         if marker == _QWEN_FUNCTION or (yield from r.take(_QWEN_FUNCTION)):
-            name = (yield from r.match(_QWEN_NAME)).strip()
+            name = (yield from r.run(_QWEN_NAME, most=MAX_NAME)).strip()
             if (yield from r.take(">")) and (yield from tagged_call(r, name, QWEN)):
                 yield from r.space()
                 yield from r.take("</tool_call>")
@@ -178,6 +160,6 @@ def glm(r: Reader) -> Steps[None]:
     """<tool_call>f<arg_key>a</arg_key><arg_value>1</arg_value></tool_call>"""
     markers = Markers("<tool_call>")
     while (yield from r.until(markers)):
-        name = (yield from r.match(_GLM_NAME)).strip()
+        name = (yield from r.run(_GLM_NAME, most=MAX_NAME)).strip()
         yield from tagged_call(r, name, GLM)
         r.give_up()

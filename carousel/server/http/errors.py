@@ -23,7 +23,7 @@ ROUTING = {
     404: "there is no such path; /openapi.json lists those there are",
     405: "the path does not take this method; the Allow header names those it takes",
 }
-"""What a caller at the wrong place is told, by status."""
+"""Words for a caller at the wrong place, by status."""
 
 
 class ErrorDetail(msgspec.Struct):
@@ -38,7 +38,9 @@ class ErrorBody(msgspec.Struct):
 
 
 def as_request_error(error: Exception) -> RequestError:
-    """What the HTTP client is told; the inside of an error that is not the client's stays in the log."""
+    """Return what the HTTP client is told; the inside of an error that is not the client's stays in
+    the log.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, RingClosed):

@@ -38,7 +38,7 @@ from carousel.server.server_state import new_id
 
 @dataclass(slots=True)
 class ChatView:
-    """What an answer shows, beside the text."""
+    """Parts of an answer beside the text."""
 
     model: str
     num_choices: int = 1
@@ -75,7 +75,9 @@ class ChatFormat:
         self._is_plain = not (view.counts_continuously or view.shows_ids or view.shows_logprobs)
 
     def events(self, prompt: int, delta: Delta) -> Iterator[bytes]:
-        """As OpenAI: the role comes first and alone, and so does the reason of the end, last."""
+        """Spell a delta as OpenAI does: the role comes first and alone, and so does the reason of the end,
+        last.
+        """
         data = b""
         if delta.index not in self._begun:
             data = self._first_event(delta.index)  # with the usage before the tokens that follow it

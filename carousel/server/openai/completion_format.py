@@ -35,7 +35,7 @@ from carousel.server.server_state import new_id
 
 @dataclass(slots=True)
 class CompletionView:
-    """What an answer shows, beside the text."""
+    """Parts of an answer beside the text."""
 
     model: str
     num_choices: int = 1
@@ -68,7 +68,7 @@ class CompletionFormat:
         self._plain: list[TextEvent | None] = [None] * num_choices
         self._prompt_logprobs: list[list[TokenLogprob | None]] = [[] for _ in range(num_prompts)]
         self._held: list[list[Delta] | None] = [[] if view.prompt_texts else None for _ in range(num_prompts)]
-        """What came before all that the answer shows of the prompt; None when that is out."""
+        """Deltas that came before all that the answer shows of the prompt; None when that is out."""
         self._told_prompt_ids: set[int] = set()
         """Choices that have shown the ids of their prompt: in a stream once is enough."""
         self._usage = UsageCount(num_prompts)

@@ -55,7 +55,7 @@ class CompletionChoice(Struct):
     finish_reason: str | None
     matched_stop: str | int | None
     stop_reason: str | int | None
-    """As matched_stop; `time_limit` where that is what ended it."""
+    """Same as matched_stop; `time_limit` where that is what ended it."""
     prompt_logprobs: PromptLogprobs | None = None
     token_ids: list[int] | None = None
     prompt_token_ids: list[int] | None = None

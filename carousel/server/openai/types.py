@@ -69,7 +69,7 @@ class StreamOptions(Struct, forbid_unknown_fields=True):
 
 
 class GenerationBody(GuideFields, forbid_unknown_fields=True, kw_only=True):
-    """What both kinds of request share. Null is the same as absent."""
+    """Fields that both kinds of request share. Null is the same as absent."""
 
     # Written by python -m runtime.sampling.generate: begin.
     min_tokens: Annotated[int, Meta(ge=0, le=1 << 24)] | None = None

@@ -54,7 +54,7 @@ async def _decoded(request: Request, data: bytearray, kind: type[T]) -> T:
 
 
 async def read_optional_body(request: Request, kind: type[T]) -> T:
-    """As `read_body`; no body at all stands for the defaults. Raises RequestError."""
+    """Same as `read_body`; no body at all stands for the defaults. Raises RequestError."""
     headers = request.headers
     is_empty = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
     # A page in a browser can send this too without asking first, but not without saying where it is from.

@@ -34,10 +34,10 @@ from runtime.wire.messages import Usage
 from runtime.wire.sampling_params import SamplingParams
 
 MAX_SEQUENCES = 1024
-"""Of one HTTP request, over all of its prompts."""
+"""Most sequences of one HTTP request, over all of its prompts."""
 MAX_LOGPROB_ENTRIES = 1 << 18
-"""Of the output of one HTTP request, and as many of its prompts. Each takes about 400 bytes until the answer
-is complete.
+"""Most log-probabilities in the output of one HTTP request, and as many of its prompts. Each takes about 400
+bytes until the answer is complete.
 """
 MAX_LOGITS = 1 << 21
 """Raw logits in the answer to one HTTP request: up to 22 bytes of JSON each."""
@@ -125,7 +125,7 @@ class Format(Protocol):
 
 @runtime_checkable
 class StreamFormat(Format, Protocol):
-    """Of an endpoint that can stream."""
+    """Format of an endpoint that can stream."""
 
     def events(self, prompt: int, delta: Delta) -> Iterable[bytes]:
         """Whole events of a delta of the prompt's sequences, if there is anything to tell. Each item is made

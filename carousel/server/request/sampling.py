@@ -20,7 +20,7 @@ from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.wire.sampling_params import SamplingParams
 
 PARAM_NAMES = {"label": "X-Request-Id"}
-"""Of the OpenAI bodies: what the client library calls otherwise."""
+"""Names in OpenAI's bodies of what the client library calls otherwise."""
 
 
 def sampling_params(

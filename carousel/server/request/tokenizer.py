@@ -30,6 +30,8 @@ TokenText: TypeAlias = Callable[[int], str]
 NUM_THREADS = 2
 PROBE = [{"role": "user", "content": "x"}]
 END_CHARS = 256
+NUM_SEARCHED = 256
+"""Tokens whose text is searched at once: of a whole answer it takes ten times as long."""
 MAX_KEY_BYTES, MAX_ENDS = 1 << 10, 256
 
 
@@ -86,8 +88,14 @@ class Vocabulary:
         """Return how many of these tokens make up the text up to and with the first `mark` in it, which ends
         behind the first `num_before`.
         """
-        start = max(0, num_before - len(mark.encode()))
+        overlap = len(mark.encode())
+        start = max(0, num_before - overlap)
         fewest, most = num_before, len(ids)
+        for begin in range(start, most, NUM_SEARCHED):
+            end = begin + NUM_SEARCHED + overlap
+            if mark in self.decode(ids[begin:end], skip_special_tokens=False):
+                start, fewest, most = begin, max(fewest, begin), min(most, end)
+                break
         while fewest < most:
             middle = (fewest + most) // 2
             if mark in self.decode(ids[start:middle], skip_special_tokens=False):
@@ -239,7 +247,7 @@ class ServerTokenizer:
 
 
 def num_chars(prompt: Any) -> int:
-    """Of a text or a conversation; of ids their number."""
+    """Return the characters of a text or a conversation; of ids their number."""
     if prompt and isinstance(prompt, Sequence) and isinstance(prompt[0], Mapping):
         return sum(map(_message_chars, prompt))
     return len(prompt)

@@ -25,10 +25,10 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(slots=True)
 class GenerateView:
-    """What an answer shows, beside text and ids."""
+    """Parts of an answer beside text and ids."""
 
     ids: list[str]
-    """Of each prompt."""
+    """Ids of the prompts' requests."""
     is_list: bool = False
     num_choices: int = 1
     """For each prompt."""
@@ -36,7 +36,7 @@ class GenerateView:
     num_top: int = 0
     token_text: TokenText | None = None
     input_ids: list[list[int]] = field(default_factory=list)
-    """Of each prompt, where the answer shows its logprobs,"""
+    """Ids of each prompt, where the answer shows its logprobs,"""
     input_start: int = 0
     """from this token on."""
 

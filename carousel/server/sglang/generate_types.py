@@ -99,9 +99,9 @@ class Logprob(Struct, array_like=True, gc=False):
 class FinishInfo(Struct, omit_defaults=True):
     type: Literal["stop", "length", "timeout", "abort"]
     matched: str | int | UnsetType | None = UNSET
-    """Of a stop: the stop string or id; null where the model ended by its own end token."""
+    """For a stop: the stop string or id; null where the model ended by its own end token."""
     length: int | UnsetType = UNSET
-    """Of a length: the tokens that came."""
+    """For a length: the tokens that came."""
     message: str | UnsetType = UNSET
     """For an abort: who asked for it."""
 
@@ -139,4 +139,4 @@ class GenerateResponse(Struct):
     generation_logits: Logits | UnsetType = UNSET
     """Logits of each output token, when asked for."""
     index: int | UnsetType = UNSET
-    """Of a stream over several prompts or sequences: whose event it is."""
+    """In a stream over several prompts or sequences: whose event it is."""

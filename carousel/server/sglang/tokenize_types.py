@@ -29,7 +29,7 @@ class TokenizeBody(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class TokenizeResponse(Struct):
-    """Of a list of prompts each field but the length is a list."""
+    """Answer of /tokenize. For a list of prompts each field but the length is a list."""
 
     count: int | list[int]
     max_model_len: int

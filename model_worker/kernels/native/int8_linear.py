@@ -14,7 +14,7 @@ MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
 
 
 def can_pack_int8(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Whether there is a kernel for int8 weight [N, K] and activations of dtype."""
+    """Tell whether there is a kernel for int8 weight [N, K] and activations of dtype."""
     k = weight.shape[1]
     return dtype in DTYPES and k % LANES == 0 and k <= MAX_IN_FEATURES and can_fill(weight)
 

@@ -102,7 +102,7 @@ class TakeRows:
 
 
 def can_take(table: Tensor) -> bool:
-    """Whether TakeRows has a kernel for rows of table [N, K]."""
+    """Tell whether TakeRows has a kernel for rows of table [N, K]."""
     return table.shape[1] * table.element_size() % 4 == 0
 
 

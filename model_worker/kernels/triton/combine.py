@@ -25,7 +25,7 @@ def combine(
     add: Tensor | None = None,
     out: Tensor | None = None,
 ) -> Tensor:
-    """As model_worker.kernels.combine.combine; all contiguous."""
+    """Same as model_worker.kernels.combine.combine; all contiguous."""
     out = torch.empty_like(x) if out is None else out
     assert all(each is None or each.is_contiguous() for each in (x, add, out))
     n = x.numel()

@@ -117,7 +117,7 @@ def _merging(head_dim: int) -> CallSite:
 
 
 def choose_num_splits(batch: int, num_kv_heads: int, max_kv_len: int, num_multiprocessors: int) -> int:
-    """As many splits as fill the device twice, none of them short."""
+    """Return as many splits as fill the device twice, none of them short."""
     wanted = -(-2 * num_multiprocessors // max(1, batch * num_kv_heads))
     useful = -(-max_kv_len // KEYS_PER_SPLIT)
     return max(1, min(wanted, useful, MAX_SPLITS))
@@ -192,7 +192,7 @@ def _attend_pages(
     HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr, PAGE_SIZE: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_SOFTCAP: tl.constexpr,
 ):  # fmt: skip
-    """What has been seen, and keys start to end of one head: the largest score, the sum of weights, the
+    """Add keys start to end of one head to what has been seen: the largest score, the sum of weights, the
     weighted values. pages: the row of the page table; k_pool, v_pool: the head in the first slot.
     """
     d = tl.arange(0, BLOCK_D)
@@ -224,7 +224,7 @@ def _attend_pages(
 
 @triton.jit
 def _score(product, scale, softcap, HAS_SOFTCAP: tl.constexpr):
-    """As an exponent of two."""
+    """Return scores as exponents of two."""
     score = product * scale
     if HAS_SOFTCAP:
         score = softcap * _tanh(score / softcap)
@@ -235,7 +235,9 @@ def _score(product, scale, softcap, HAS_SOFTCAP: tl.constexpr):
 def _store_part(
     partial, lse, place, acc, best, total, is_head, HEAD_DIM: tl.constexpr, BLOCK_D: tl.constexpr
 ):  # fmt: skip
-    """What one split has seen. One with no key gets weight 0 in the merge, and divides by nothing here."""
+    """Store what one split has seen. One with no key gets weight 0 in the merge, and divides by
+    nothing here.
+    """
     d = tl.arange(0, BLOCK_D)
     divisor = tl.where(total > 0.0, total, 1.0)
     inside = is_head[:, None] & (d[None, :] < HEAD_DIM)

@@ -1,4 +1,4 @@
-"""What a step of decodes needs before its forward; see model_worker.kernels.decode_inputs.
+"""Inputs of a step of decodes; see model_worker.kernels.decode_inputs.
 
 grid   block of tokens
 
@@ -28,7 +28,7 @@ def lay_out_decodes(
     *,
     lens: Tensor,
 ) -> Tensor:
-    """As model_worker.kernels.decode_inputs.lay_out_decodes; without tokens nothing is written."""
+    """Same as model_worker.kernels.decode_inputs.lay_out_decodes; without tokens nothing is written."""
     n = len(input_ids)
     slots = torch.empty(n, dtype=torch.int64, device=input_ids.device)
     if n:

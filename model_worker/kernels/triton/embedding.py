@@ -17,7 +17,7 @@ BLOCK = 1024
 
 
 def embed(ids: Tensor, weight: Tensor, *, first: int | None = None, scale: float = 1.0) -> Tensor:
-    """As model_worker.kernels.embedding.embed; whatever an id is, nothing beside the table is read."""
+    """Same as model_worker.kernels.embedding.embed; whatever an id is, nothing beside the table is read."""
     num_rows, width = weight.shape
     num_tokens = ids.shape[0]
     out = weight.new_empty((num_tokens, width))

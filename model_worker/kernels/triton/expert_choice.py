@@ -19,7 +19,7 @@ from model_worker.kernels.triton.call_site import CallSite
 
 
 def choose_experts(scores: Tensor, per_token: int, *, renormalizes: bool) -> tuple[Tensor, Tensor]:
-    """As model_worker.kernels.expert_choice.choose_experts; of equal scores, those of the lowest ids."""
+    """Same as model_worker.kernels.expert_choice.choose_experts; of equal scores, those of the lowest ids."""
     num_tokens, num_experts = scores.shape
     assert scores.stride(1) == 1
     shape = (num_tokens, per_token)

@@ -42,7 +42,7 @@ def fused_experts(
     gate_up_scale: Tensor | None = None,
     down_scale: Tensor | None = None,
 ) -> Tensor:
-    """As model_worker.models.feed_forward.SparseMLP computes it; [T, H].
+    """Compute what model_worker.models.feed_forward.SparseMLP does; [T, H].
 
     hidden [T, H] of any row stride; gate_up [E, 2 * I, H], down [E, H, I] contiguous; weights [T, K] of
     hidden's dtype, ids [T, K] of an integer dtype. activate: [n, 2 * I] -> [n, I]. With scales,
@@ -61,7 +61,7 @@ def fused_experts(
 
 
 class _Tiles(NamedTuple):
-    """Of P pairs sorted by expert; tensors are int32."""
+    """Tiles of P pairs sorted by expert; tensors are int32."""
 
     order: Tensor  # [P] the pairs
     ends: Tensor  # [E] of the experts' pairs

@@ -23,7 +23,7 @@ TINY: tl.constexpr = tl.constexpr(torch.finfo(torch.float32).tiny)
 
 
 def quantize_rows_fp8(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As model_worker.kernels.fp8_rows.quantize_rows_fp8; x of any row stride."""
+    """Same as model_worker.kernels.fp8_rows.quantize_rows_fp8; x of any row stride."""
     num_rows, width = x.shape
     out = torch.empty((num_rows, width), dtype=torch.float8_e4m3fn, device=x.device)
     scales = torch.empty((num_rows, 1), dtype=torch.float32, device=x.device)
@@ -52,7 +52,7 @@ def _quantize_row(x, out, scales, x_stride, WIDTH: tl.constexpr, BLOCK: tl.const
 def scale_product(
     sums: Tensor, row_scale: Tensor, column_scale: Tensor, bias: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    """As model_worker.kernels.fp8_rows.scale_product; all contiguous."""
+    """Same as model_worker.kernels.fp8_rows.scale_product; all contiguous."""
     num_rows, width = sums.shape
     out = torch.empty((num_rows, width), dtype=dtype, device=sums.device)
     if num_rows:

@@ -13,8 +13,8 @@ from model_worker.kernels.triton.rope_kv_store import _as_kept, _weighted
 
 
 class NewTokens(NamedTuple):
-    """Of one token a sequence: keys and values that are not in the pools yet, and what is to be done to them
-    and to the queries.
+    """New tokens, one a sequence: keys and values that are not in the pools yet, and what is to be done to
+    them and to the queries.
     """
 
     k: Tensor  # [B, num_kv_heads, D] of any row stride, the last two dimensions contiguous; v likewise

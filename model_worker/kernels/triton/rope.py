@@ -29,7 +29,7 @@ REST_OF_QUARTER: tl.constexpr = tl.constexpr(
 
 
 def rope_cos_sin(positions: Tensor, inv_freq: Tensor, amplitude: Tensor | None = None) -> Tensor:
-    """As model_worker.kernels.rope.rope_cos_sin; inv_freq contiguous."""
+    """Same as model_worker.kernels.rope.rope_cos_sin; inv_freq contiguous."""
     num_tokens, half = len(positions), inv_freq.shape[-1]
     out = torch.empty((num_tokens, 2 * half), dtype=torch.float32, device=positions.device)
     if num_tokens:

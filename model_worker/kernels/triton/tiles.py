@@ -1,8 +1,8 @@
 """Launch parameters of the attention kernels: which tiles, by what the device gives a program.
 
-Nothing here has been measured on hardware. Reasons are counts from compiled code (docs/log.md, "Tiles of the
-attention kernels"); `make gpu-kernels` writes how other tiles do beside these
-(benchmarks/gpu/kernels/tile_sweep.py).
+Nothing here has been measured on hardware. Reasons are counts from compiled code
+(docs/measurements/gpu_kernels.md, "Tiles of the attention kernels"); `make gpu-kernels` writes
+how other tiles do beside these (benchmarks/gpu/kernels/tile_sweep.py).
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from runtime.base.errors import ConfigError
 
 
 class Gpu(NamedTuple):
-    """What a device gives one program, CUDA's thread block."""
+    """Room that a device gives one program, CUDA's thread block."""
 
     shared_memory: int
     """Bytes. CUDA's programming guide: 163 KiB at capability 8.0, 99 at 8.6, 8.9 and 12, 227 at 9 and 10."""
     by_warp_group: bool
-    """Whether four warps multiply 64 rows together, one operand in shared memory: capability 9 and 10."""
+    """True if four warps multiply 64 rows together, one operand in shared memory: capability 9 and 10."""
 
 
 LEAST = Gpu(99 << 10, by_warp_group=False)
-"""What every device has whose capability is at least 8.0; Triton's interpreter keeps to it."""
+"""Room on every device whose capability is at least 8.0; Triton's interpreter keeps to it."""
 RESERVED = 1 << 10
 """Bytes of a multiprocessor's shared memory that CUDA takes for each program (programming guide)."""
 MIN_SIDE = 16
@@ -52,7 +52,7 @@ class ExtendTile(NamedTuple):
 
 
 class Heads(NamedTuple):
-    """What attention is computed over."""
+    """Shape that attention is computed over."""
 
     group: int  # query heads of a key head
     head_dim: int
@@ -88,7 +88,7 @@ T = TypeVar("T", DecodeTile, ExtendTile)
 
 @cache
 def gpu_of(device: torch.device) -> Gpu:
-    """Of a CUDA device what it says; of a CPU `LEAST`."""
+    """Return what a CUDA device says of itself; of a CPU `LEAST`."""
     if device.type != "cuda":
         return LEAST
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stub does not know all of them

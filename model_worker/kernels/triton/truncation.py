@@ -40,7 +40,7 @@ LAST_OF_ALL: tl.constexpr = tl.constexpr(-(1 << 63))
 
 
 class Scratch(NamedTuple):
-    """What the launches of one truncated draw tell each other."""
+    """Memory in which the launches of one truncated draw tell each other something."""
 
     highest: Tensor  # [n, blocks] float32
     lowest: Tensor  # [n, blocks] float32, of the finite logits
@@ -111,7 +111,7 @@ def _extremes(
     logits, rows, temperatures, top_ks, top_ps, min_logit_gaps, sigmas, greedy, highest, lowest, histogram,
     num_listed, moments, vocab_size, float_stride, integer_stride, top_p_stride, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Of the rows that are cut; empties their histograms and lists, too."""
+    """Find the extremes of the rows that are cut; empties their histograms and lists, too."""
     i, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     row = tl.load(rows + i)
     columns = (top_ks, top_ps, min_logit_gaps, sigmas, greedy)
@@ -250,7 +250,7 @@ def _range_between(row, window, low, high, TILE: tl.constexpr, ID_BITS: tl.const
 
 @triton.jit
 def _mass_from(row, window, cut, TILE: tl.constexpr, ID_BITS: tl.constexpr):
-    """Of the doubtful ids up to the one with order `cut`."""
+    """Return the mass of the doubtful ids up to the one with order `cut`."""
     mass = cut * 0
     for start in range(0, row[2], TILE):
         _token, x, order, inside = _doubtful(row, window, start, TILE, ID_BITS)

@@ -43,7 +43,7 @@ PLACES_OF_A_ROW = 65
 NUM_TOKENS, NUM_OUTPUTS, NUM_SEQS = 3, 2, 3
 
 Forward = Callable[[ForwardBatch], Tensor]
-"""Of a prepared batch, the final hidden states [W, hidden_size]."""
+"""Function from a prepared batch to its final hidden states [W, hidden_size]."""
 Head = Callable[[Tensor], Tensor]
 """Hidden states to logits [W, vocab_size] float32."""
 

@@ -61,7 +61,7 @@ class RecordableModel(Protocol):
 
 
 def can_record(model: object, backend: AttentionBackend) -> TypeGuard[RecordableModel]:
-    """Whether both say that they read nothing on the host; a line if not."""
+    """Tell whether both say that they read nothing on the host; log a line if not."""
     for part in (model, backend):
         if not getattr(part, "stays_on_device", False):
             logger.warning(
@@ -127,7 +127,7 @@ class GraphRunner:
             on_progress()
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Whether each row of the plan computes one token and samples one, and they are no more than the
+        """Tell whether each row of the plan computes one token and samples one, and they are no more than the
         largest size. Rows that the scheduler looks at are not among its decodes, and may do just that.
         """
         num_rows = len(plan.rows) // TOKEN_BYTES

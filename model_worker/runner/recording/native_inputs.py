@@ -64,7 +64,9 @@ class NativeInputs:
         )
 
     def fits(self, plan: BatchPlan) -> bool:
-        """Whether it lays a plan out: not too large, and nothing is wanted of it but what is sampled from."""
+        """Tell whether it lays a plan out: not too large, and nothing is wanted of it but what is sampled
+        from.
+        """
         return (
             len(plan.input_ids) // TOKEN_BYTES <= self.max_tokens
             and len(plan.rows) // TOKEN_BYTES <= self.max_seqs

@@ -124,7 +124,7 @@ def _sites(vocab_size: int, truncates: bool, remembers: bool, capacity: int) -> 
 
 @triton.jit
 def _gumbel(words):
-    """As model_worker.sampling.noise.gumbel."""
+    """Same as model_worker.sampling.noise.gumbel."""
     uniform = tl.maximum((words >> 8).to(tl.float32), 0.5) * (2.0**-24)
     return -tl.log(-tl.log(uniform))
 

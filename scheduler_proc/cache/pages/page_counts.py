@@ -28,6 +28,6 @@ class PageCounts:
 
     @property
     def hit_rate(self) -> float:
-        """Of the pages that requests came to their rows with, the share that was found (cacheHitRate)."""
+        """Share of the pages that requests came to their rows with that was found (cacheHitRate)."""
         num_asked = self.num_reused + self.num_missed
         return self.num_reused / num_asked if num_asked else 0.0

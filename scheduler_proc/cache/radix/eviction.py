@@ -33,7 +33,9 @@ def eviction_bite(num_pages: int) -> int:
 
 
 class CachedRun(Protocol):
-    """What a policy may know of a run of pages. Times are those of the tree's own clock: larger is later."""
+    """Facts that a policy may know of a run of pages. Times are those of the tree's own clock: larger is
+    later.
+    """
 
     @property
     def created(self) -> int:

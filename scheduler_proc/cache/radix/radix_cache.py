@@ -16,13 +16,14 @@ import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray
 from runtime.wire.retention import DEFAULT_PRIORITY
-from scheduler_proc.cache.base import Insertion, Match
+from scheduler_proc.cache.base import Insertion, Match, NodeColumns
 from scheduler_proc.cache.ledger import IDLE_S, Ledger
 from scheduler_proc.cache.pages.page_allocator import NO_PAGES
 from scheduler_proc.cache.pages.retained_pages import RetainedPages
 from scheduler_proc.cache.radix.eviction import LRU, EvictionPolicy
 from scheduler_proc.cache.radix.fair_eviction import FairEviction
 from scheduler_proc.cache.radix.lazy_heap import LazyHeap
+from scheduler_proc.cache.radix.node_sizes import NodeSizes
 from scheduler_proc.cache.radix.radix_checks import check_accounts, check_lines
 from scheduler_proc.cache.radix.radix_node import NOBODYS, Account, Node, make_root
 
@@ -49,6 +50,7 @@ class RadixCache:
         self.num_evictable = 0
         self._page_bytes = page_size * TOKEN_BYTES
         self._roots: dict[bytes, Node] = {}
+        self._sizes = NodeSizes()
         self._clock = 0
         # What will be retained no longer, at its time.
         self._expiring: LazyHeap[tuple[float], Node] = LazyHeap()
@@ -134,6 +136,8 @@ class RadixCache:
         node.tokens = node.tokens[cut:]
         node.pages = node.pages[num_pages:].copy()
         top.children[node.tokens[: self._page_bytes]] = node
+        self._sizes.add(top)
+        self._sizes.note_size(node)
         return top
 
     # -- growth ---------------------------------------------------------------------------------------------
@@ -153,6 +157,7 @@ class RadixCache:
             leaf = Node(node, run, pages[num_found:].copy(), self._clock, account)
             leaf.request_priority = priority
             node.children[run[: self._page_bytes]] = leaf
+            self._sizes.add(leaf)
             node = leaf
             account.num_pages += num_new
             self.num_evictable += num_new
@@ -165,7 +170,7 @@ class RadixCache:
         self._note_hit(node, None, priority)
 
     def _note_hit(self, node: Node, end: Node | None, priority: int) -> None:
-        """Of node and what is above it, up to but without `end`."""
+        """Note a hit of node and what is above it, up to but without `end`."""
         at: Node | None = node
         while at is not end:
             assert at is not None
@@ -321,11 +326,13 @@ class RadixCache:
             taken = leaf.pages[keep:]
             leaf.pages = leaf.pages[:keep].copy()
             leaf.tokens = leaf.tokens[: keep * self._page_bytes]
+            self._sizes.note_size(leaf)
             self._nothing_needs(leaf)
             return taken
         parent = leaf.parent
         assert parent is not None
         del parent.children[leaf.tokens[: self._page_bytes]]
+        self._sizes.discard(leaf)
         if leaf.duration_s:
             self._expiring.discard(leaf)
         if not parent.lock:
@@ -333,7 +340,7 @@ class RadixCache:
         return leaf.pages
 
     def _expire(self) -> None:
-        """What nobody has used for as long as it was to be retained is like any other."""
+        """Make pages like any other that nobody has used for as long as they were to be retained."""
         now = self._seconds()
         while (node := self._expiring.first()) is not None and self._expiring.key_of(node)[0] <= now:
             self._expiring.discard(node)
@@ -348,6 +355,23 @@ class RadixCache:
     @property
     def num_pages(self) -> int:
         return sum(len(node.pages) for node in self.nodes())
+
+    @property
+    def num_nodes(self) -> int:
+        return len(self._sizes)
+
+    def largest_nodes(self, num_nodes: int) -> NodeColumns:
+        nodes, now = self._sizes.largest(num_nodes), self._clock
+        return NodeColumns(
+            [node.uid for node in nodes],
+            [node.parent.uid for node in nodes if node.parent is not None],  # only roots have none
+            [len(node.pages) for node in nodes],
+            [node.lock for node in nodes],
+            [now - node.last_used for node in nodes],
+            [node.num_hits for node in nodes],
+            [node.retention for node in nodes],
+            [node.account.tenant for node in nodes],
+        )
 
     @property
     def num_namespaces(self) -> int:
@@ -373,5 +397,6 @@ class RadixCache:
             assert node.parent is not None
             assert node.parent.children[node.tokens[: self._page_bytes]] is node
             assert node.lock >= sum(child.lock for child in node.children.values())
+        self._sizes.check(nodes)
         check_lines(nodes, self.ledger, self._expiring)
         check_accounts(nodes, self._roots.values(), self.ledger)

@@ -21,10 +21,12 @@ class Node:
 
     __slots__ = (
         "account", "children", "created", "duration_s", "last_used", "lock", "namespace", "num_hits", "pages",
-        "parent", "request_priority", "retention", "tokens", "uid",
+        "parent", "place", "request_priority", "retention", "tokens", "uid",
     )  # fmt: skip
     namespace: bytes
     """Namespace of a root; no other node has one."""
+    place: int
+    """Where NodeSizes has it; a root has none."""
 
     def __init__(
         self, parent: Node | None, tokens: bytes, pages: IntArray, now: int, account: Account

@@ -19,7 +19,7 @@ from scheduler_proc.core.samples import Sampled
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.speculation.draft_length import DraftLength
-from scheduler_proc.features.speculation.ngram_index import MAX_NGRAM, NgramIndex
+from scheduler_proc.features.speculation.ngram_index import NgramIndex
 from scheduler_proc.features.speculation.step_cost import StepCost
 
 MAX_OUTPUT_INDEXED = 4096
@@ -104,9 +104,7 @@ class Speculation(RequestFeature):
         if not self._num_drafts():
             return False
         index = self._index_upto_now(new)
-        return index.find() >= 0 or (
-            self._prediction is not None and self._prediction.find(index.tokens[-MAX_NGRAM:]) >= 0
-        )
+        return index.find() >= 0 or (self._prediction is not None and self._prediction.find(index) >= 0)
 
     def _guesses(self, room: int) -> Sequence[int]:
         self._is_adaptive = self._is_predicted = False
@@ -130,7 +128,7 @@ class Speculation(RequestFeature):
     def _predicted(self, index: NgramIndex, num_tokens: int) -> list[int]:
         """Return what follows in the prediction: at first its beginning."""
         assert self._prediction is not None
-        at = self._prediction.find(index.tokens[-MAX_NGRAM:]) if self._req.num_output else 0
+        at = self._prediction.find(index) if self._req.num_output else 0
         return self._prediction.tokens[at : at + num_tokens] if at >= 0 else []
 
     def _index_upto_now(self, new: Sequence[int] = ()) -> NgramIndex:

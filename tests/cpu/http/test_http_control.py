@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version as installed_version
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from runtime.wire.format import pack_ids
-from runtime.wire.messages import GenerateRequest, SequenceOutput
+from runtime.wire.messages import ControlRequest, GenerateRequest, SequenceOutput
 from runtime.wire.status_page import Status
 from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.fake_ring import EPOCH, failure, finish, output, spell
@@ -186,7 +187,7 @@ def test_the_deep_check_generates(front: Front) -> None:
     assert front.http.get("/health_generate").json()["role"] == "worker"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/server_info", "/stats/iterations"])
+@pytest.mark.parametrize("path", ["/metrics", "/server_info", "/stats/iterations", "/snapshot"])
 def test_what_needs_the_runtime_says_so_while_there_is_none(front: Front, path: str) -> None:
     front.ring.set_state("launcher", "loading")
     response = front.http.get(path)
@@ -194,7 +195,7 @@ def test_what_needs_the_runtime_says_so_while_there_is_none(front: Front, path: 
     assert front.http.get("/stats").json()["processes"]["launcher"]["state"] == "loading"
 
 
-@pytest.mark.parametrize("path", ["/metrics", "/server_info", "/stats/iterations"])
+@pytest.mark.parametrize("path", ["/metrics", "/server_info", "/stats/iterations", "/snapshot"])
 def test_a_runtime_that_does_not_answer_is_a_503(
     front: Front, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,6 +218,20 @@ def test_stats_are_those_of_the_status_page(front: Front) -> None:
         "num_available_pages": 30,
         "tokens_per_s": 128.0,
     }
+
+
+def test_ten_who_look_are_one_question_in_a_quarter_of_a_second(front: Front) -> None:
+    def questions() -> int:
+        messages = [message for _, message in front.ring.arrivals]
+        return sum(isinstance(each, ControlRequest) and each.op == "snapshot" for each in messages)
+
+    assert front.complete().status_code == 200
+    assert questions() == 0, "nobody has looked"
+    front.ring.info = {"num_running": 3}
+    with ThreadPoolExecutor(10) as pool:
+        answers = list(pool.map(lambda _: front.http.get("/snapshot").json(), range(10)))
+    assert answers == [{"op": "snapshot", "num_running": 3}] * 10
+    assert 1 <= questions() <= 4
 
 
 def test_server_info_has_the_settings_but_not_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -281,7 +296,7 @@ def test_metrics_need_the_key_unless_they_are_open(
     with http_front(tmp_path_factory.mktemp("run"), api_key="secret", metrics_open=is_open) as front:
         front.ring.info = INFO
         assert front.http.get("/metrics").status_code == status
-        for path in ("/stats", "/server_info", "/flush_cache"):
+        for path in ("/stats", "/server_info", "/snapshot", "/flush_cache"):
             assert front.http.get(path).status_code == 401
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_rows_of_eight_adapters_and_the_base_have_what_they_have_alone(
     dtype: torch.dtype,
     quantized: bool,
 ) -> None:
-    options = {"quant": Int8(stored=False)} if quantized else {}
+    options: dict[str, Any] = {"quant": Int8(stored=False)} if quantized else {}
     is_exact = isinstance(ops, NativeOps)
     with adapted(
         checkpoint[0], ops, dtype=dtype, max_rows=MAX_ROWS, num_slots=NUM_ADAPTERS, **options

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from carousel.server.request.tokenizer import ServerTokenizer
+from carousel.server.request.tokenizer import ServerTokenizer, Vocabulary
 from runtime.base.errors import Overloaded
 from runtime.settings.config import DEMO_MODEL
+from runtime.text.tokenizer import load
 
 
 def encode_at_once(prompts: Sequence[Any]) -> list[Any]:
@@ -40,3 +41,17 @@ def test_what_is_too_much_to_wait_for_is_refused_and_a_large_one_alone_is_not(
     assert isinstance(second, Overloaded)
     assert isinstance(third, Overloaded)
     assert isinstance(short, list), "there is room for it"
+
+
+@pytest.mark.parametrize("place", [0, 1, 250, 255, 256, 259, 264, 511, 700])
+@pytest.mark.parametrize("num_before", [0, 3, 200])
+def test_tokens_up_to_a_mark_are_counted_wherever_it_stands(place: int, num_before: int) -> None:
+    """Across the pieces that are searched, and where a second mark follows."""
+    vocabulary = Vocabulary(load(DEMO_MODEL))
+    (mark,) = vocabulary._tokenizer.encode_batch(["</think>"], add_special_tokens=False)
+    assert len(mark) > 1
+    (other,) = vocabulary._tokenizer.encode_batch([" x"], add_special_tokens=False)
+    ids = [*other.tolist()[:1] * place, *mark.tolist(), *other.tolist()[:1] * 300, *mark.tolist()]
+    num_up_to = place + len(mark)
+    if num_before < num_up_to:
+        assert vocabulary.num_up_to("</think>", ids, num_before) == num_up_to

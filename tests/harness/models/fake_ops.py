@@ -17,7 +17,7 @@ from model_worker.kernels.combine import combine
 from model_worker.kernels.decode_inputs import lay_out_decodes
 from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.ops.adapters import RowAdapters, TorchAdapters, TorchRows
-from model_worker.ops.base import ExpertWeights, Frequencies, KernelTable, Ops
+from model_worker.ops.base import ExpertWeights, Frequencies, KernelTable, LinearWeight, Ops
 from runtime.checkpoint.model_config import Activation
 
 
@@ -96,17 +96,10 @@ class FakeOps(Ops):
         self.table = KernelTable()
 
     def embedding(
-        self,
-        weight: Tensor,
-        row_scale: Tensor | None = None,
-        dtype: torch.dtype | None = None,
-        *,
-        packed: bool = False,
-        first: int | None = None,
-        scale: float = 1.0,
+        self, weight: LinearWeight, *, first: int | None = None, multiplier: float = 1.0
     ) -> Callable[[Tensor], Tensor]:
-        self._take("embedding", weight)
-        size = weight.shape[1]
+        self._take("embedding", weight.rows)
+        size = weight.rows.shape[1]
         return lambda ids: torch.nn.functional.pad(ids.float().unsqueeze(1), (0, size - 1))
 
     def take_rows(self, like: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
@@ -130,23 +123,13 @@ class FakeOps(Ops):
     def packs(self, weight: Tensor) -> bool:
         return False
 
-    def linear(
-        self,
-        weight: Tensor,
-        scale: Tensor | None,
-        bias: Tensor | None,
-        dtype: torch.dtype,
-        *,
-        packed: bool = False,
-    ) -> _Fake:
-        self._take("linear", weight, scale, bias)
-        return _Fake(lambda x: torch.zeros(len(x), weight.shape[0]))
+    def linear(self, weight: LinearWeight, bias: Tensor | None = None) -> _Fake:
+        self._take("linear", weight.rows, weight.scale, bias)
+        return _Fake(lambda x: torch.zeros(len(x), len(weight.rows)))
 
-    def head(
-        self, weight: Tensor, row_scale: Tensor | None = None, dtype: torch.dtype | None = None
-    ) -> _Successors:
-        self._take("head", weight)
-        return _Successors(weight.shape[0])
+    def head(self, weight: LinearWeight) -> _Successors:
+        self._take("head", weight.rows)
+        return _Successors(len(weight.rows))
 
     def activation(self, name: Activation, width: int) -> Callable[[Tensor], Tensor]:
         self._take("activation")

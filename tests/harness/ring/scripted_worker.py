@@ -11,27 +11,21 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from runtime.checkpoint.checkpoint_config import CheckpointConfig
-from runtime.launcher import children
-from runtime.launcher import main as launcher
-from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
+from runtime.ring.process import ProcessContext
 from runtime.text.tokenizer import Tokenizer, load
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, StepResult, WorkerReady
-from runtime.wire.transport import Waiter
+from runtime.wire.plan import BatchPlan, StepResult
+from tests.harness.ring.sleeping_worker import launch_with, serve
 
 SCRIPT_FILE = "CAROUSEL_TEST_SCRIPT"
 ARGUMENTS = ("--disable-radix-cache", "--device", "cpu")
 """Every prompt is computed whole: the worker reads it."""
 STEP_S = 0.003
-PAGE_SIZE = 16
 END = 0
 """The demo model's own end token."""
 _SCRIPT = re.compile(r"script: ([\w-]+)")
@@ -82,27 +76,9 @@ class ScriptedModel:
 
 def main(context: ProcessContext) -> None:
     config: Any = context.config
-    inbox = context.inbox("rank_in", context.endpoints.rank_in(0))
-    outbox = context.outbox(context.endpoints.step_results)
-    rows, length = config.max_running_requests, config.context_length
-    num_pages = rows * (length // PAGE_SIZE + 1)
-    vocab_size = CheckpointConfig.read(Path(config.model)).vocab_size
     model = ScriptedModel(load(Path(config.tokenizer)), json.loads(Path(os.environ[SCRIPT_FILE]).read_text()))
-    outbox.send(WorkerReady(num_pages, PAGE_SIZE, rows, length, vocab_size, "script"))
-    context.ready(num_pages=num_pages)
-    waiter = Waiter([inbox.socket])
-    while not context.stop.is_set():
-        context.beat()
-        for message in inbox.drain(limit=1):
-            if not isinstance(message, BatchPlan):
-                return
-            time.sleep(STEP_S)
-            outbox.send(model.step(message))
-        waiter.wait(HEARTBEAT_S / 2)
+    serve(context, STEP_S, model.step)
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
-        children.MODULES["worker"] = "tests.harness.ring.scripted_worker"
-        sys.exit(launcher.main(sys.argv[1:]))
-    run_process("worker", main)
+    launch_with("tests.harness.ring.scripted_worker", main)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,13 +27,23 @@ PAGE_SIZE = 16
 
 
 def main(context: ProcessContext) -> None:
+    serve(context, STEP_S, same_token)
+
+
+def same_token(plan: BatchPlan) -> StepResult:
+    num_tokens = plan.num_decodes + int(unpack_ids(plan.samples).sum())
+    return StepResult(plan.step, pack_ids([TOKEN] * num_tokens), plan.samples)
+
+
+def serve(context: ProcessContext, step_s: float, step: Callable[[BatchPlan], StepResult]) -> None:
+    """Answer plans as a worker on one rank does, each after so many seconds, until the process is to stop."""
     config: Any = context.config
     inbox = context.inbox("rank_in", context.endpoints.rank_in(0))
     outbox = context.outbox(context.endpoints.step_results)
     rows, length = config.max_running_requests, config.context_length
     num_pages = rows * (length // PAGE_SIZE + 1)
     vocab_size = CheckpointConfig.read(Path(config.model)).vocab_size
-    outbox.send(WorkerReady(num_pages, PAGE_SIZE, rows, length, vocab_size, "sleep"))
+    outbox.send(WorkerReady(num_pages, PAGE_SIZE, rows, length, vocab_size, "test"))
     context.ready(num_pages=num_pages)
     waiter = Waiter([inbox.socket])
     while not context.stop.is_set():
@@ -40,14 +51,18 @@ def main(context: ProcessContext) -> None:
         for message in inbox.drain(limit=1):
             if not isinstance(message, BatchPlan):
                 return
-            time.sleep(STEP_S)
-            num_tokens = message.num_decodes + int(unpack_ids(message.samples).sum())
-            outbox.send(StepResult(message.step, pack_ids([TOKEN] * num_tokens), message.samples))
+            time.sleep(step_s)
+            outbox.send(step(message))
         waiter.wait(HEARTBEAT_S / 2)
 
 
-if __name__ == "__main__":
+def launch_with(module: str, main: Callable[[ProcessContext], None]) -> None:
+    """Be launch.py with `module` as its worker, or that worker, as the arguments of this process say."""
     if len(sys.argv) > 1 and sys.argv[1].startswith("-"):
-        children.MODULES["worker"] = "tests.harness.ring.sleeping_worker"
+        children.MODULES["worker"] = module
         sys.exit(launcher.main(sys.argv[1:]))
     run_process("worker", main)
+
+
+if __name__ == "__main__":
+    launch_with("tests.harness.ring.sleeping_worker", main)

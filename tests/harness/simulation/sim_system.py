@@ -39,6 +39,7 @@ from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
 from scheduler_proc.main import feature_factories
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
 from scheduler_proc.observe.step_profile import StepProfile
@@ -291,6 +292,7 @@ class System:
             StatsQuestions(self.stats, self.output),
             setting.max_len,
             profile=StepProfile(None, port),
+            snapshots=SnapshotMaker(self.lifecycle, port.now_s, port.wall_s),
         )
         step_cost = StepCost()
         intake = Intake(

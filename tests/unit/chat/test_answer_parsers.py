@@ -367,25 +367,27 @@ PIECES = [
 ]
 
 
-@settings(max_examples=400, deadline=None)
-@given(
-    family=st.sampled_from([*FAMILIES, ""]),
-    thinking=st.sampled_from(["open", "may begin", "none"]),
-    pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=14),
-    seed=st.integers(0, 1 << 30),
-)
-def test_garbage_is_read_alike_however_it_is_cut(
-    family: str, thinking: Any, pieces: list[str], seed: int
-) -> None:
-    how = plan(family, "qwen3", thinking)
-    text = "".join(pieces)
-    whole = read(how, [text])
-    assert read(how, text) == whole
-    assert read(how, pieces) == whole
-    assert read(how, list(_cut(text, random.Random(seed)))) == whole
-    for item in whole:
-        if item[0] == "call":
-            assert isinstance(json.loads(item[2]), dict)
+@pytest.mark.parametrize("max_examples", [100, pytest.param(2000, marks=pytest.mark.full)])
+def test_garbage_is_read_alike_however_it_is_cut(max_examples: int) -> None:
+    @settings(max_examples=max_examples, deadline=None)
+    @given(
+        family=st.sampled_from([*FAMILIES, ""]),
+        thinking=st.sampled_from(["open", "may begin", "none"]),
+        pieces=st.lists(st.sampled_from(PIECES) | st.text(max_size=4), max_size=14),
+        seed=st.integers(0, 1 << 30),
+    )
+    def check(family: str, thinking: Any, pieces: list[str], seed: int) -> None:
+        how = plan(family, "qwen3", thinking)
+        text = "".join(pieces)
+        whole = read(how, [text])
+        assert read(how, text) == whole
+        assert read(how, pieces) == whole
+        assert read(how, list(_cut(text, random.Random(seed)))) == whole
+        for item in whole:
+            if item[0] == "call":
+                assert isinstance(json.loads(item[2]), dict)
+
+    check()
 
 
 def _cut(text: str, rng: random.Random) -> Iterator[str]:

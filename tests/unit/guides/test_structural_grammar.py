@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -61,17 +62,26 @@ class Matching:
             (Path(folder) / "tokenizer.json").write_text(text)
             self.vocabulary = Vocabulary(Path(folder), num_threads=1)
         self._tokenizer = Tokenizer.from_str(text)
+        self._compiled: tuple[Guide, llguidance.LLMatcher] | None = None
 
     def compile(self, guide: Guide) -> llguidance.LLMatcher:
-        compiled = try_guide(guide, self.vocabulary)
-        assert compiled.error is None, compiled.error
-        return self.vocabulary.compile(compiled.grammar)
+        """Return a matcher at the beginning; of the guide that was asked for last it is a copy."""
+        if self._compiled is None or self._compiled[0] != guide:
+            compiled = try_guide(guide, self.vocabulary)
+            assert compiled.error is None, compiled.error
+            self._compiled = guide, self.vocabulary.compile(compiled.grammar)
+        return self._compiled[1].deep_copy()
 
     def takes(self, guide: Guide, text: str) -> bool:
         """Tell whether a whole text matches, as the tokenizer writes it."""
         matcher = self.compile(guide)
         ids = self._tokenizer.encode(text, add_special_tokens=False).ids
         return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+
+@cache
+def matching_of(one: str, two: str, tokens: str = "added") -> Matching:
+    return Matching(one, two, tokens)
 
 
 def guide_of(element: tags.Element) -> Guide:
@@ -98,7 +108,7 @@ def read(family: str, text: str) -> list[Event]:
 @pytest.mark.parametrize("tokens", ["special", "added", "none"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_calls_of_a_family_are_held_and_can_be_read(family: str, tokens: str) -> None:
-    matching = Matching(*MARKS[family], tokens)
+    matching = matching_of(*MARKS[family], tokens)
     guide = guide_of(calls_alone(tags_of(family), TOOLS, one=True, all_held=True))
     right = {"now": "{}", "weather": '{"city": "Köln </x>"}', "loose": '{"a" : 1, "b": [null]}'}
     for name, arguments in right.items():
@@ -121,7 +131,7 @@ def test_calls_of_a_family_are_held_and_can_be_read(family: str, tokens: str) ->
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_calls_come_one_after_the_other_unless_one_is_wanted(family: str) -> None:
-    matching, found = Matching(*MARKS[family]), tags_of(family)
+    matching, found = matching_of(*MARKS[family]), tags_of(family)
     calls = [found.begin.replace("$NAME", "now") + "{}" + found.end] * 2
     before, first, after = found.section
     text = before + first + found.separator.join(calls) + after
@@ -136,7 +146,7 @@ def test_several_calls_come_one_after_the_other_unless_one_is_wanted(family: str
 @pytest.mark.parametrize("tokens", ["special", "added", "none"])
 @pytest.mark.parametrize("family", [family for family in FAMILIES if tags_of(family).triggers])
 def test_in_text_a_trigger_begins_a_call_that_is_held(family: str, tokens: str) -> None:
-    matching = Matching(*MARKS[family], tokens)
+    matching = matching_of(*MARKS[family], tokens)
     guide = guide_of(calls_in_text(tags_of(family), TOOLS, one=False))
     call = written(family, "weather", '{"city": "Ulm"}')
     assert matching.takes(guide, "")
@@ -161,7 +171,7 @@ def test_in_text_a_trigger_begins_a_call_that_is_held(family: str, tokens: str) 
     ],
 )
 def test_a_guide_begins_behind_reasoning(params: StructuredOutputsParams, tokens: str) -> None:
-    matching = Matching("<think>", "</think>", tokens)
+    matching = matching_of("<think>", "</think>", tokens)
     reasoning, value = REASONING_FORMATS["qwen3"], '{"city": "Ulm"}'
     opened = output_guide(params, HeldCalls("none"), reasoning, "open")
     begins = output_guide(params, HeldCalls("none"), reasoning, "may begin")
@@ -182,7 +192,7 @@ def test_a_guide_begins_behind_reasoning(params: StructuredOutputsParams, tokens
 
 @pytest.mark.parametrize("tokens", ["special", "added", "none"])
 def test_strict_calls_are_held_behind_reasoning_that_names_their_trigger(tokens: str) -> None:
-    matching = Matching("<think>", "</think>", tokens)
+    matching = matching_of("<think>", "</think>", tokens)
     calls = HeldCalls("hermes", TOOLS, "auto", False, CALL_TAGS["hermes"])
     right, wrong = (written("hermes", "weather", json.dumps({"city": city})) for city in ("Ulm", 1))
     for thinking, begin in zip(THINKING[:2], ("", "<think>"), strict=True):
@@ -193,7 +203,7 @@ def test_strict_calls_are_held_behind_reasoning_that_names_their_trigger(tokens:
 
 
 def test_content_and_calls_are_two_ways_to_answer() -> None:
-    matching = Matching("<tool_call>", "</tool_call>")
+    matching = matching_of("<tool_call>", "</tool_call>")
     calls = HeldCalls("hermes", TOOLS, "auto", False, CALL_TAGS["hermes"])
     guide = output_guide(StructuredOutputsParams(choice=["yes", "no"]), calls, None, "none")
     assert guide is not None
@@ -213,7 +223,7 @@ def test_content_and_calls_are_two_ways_to_answer() -> None:
     ],
 )
 def test_what_a_schema_of_a_tool_may_not_have_is_named(schema: bytes, place: str) -> None:
-    matching = Matching("<tool_call>", "</tool_call>")
+    matching = matching_of("<tool_call>", "</tool_call>")
     tools = ToolSet({"now": b"", "f": schema})
     made = calls_alone(CALL_TAGS["hermes"], tools, one=False, all_held=True)
     error = try_guide(guide_of(made), matching.vocabulary).error
@@ -233,14 +243,14 @@ def test_what_a_schema_of_a_tool_may_not_have_is_named(schema: bytes, place: str
 )
 def test_what_is_no_structural_tag_is_refused(text: str) -> None:
     """The HTTP server writes them, but the wire is anybody's."""
-    matching = Matching("<tool_call>", "</tool_call>")
+    matching = matching_of("<tool_call>", "</tool_call>")
     error = try_guide(Guide("structural_tag", text), matching.vocabulary).error
     assert error is not None
     assert error.param == "structural_tag"
 
 
 def test_arguments_are_objects_whatever_their_schema_says() -> None:
-    matching = Matching("<tool_call>", "</tool_call>")
+    matching = matching_of("<tool_call>", "</tool_call>")
     schema = Raw(
         b'{"$ref": "#/$defs/a", "$defs": {"a": {"anyOf": [{"type": "string"}, {"required": ["x"]}]}}}'
     )

@@ -133,7 +133,7 @@ SCHEDULER_ORDER = [
     {"prefill_adder"},
     {"draft_totals", "output", "queue_times", "static_batch", "step_log", "step_profile"},
     {"lifecycle"},
-    {"request_records"},
+    {"request_records", "snapshot"},
     {"step_stats"},
     {"stats_questions"},
     {"controls"},

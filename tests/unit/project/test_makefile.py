@@ -1,4 +1,6 @@
-"""Packages that make installs: serving gets no test tools, tests and checks get both, nothing comes twice."""
+"""Packages that make installs: serving gets no test tools, tests and checks get both, nothing comes twice.
+Its commands keep bytecode.
+"""
 
 from __future__ import annotations
 
@@ -50,3 +52,16 @@ def test_nothing_is_installed_a_second_time(tmp_path: Path) -> None:
     (tmp_path / ".ready").touch()
     assert not installed("serve", tmp_path)
     assert not installed("check", tmp_path)
+
+
+def test_bytecode_is_kept_where_the_shell_says_not_to(tmp_path: Path) -> None:
+    """Nothing is compiled at installation, so each process would compile all that it imports."""
+    (tmp_path / ".serving").touch()
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/python").write_text("#!/bin/sh\nenv\n")
+    (tmp_path / "bin/python").chmod(0o755)
+    environment = {"PATH": "/usr/local/bin:/usr/bin:/bin", "PYTHONDONTWRITEBYTECODE": "1", "ELSE": "1"}
+    arguments = ["make", "serve", "--no-print-directory", f"VENV={tmp_path}"]
+    done = subprocess.run(arguments, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert "ELSE=1" in done.stdout.splitlines()
+    assert "PYTHONDONTWRITEBYTECODE" not in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 
 import pytest
 
@@ -23,9 +24,10 @@ DRAWN_BY = [
 ]
 
 
-def files_with(name: str) -> list[str]:
-    """Product files that have the word, but for text that is written from the table."""
-    found = []
+@cache
+def texts() -> dict[str, str]:
+    """Text of each product file, but for what is written from the table."""
+    found = {}
     for path in (path for top in PRODUCT for path in (ROOT / top).rglob("*")):
         if path.suffix not in (".py", ".h", ".cpp"):
             continue
@@ -33,9 +35,13 @@ def files_with(name: str) -> list[str]:
         for block in BLOCKS:
             if block.path == place:
                 text = written(text, block, [])
-        if re.search(rf"\b{name}\b", text):
-            found.append(place)
+        found[place] = text
     return found
+
+
+def files_with(name: str) -> list[str]:
+    word = re.compile(rf"\b{name}\b")
+    return [place for place, text in texts().items() if word.search(text)]
 
 
 @pytest.mark.parametrize("name", DRAWN_BY)

@@ -32,6 +32,7 @@ from runtime.wire.messages import (
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.grammar_client import MAX_WAIT_S, GrammarClient
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
 from tests.harness.simulation.sim_system import System
@@ -242,6 +243,8 @@ def test_what_waits_for_a_guide_holds_up_nobody_and_its_refusal_ends_it() -> Non
         while plain.handle not in system.detokenizer.closed:
             system.step()
         assert not any(each.handle in system.detokenizer.closed for each in waiting)
+        shown = SnapshotMaker(system.lifecycle, system.port.now_s, system.port.wall_s).make().waiting
+        assert shown.reason == ["guide", "guide"]
         system.inbox.send(GuideRefused(waiting[0].handle, ErrorInfo("no", "invalid_guide", "regex", 400)))
         system.inbox.send(AbortRequest((waiting[1].handle,)))
         system.step()

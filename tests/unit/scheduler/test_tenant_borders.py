@@ -66,7 +66,7 @@ def test_a_tenant_takes_the_place_of_no_other_tenants_sequence() -> None:
     "op",
     [
         *("server_info", "flush_cache", "iteration_stats", "request_stats", "pause_generation"),
-        *("continue_generation", "start_profile", "stop_profile"),
+        *("continue_generation", "start_profile", "stop_profile", "snapshot"),
     ],
 )
 @pytest.mark.parametrize("role", ["user", "metrics", "admin"])

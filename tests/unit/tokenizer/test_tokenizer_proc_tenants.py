@@ -368,6 +368,7 @@ def test_what_may_be_asked_of_the_ring_depends_on_the_role(
         "continue_generation",
         "start_profile",
         "stop_profile",
+        "snapshot",
     ]
     ring.send(*(ControlRequest(ALICE, number, op, tenant=role) for number, op in enumerate(ops)))
     ring.loop.turn()

@@ -39,19 +39,24 @@ inline vuint load_words(const uint32_t* words) {
   return bits;
 }
 
-struct Floats {
-  using Sum = vfloat;
-  using Unit = float;
-  using Plain = Floats;
+// A product whose words of W are units as they are: its sums' vector, its unit and how many elements of k are in one.
+template <class Product, class S, class U, int depth>
+struct PlainProduct {
+  using Sum = S;
+  using Unit = U;
+  using Plain = Product;
   static constexpr int kUnits = 1;  // in a word
-  static constexpr int kDepth = 1;  // elements of k in a unit
+  static constexpr int kDepth = depth;
   static constexpr int kSums = kSumRegisters;  // most vectors of them in registers
   static constexpr int kPanels = kMaxPanels;
 
   template <int>
-  static vfloat units_of(const uint32_t* words) {
-    return (vfloat)load_words(words);
+  static S units_of(const uint32_t* words) {
+    return (S)load_words(words);
   }
+};
+
+struct Floats : PlainProduct<Floats, vfloat, float, 1> {
   static vfloat add(vfloat sum, vfloat w, float x) { return sum + w * x; }
 
   template <class T>
@@ -76,20 +81,8 @@ struct Widened : Floats {
 
 #if defined(__AVX512BF16__)
 
-struct Bf16Pairs {
-  using Sum = vfloat;
-  using Unit = int32_t;
-  using Plain = Bf16Pairs;
-  static constexpr int kUnits = 1;
-  static constexpr int kDepth = 2;
-  static constexpr int kSums = kSumRegisters;
-  static constexpr int kPanels = kMaxPanels;
-
-  template <int>
-  static vuint units_of(const uint32_t* words) {
-    return load_words(words);
-  }
-  static vfloat add(vfloat sum, vuint w, int32_t x) {
+struct Bf16Pairs : PlainProduct<Bf16Pairs, vfloat, int32_t, 2> {
+  static vfloat add(vfloat sum, vfloat w, int32_t x) {
     return (vfloat)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(x), (__m512bh)w);
   }
   static void widen_x(const bf16* x, int size, int32_t* units) { std::memcpy(units, x, size * sizeof(bf16)); }
@@ -99,19 +92,7 @@ struct Bf16Pairs {
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__)
 
-struct ByteQuads {
-  using Sum = vint;
-  using Unit = int32_t;
-  using Plain = ByteQuads;
-  static constexpr int kUnits = 1;
-  static constexpr int kDepth = 4;
-  static constexpr int kSums = kSumRegisters;
-  static constexpr int kPanels = kMaxPanels;
-
-  template <int>
-  static vint units_of(const uint32_t* words) {
-    return (vint)load_words(words);
-  }
+struct ByteQuads : PlainProduct<ByteQuads, vint, int32_t, 4> {
   static vint add(vint sum, vint w, int32_t x) {
 #if defined(__AVX512VNNI__)
     return (vint)_mm512_dpbusd_epi32((__m512i)sum, _mm512_set1_epi32(x), (__m512i)w);
@@ -139,19 +120,7 @@ inline vint multiply_pairs(vint a, vint b) {
 #endif
 }
 
-struct ShortPairs {
-  using Sum = vint;
-  using Unit = int32_t;
-  using Plain = ShortPairs;
-  static constexpr int kUnits = 1;
-  static constexpr int kDepth = 2;
-  static constexpr int kSums = kSumRegisters;
-  static constexpr int kPanels = kMaxPanels;
-
-  template <int>
-  static vint units_of(const uint32_t* words) {
-    return (vint)load_words(words);
-  }
+struct ShortPairs : PlainProduct<ShortPairs, vint, int32_t, 2> {
   static vint add(vint sum, vint w, int32_t x) { return sum + multiply_pairs(w, vint{} + x); }
 
   // Elements 0 and 2 of four, then 1 and 3: to be had of W by shifts.

@@ -50,43 +50,38 @@ struct Block {
   bool is_first;                       // of the parts
 };
 
-template <class Product, int unit, int Rows, int Panels>
-inline void add_products(const Block<Product>& block, int word, typename Product::Sum (&sum)[Rows][Panels][kVectors]) {
-  decltype(Product::template units_of<unit>(nullptr)) w[Panels][kVectors];
-#pragma GCC unroll 4
-  for (int p = 0; p < Panels; ++p) {
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-      w[p][v] = Product::template units_of<unit>(block.weight[p] + word * kPanel + v * kLanes);
-    }
-  }
+// body(row, panel, vector of the panel), unrolled, so that sums stay in registers.
+template <int Rows, int Panels, class Body>
+inline void for_each_sum(const Body& body) {
 #pragma GCC unroll 12
   for (int r = 0; r < Rows; ++r) {
-    const typename Product::Unit value = block.x[r * kRowStride + word * Product::kUnits + unit];
 #pragma GCC unroll 4
     for (int p = 0; p < Panels; ++p) {
 #pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) sum[r][p][v] = Product::add(sum[r][p][v], w[p][v], value);
+      for (int v = 0; v < kVectors; ++v) body(r, p, v);
     }
   }
+}
+
+template <class Product, int unit, int Rows, int Panels>
+inline void add_products(const Block<Product>& block, int word, typename Product::Sum (&sum)[Rows][Panels][kVectors]) {
+  typename Product::Sum w[Panels][kVectors];
+  for_each_sum<1, Panels>([&](int, int p, int v) {
+    w[p][v] = Product::template units_of<unit>(block.weight[p] + word * kPanel + v * kLanes);
+  });
+  const typename Product::Unit* const x = block.x + word * Product::kUnits + unit;
+  for_each_sum<Rows, Panels>([&](int r, int p, int v) {
+    sum[r][p][v] = Product::add(sum[r][p][v], w[p][v], x[r * kRowStride]);
+  });
 }
 
 template <class Product, int Rows, int Panels>
 void multiply(const Block<Product>& block) {
   using Sum = typename Product::Sum;
-  float* const sums = block.sums;
+  const auto at = [&](int r, int p, int v) { return block.sums + r * kSumStride + p * kPanel + v * kLanes; };
   Sum sum[Rows][Panels][kVectors] = {};
   if (!block.is_first) {
-#pragma GCC unroll 12
-    for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-      for (int p = 0; p < Panels; ++p) {
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) {
-          sum[r][p][v] = (Sum)load(sums + r * kSumStride + p * kPanel + v * kLanes);
-        }
-      }
-    }
+    for_each_sum<Rows, Panels>([&](int r, int p, int v) { sum[r][p][v] = (Sum)load(at(r, p, v)); });
   }
   for (int word = 0; word < block.words; ++word) {
 #pragma GCC unroll 4
@@ -96,16 +91,7 @@ void multiply(const Block<Product>& block) {
     add_products<Product, 0>(block, word, sum);
     if constexpr (Product::kUnits == 2) add_products<Product, 1>(block, word, sum);
   }
-#pragma GCC unroll 12
-  for (int r = 0; r < Rows; ++r) {
-#pragma GCC unroll 4
-    for (int p = 0; p < Panels; ++p) {
-#pragma GCC unroll 4
-      for (int v = 0; v < kVectors; ++v) {
-        store(sums + r * kSumStride + p * kPanel + v * kLanes, (vfloat)sum[r][p][v]);
-      }
-    }
-  }
+  for_each_sum<Rows, Panels>([&](int r, int p, int v) { store(at(r, p, v), (vfloat)sum[r][p][v]); });
 }
 
 template <class Product, int Rows>

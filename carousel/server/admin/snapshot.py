@@ -1,0 +1,45 @@
+"""SharedSnapshot: the scheduler's snapshot for all who look at it through this process."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import msgspec
+
+INTERVAL_S = 0.25
+"""Between two questions to the scheduler, whoever looks. With nobody looking there is none."""
+
+
+class SharedSnapshot:
+    """Belongs to one event loop."""
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[dict[str, Any]]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`ask`: the question to the scheduler."""
+        self._ask = ask
+        self._clock = clock
+        self._answer: asyncio.Task[bytes] | None = None
+        self._asked_at = 0.0
+
+    async def read(self) -> bytes:
+        """Return the answer as JSON: one that is on its way, one that was asked for less than INTERVAL_S ago,
+        or a new one. Raises what `ask` does.
+        """
+        answer, now = self._answer, self._clock()
+        if answer is None or (answer.done() and now - self._asked_at >= INTERVAL_S):
+            self._asked_at = now
+            answer = self._answer = asyncio.create_task(self._read())
+            answer.add_done_callback(_look_at)  # all who wait for it may have left
+        return await asyncio.shield(answer)
+
+    async def _read(self) -> bytes:
+        return msgspec.json.encode(await self._ask())
+
+
+def _look_at(answer: asyncio.Task[bytes]) -> None:
+    if not answer.cancelled():
+        answer.exception()

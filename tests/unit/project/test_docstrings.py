@@ -1,0 +1,32 @@
+"""Docstrings of the product begin with what they are about, so that they stand alone in help()."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from tests.harness.sources import ROOT, sources
+
+OPENING = re.compile(r'^[ \t]*[rR]?"""(Of|What|Whether|Who|As)\b', re.M)
+
+
+def riddles(text: str) -> Iterator[int]:
+    """Lines of a module on which a docstring leaves its subject to the reader."""
+    for found in OPENING.finditer(text):
+        yield text.count("\n", 0, found.end()) + 1
+
+
+def test_docstrings_name_their_subject() -> None:
+    product = [path for path in sources() if path.relative_to(ROOT).parts[0] != "tests"]
+    assert len(product) > 300
+    assert not [f"{path.relative_to(ROOT)}:{line}" for path in product for line in riddles(path.read_text())]
+
+
+@pytest.mark.parametrize(
+    "opening", ["Of a row.", "What it holds.", "Whether it ends.", "Who waits.", "As base."]
+)
+def test_an_opening_without_a_subject_is_found(opening: str) -> None:
+    assert list(riddles(f'class Row:\n    """{opening}"""\n')) == [2]
+    assert not list(riddles('class Row:\n    """Whatever of a row is kept."""\n'))
