@@ -75,7 +75,8 @@ def _choices(text: str) -> str:
         raise InvalidRequest(
             f"choice: a list of 1 to {MAX_CHOICES} texts is needed, none of them empty", param="choice"
         )
-    return "start: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
+    # As one terminal: of alternatives of rules llguidance follows 2,000 at most.
+    return "start: CHOICE\nCHOICE: " + " | ".join(json.dumps(each, ensure_ascii=False) for each in choices)
 
 
 def _lark_of(ebnf: str) -> str:

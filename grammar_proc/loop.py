@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections import OrderedDict
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import llguidance
@@ -53,14 +54,17 @@ class GrammarLoop:
         masks_out: Outbox,
         vocabulary: Vocabulary,
         compiler: GuideCompiler,
+        on_progress: Callable[[], None] = lambda: None,
     ) -> None:
-        """`scheduler`: where refusals go; `masks_out`: where it waits for masks."""
+        """`scheduler`: where refusals go; `masks_out`: where it waits for masks; `on_progress`: called in a
+        turn that may take long.
+        """
         self._inbox = inbox
         self._scheduler = KeepingOutbox[Message](scheduler.send)
         self._masks_out = KeepingOutbox[Message](masks_out.send)
         self._vocabulary = vocabulary
         self._compiler = compiler
-        self._matchers = Matchers(vocabulary)
+        self._matchers = Matchers(vocabulary, on_progress)
         self._ready: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
         """Guides that were compiled lately, by their keys."""
         self._waits: dict[bytes, dict[bytes, bytes]] = {}

@@ -24,6 +24,7 @@ def main(context: ProcessContext) -> None:
         context.outbox(context.endpoints.grammar_out),
         Vocabulary(Path(context.config.tokenizer), min(MAX_THREADS, num_cores)),
         compiler,
+        lambda: context.beat(num_running=loop.num_matchers),
     )
     gc.freeze()
     context.ready()

@@ -5,21 +5,28 @@ A matcher's state follows from the guide and the ids alone, so whoever has those
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import llguidance
 
 from grammar_proc.vocabulary import Vocabulary, reason_of
 from runtime.base.errors import InvalidRequest
-from runtime.wire.format import TOKEN_BYTES, unpack_ids
+from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.messages import MatcherState
+
+FAIR_STEP_S = 0.025
+"""Time of the processor that a token of one sequence may take: all others wait for it."""
+MAX_EXCESS_S = 0.5
+"""Time beyond that which the tokens of a sequence may take together."""
 
 
 @dataclass(slots=True, eq=False)
 class _Entry:
     matcher: llguidance.LLMatcher
     num_tokens: int
+    excess_s: float = 0.0
 
 
 class GuideBroken(InvalidRequest):
@@ -33,11 +40,15 @@ class GuideBroken(InvalidRequest):
 class Matchers:
     """By handle."""
 
-    def __init__(self, vocabulary: Vocabulary) -> None:
+    def __init__(self, vocabulary: Vocabulary, on_progress: Callable[[], None] = lambda: None) -> None:
+        """`on_progress`: called before what may take a while."""
         self._vocabulary = vocabulary
+        self._on_progress = on_progress
         self._entries: dict[bytes, _Entry] = {}
         self._changed: dict[bytes, None] = {}
         """Sequences whose state is to be told."""
+        self._times_each = False
+        """The last masks took long: time those that follow one by one, to know whose do."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -49,11 +60,14 @@ class Matchers:
     def open(self, handle: bytes, start: llguidance.LLMatcher, output_ids: bytes) -> None:
         """Begin where `start` is, and follow the output that there is. Raises InvalidRequest."""
         ids = _ids(output_ids)
-        matcher = start.deep_copy()
-        if ids is None or (ids and not matcher.consume_tokens(ids)):
+        if ids is None:
             self.close(handle)
-            raise InvalidRequest("resume: the output that there is does not match the guide", param="resume")
-        self._entries[handle] = _Entry(matcher, len(ids))
+            raise _not_resumable()
+        entry = _Entry(start.deep_copy(), len(ids))
+        if ids and not self._consume(entry, ids):
+            self.close(handle)
+            raise _not_resumable()
+        self._entries[handle] = entry
         self._changed[handle] = None
 
     def advance(self, handle: bytes, num_tokens: int, output_ids: bytes) -> None:
@@ -61,7 +75,7 @@ class Matchers:
         entry, ids = self._entries.get(handle), _ids(output_ids)
         if entry is not None and ids is not None and entry.num_tokens + len(ids) == num_tokens:
             entry.num_tokens = num_tokens
-            entry.matcher.consume_tokens(ids)  # a mistake shows as an error of the matcher
+            self._consume(entry, ids)  # a mistake shows as an error of the matcher
             self._changed[handle] = None
 
     def close(self, handle: bytes) -> None:
@@ -76,15 +90,44 @@ class Matchers:
         """Return the states of at most so many that have changed; those that cannot go on are closed."""
         handles = list(self._changed)[:most]
         entries = [self._entries[handle] for handle in handles]
-        masks = self._vocabulary.masks([entry.matcher for entry in entries])
+        masks = self._masks(entries)
         for handle, entry, mask in zip(handles, entries, masks, strict=True):
             del self._changed[handle]
-            if entry.matcher.is_error():
+            if entry.matcher.is_error() or entry.excess_s > MAX_EXCESS_S:
                 self.close(handle)
-                yield GuideBroken(handle, f"the guide is too complex: {reason_of(entry.matcher)}")
+                reason = reason_of(entry.matcher) or "it takes too long to find what may come next"
+                yield GuideBroken(handle, f"the guide is too complex: {reason}")
                 continue
             packed = mask.tobytes() if mask.any() else b""
             yield MatcherState(handle, entry.num_tokens, packed, entry.matcher.is_accepting())
+
+    def _consume(self, entry: _Entry, ids: list[int]) -> bool:
+        self._on_progress()
+        began = time.thread_time()
+        matches = entry.matcher.consume_tokens(ids)
+        entry.excess_s += max(0.0, time.thread_time() - began - FAIR_STEP_S * len(ids))
+        return matches
+
+    def _masks(self, entries: Sequence[_Entry]) -> Sequence[IntArray]:
+        self._on_progress()
+        if not self._times_each:
+            began = time.monotonic()
+            masks = self._vocabulary.masks([entry.matcher for entry in entries])
+            self._times_each = time.monotonic() - began > FAIR_STEP_S
+            return list(masks)
+        self._times_each = False
+        made: list[IntArray] = []
+        for entry in entries:
+            self._on_progress()
+            mask, seconds = self._vocabulary.timed_mask(entry.matcher)
+            made.append(mask)
+            entry.excess_s += max(0.0, seconds - FAIR_STEP_S)
+            self._times_each = self._times_each or seconds > FAIR_STEP_S
+        return made
+
+
+def _not_resumable() -> InvalidRequest:
+    return InvalidRequest("resume: the output that there is does not match the guide", param="resume")
 
 
 def _ids(packed: bytes) -> list[int] | None:

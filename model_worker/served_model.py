@@ -39,7 +39,7 @@ class ServedModel(NamedTuple):
     ops: Ops
     config: CheckpointConfig
     rows: RowAdapters | None = None
-    """Slots of rows, where the model takes adapters."""
+    """Adapters of its rows; None for a model that takes none."""
 
 
 def load_served_model(

@@ -110,7 +110,7 @@ class ModelWorker:
     def __init__(self, runner: ModelRunner, device: Device, adapters: AdapterSlots | None = None) -> None:
         self._runner = runner
         self.adapters = adapters
-        """Slots of a model that takes adapters."""
+        """Slots of adapters; None for a model that takes none."""
         self._device = device
         self._deferred: WorkerStep | None = None
         self._failed: WorkerStep | None = None

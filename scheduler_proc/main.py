@@ -32,7 +32,7 @@ from scheduler_proc.batching.composition import (
 from scheduler_proc.batching.prefill_adder import StepLimits
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
-from scheduler_proc.core.executor import AnyExecutor
+from scheduler_proc.core.executor import AdapterDevice, AnyExecutor
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.output import Output, make_output
 from scheduler_proc.core.rows import Rows
@@ -65,8 +65,6 @@ EXECUTORS = {
     "cpu": "model_worker.executors.process:create",
     "cuda": "model_worker.executors.inproc:create",
 }
-NUM_ADAPTER_SLOTS = 0
-"""Nothing that is served occupies a slot of the device."""
 
 
 class ServingExecutor(AnyExecutor, Protocol):
@@ -85,9 +83,11 @@ def build_scheduler(
     roster: Roster | None = None,
     suspects: Suspects = NO_SUSPECTS,
     grammar: GrammarClient | None = None,
+    adapters: AdapterDevice | None = None,
 ) -> Scheduler:
     """Compose the parts around the port. `profile_dir`: as StepProfile's; `roster`: as Lifecycle's;
-    `suspects`: as Intake's; `grammar`: None where no guides are kept.
+    `suspects`: as Intake's; `grammar`: None where no guides are kept; `adapters`: None where no adapters are
+    served.
 
     Raises ConfigError when a policy or a cache cannot be found.
     """
@@ -103,7 +103,7 @@ def build_scheduler(
     sort_key = sort_key_of(policy, kv)
     lifecycle = Lifecycle(
         kv,
-        SlotPool(NUM_ADAPTER_SLOTS),
+        SlotPool(0 if adapters is None else config.max_loras, adapters, port.now_s),
         output,
         port.now_s,
         sort_key=sort_key,

@@ -4,6 +4,7 @@
                        stands still
     inbox, outboxes    messages; whether there was room for what was sent
     results of steps   and with each the time at which it came
+    adapters           what has become of those that were to be loaded
     masks              of the grammar process, and the time after a wait for them
     readiness          whether what a feature waits for is there
     tenants, clients   the launcher's table; whether one client is connected and no other
@@ -25,8 +26,9 @@ from typing import Any, Protocol, TypeAlias
 from runtime.ring.process import FIRST_EPOCH
 from runtime.ring.tenants import Tenants
 from runtime.wire.messages import FromGrammar, ToScheduler
-from runtime.wire.plan import StepResult
+from runtime.wire.plan import AdapterFailed, AdapterLoaded, StepResult
 from runtime.wire.transport import Inbox, Outbox
+from scheduler_proc.core.executor import AdapterDevice
 
 Clock: TypeAlias = Callable[[], float]
 """Seconds."""
@@ -110,6 +112,10 @@ class Port:
         result = handle.result()
         self.read_time()
         return result
+
+    def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
+        """Return what has become of adapters that were to be loaded."""
+        return device.adapter_answers()
 
     def grammar_news(self, wait_s: float) -> list[FromGrammar]:
         """Return what has come from the grammar process; wait so long for it while there is nothing."""

@@ -89,6 +89,7 @@ class Scheduler:
         self.profile.begin()
         for message in inbox:
             self.intake.receive(message)
+        self._take_in_adapters()
         self.lifecycle.act_on_time()
         self.profile.mark("receive")
         may_launch = self.output.flush() and not self.lifecycle.serving.is_paused
@@ -99,6 +100,12 @@ class Scheduler:
         self.profile.mark("flush")
         self.profile.end_turn()
         return worked
+
+    def _take_in_adapters(self) -> None:
+        slots = self.lifecycle.slots
+        if slots.device is not None and slots.num_loading:
+            for answer in self.port.adapter_answers(slots.device):
+                slots.receive(answer)
 
     def _launch_and_commit(self) -> bool:
         worked = self.rows.must_commit_first and self._commit_down_to(0)

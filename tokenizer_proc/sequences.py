@@ -14,6 +14,7 @@ import msgspec
 from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.handle import sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
+from runtime.wire.plan import AdapterRef
 from runtime.wire.sampling_params import SamplingParams
 
 PROMPT_TAIL_TOKENS = 8
@@ -38,6 +39,8 @@ class Job:
     """It is made again after a restart."""
     prediction_ids: bytes = b""
     """Packed: the request's prediction."""
+    adapter: AdapterRef | None = None
+    """The request's, with its version."""
 
 
 def sequence_handles(request: GenerateRequest) -> tuple[bytes, ...]:
@@ -63,7 +66,7 @@ class SequenceMaker:
         request, resume = job.request, job.request.resume
         input_ids = pack_ids(ids)
         tenant = "" if self._shares_prefixes else request.tenant
-        space = namespace(tenant, request.cache_salt, self._secret)
+        space = namespace(tenant, request.cache_salt, self._secret, job.adapter)
         for number, handle in enumerate(job.handles):
             yield TokenizedRequest(
                 handle=handle,
@@ -82,6 +85,7 @@ class SequenceMaker:
                 is_again=job.is_again,
                 draft_ids=request.draft_ids,
                 prediction_ids=job.prediction_ids,
+                adapter=job.adapter,
             )
 
 
@@ -102,16 +106,21 @@ def _stream_open(job: Job, handle: bytes, ids: IntArray) -> StreamOpen:
     )
 
 
-def namespace(tenant: str, cache_salt: str, secret: bytes) -> bytes:
-    """Return where a request's KV may be shared: empty for the owner without a salt; else TENANT_BYTES for
-    the tenant, zeros for the owner, and NAMESPACE_BYTES for the salt, if there is one. Both are keyed, so
-    that nobody can compute a salt of the same namespace.
+def namespace(tenant: str, cache_salt: str, secret: bytes, adapter: AdapterRef | None = None) -> bytes:
+    """Return where a request's KV may be shared: empty for the owner without a salt and an adapter; else
+    TENANT_BYTES for the tenant, zeros for the owner, and NAMESPACE_BYTES each for the salt and the version of
+    the adapter, if there is one. All are keyed, so that nobody can compute a salt of the same namespace.
     """
-    if not tenant and not cache_salt:
+    if not tenant and not cache_salt and adapter is None:
         return b""
     space = bytes(TENANT_BYTES)
     if tenant:
         space = hashlib.blake2b(tenant.encode(), digest_size=TENANT_BYTES, key=secret).digest()
     if cache_salt:
         space += hashlib.blake2b(cache_salt.encode(), digest_size=NAMESPACE_BYTES, key=secret).digest()
+    if adapter is not None:
+        identity = "\0".join((adapter.name, adapter.version, adapter.path)).encode()
+        space += hashlib.blake2b(
+            identity, digest_size=NAMESPACE_BYTES, key=secret, person=b"adapter"
+        ).digest()
     return space

@@ -19,7 +19,7 @@ WIDE_ELEMENTS = 1 << 19
 
 
 class LoraPart(NamedTuple):
-    """Term of an adapter in some outputs of a linear layer: scaling * (x @ a.T) @ b.T."""
+    """Sum that an adapter adds to some outputs of a linear layer: scaling * (x @ a.T) @ b.T."""
 
     column: int  # first of the outputs
     a: Tensor  # [rank, K]

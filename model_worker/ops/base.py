@@ -243,5 +243,7 @@ class Ops(Protocol):
     def adapters(
         self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
     ) -> LayerAdapters:
-        """Terms of these rows' adapters in a product [T, in_features] -> [T, out_features] of dtype."""
+        """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features]
+        of dtype.
+        """
         ...

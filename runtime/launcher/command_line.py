@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin
 
 from runtime.base.errors import ConfigError
 from runtime.settings.config import (
+    LISTS,
     PRESETS,
     SETTINGS,
     TITLES,
@@ -34,16 +35,6 @@ from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
 
 COUNTS_OF_TOKENS = ("context_length", "chunked_prefill_size", "max_total_tokens")
 """Settings that take 4k and 4K, as vLLM has them."""
-LISTS = (
-    "allowed_hosts",
-    "api_key",
-    "cors_origins",
-    "cuda_graph_bs",
-    "forwarded_allow_ips",
-    "lora_modules",
-    "served_model_name",
-)
-"""Settings whose parts are separated by commas here, and may be words of their own or a JSON list."""
 SUFFIXES = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 NEAR = 0.75
 """How alike an unknown option and the one that is meant are, of 1; arbitrary, by examples."""

@@ -192,6 +192,16 @@ def _titles() -> dict[str, str]:
 
 TITLES = _titles()
 """Titles of the help, by the first setting of each subject."""
+LISTS = (
+    "allowed_hosts",
+    "api_key",
+    "cors_origins",
+    "cuda_graph_bs",
+    "forwarded_allow_ips",
+    "lora_modules",
+    "served_model_name",
+)
+"""Settings whose parts are separated by commas here; in a command line and in keywords they may be a list."""
 
 
 def flags_of(name: str) -> tuple[str, ...]:

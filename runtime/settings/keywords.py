@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import msgspec
 from runtime.base.errors import ConfigError
 from runtime.settings import peer_flag as peers
 from runtime.settings.config import (
+    LISTS,
     PRESETS,
     RuntimeConfig,
     flags_of,
@@ -102,11 +103,24 @@ def _meaning(spelling: str, value: Any) -> Mapping[str, Any]:
         meaning = flag.meaning(spelling, str(value))
     elif isinstance(value, str):
         meaning = value_of(name, spelling, value)
+    elif name in LISTS and isinstance(value, list | tuple):
+        return {name: _joined(spelling, value)}
     else:
         return {name: value}
     if meaning.note:
         logger.info("%s=%r: nothing changes: %s", spelling, value, meaning.note)
     return meaning.settings
+
+
+def _joined(spelling: str, words: Sequence[Any]) -> str:
+    """Return a list as one text. Raises ConfigError for what is no part of one."""
+    for word in words:
+        if not isinstance(word, str | int) or isinstance(word, bool) or "," in str(word):
+            raise ConfigError(f"{spelling}: a list has words without commas, got {word!r}")
+        refuse_empty(spelling, str(word))
+    if not words:
+        refuse_empty(spelling, "")
+    return ",".join(map(str, words))
 
 
 def flags_of_keywords(settings: dict[str, Any]) -> list[str]:

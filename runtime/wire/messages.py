@@ -32,6 +32,7 @@ from runtime.wire.perf_metrics import RequestPerfMetrics
 from runtime.wire.plan import (
     AdapterFailed,
     AdapterLoaded,
+    AdapterRef,
     BatchPlan,
     DropAdapter,
     LoadAdapter,
@@ -126,6 +127,10 @@ class GenerateRequest(Message, frozen=True):
     """Guesses at the beginning of the output, which are verified in one step; at most MAX_DRAFT_TOKENS."""
     prediction: Text = ""
     """Text that the output may resemble: guesses are looked for in it first."""
+    adapter: AdapterRef | None = None
+    """LoRA adapter that it is computed with. Its version is the tokenizer's to say, and so is the path of an
+    adapter that the launch names.
+    """
 
 
 class AbortRequest(Message, frozen=True):
@@ -195,7 +200,7 @@ class TokenizedRequest(Message, frozen=True):
     stream_open: Raw
     priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
     namespace: Annotated[bytes, Meta(max_length=64)] = b""
-    """Keyed digests of tenant and salt; requests of different namespaces never share a page."""
+    """Keyed digests of tenant, salt and adapter; requests of different namespaces never share a page."""
     output_ids: PackedIds = b""
     """Output that an earlier attempt already delivered: counted as output, never as prompt."""
     num_prompt_logprobs: Count = 0
@@ -211,6 +216,7 @@ class TokenizedRequest(Message, frozen=True):
     """It was let in before and is made again after a restart: limits of the queue do not refuse it."""
     draft_ids: PackedIds = b""
     prediction_ids: PackedIds = b""
+    adapter: AdapterRef | None = None
 
 
 class StopMatched(Message, frozen=True):

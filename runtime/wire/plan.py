@@ -19,6 +19,7 @@ from runtime.wire.sampling_params import SamplingParams
 
 NO_ADAPTER = -1
 """The slot of a row that is computed by the base model alone."""
+NO_LORA = "this server serves no LoRA adapters: it was started without --enable-lora"
 
 
 class RowSetup(Record, frozen=True):
@@ -55,6 +56,7 @@ class RowSetup(Record, frozen=True):
         *,
         min_len: int = 0,
         stop_ids: Collection[int] = (),
+        adapter_slot: int = NO_ADAPTER,
     ) -> RowSetup:
         """Say what the device keeps of a stay.
 
@@ -76,6 +78,7 @@ class RowSetup(Record, frozen=True):
             pack_ids(s.allowed_token_ids) if s.allowed_token_ids else b"",
             tuple([pack_ids(word) for word in s.bad_words_ids]) if s.bad_words_ids else (),
             pack_ids(s.top_p_reset_ids) if s.top_p_reset_ids else b"",
+            adapter_slot,
         )
 
     @staticmethod
@@ -167,7 +170,7 @@ class LoadAdapter(Message, frozen=True):
     slot: Count
     ref: AdapterRef
     number: Count = 0
-    """Number of the load, which its answers have."""
+    """Number of the load; its answers have it."""
 
 
 class DropAdapter(Message, frozen=True):

@@ -22,7 +22,7 @@ MAX_PASSED_OVER = 128
 """Waiting requests that are looked at and passed over in one step; arbitrary, bounds the time of a step."""
 MAX_SKIPPED = 1024
 """Bound like MAX_PASSED_OVER for those of tenants one of whose requests was passed over, at 0.1 us each, and
-for those whose features are not ready, such as a guide.
+for those that are not ready: whose features are not, such as a guide, or whose adapters.
 """
 
 
@@ -62,7 +62,7 @@ class Admission:
                 num_skipped += 1
                 continue
             try:
-                if req.features and not all(map(self._is_ready, req.features)):
+                if not self._is_prepared(req):
                     num_skipped += 1
                     continue
                 prefix = self.prefix_if_it_may_start(req)
@@ -105,12 +105,19 @@ class Admission:
         """Its cached prefix; None while something other than space keeps it waiting. Raises RequestError."""
         if req.awaits is not None and self._kv.still_awaits(req):
             return None
-        if req.features:
-            ready = all(map(self._is_ready, req.features))
-            if not ready or not self._lifecycle.slots.can_hold(combined_cost(req.features).slot):
-                return None
+        if not self._is_prepared(req):
+            return None
         prefix = self._kv.match(req)
         return None if not self._closes_batches and self._kv.must_await(req, prefix) else prefix
+
+    def _is_prepared(self, req: Request) -> bool:
+        """Tell whether what its features wait for is there, and what it wants of the device's slots, which is
+        loaded otherwise. Raises RequestError.
+        """
+        if req.features and not all(map(self._is_ready, req.features)):
+            return False
+        slots = combined_cost(req.features, req.adapter).slots
+        return not slots or self._lifecycle.slots.prepare(slots, req.seq)
 
     def order(self) -> Iterable[int]:
         """Positions in the waiting queue: first those that starve, then as the policy wants the others

@@ -50,6 +50,7 @@ class BatchBuilder:
 
     def build(self, feeds_back: bool) -> tuple[ScheduleBatch, PrefillTotals]:
         """The next step, which is to be launched at once unless it is empty. feeds_back: as Executor's."""
+        self._lifecycle.slots.begin_step()
         if self._preemption is not None:
             self._preemption.make_way()
         batch = ScheduleBatch(self._rows)

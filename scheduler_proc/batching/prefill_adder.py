@@ -125,7 +125,7 @@ class PrefillAdder:
     def try_admit(self, req: Request, prefix: Prefix) -> bool:
         """A row and the first chunk for a waiting request, if it fits beside what was promised to others."""
         kv = self._kv
-        cost = combined_cost(req.features) if req.features else NO_COST
+        cost = combined_cost(req.features, req.adapter)
         self.was_withheld = False
         if not self.can_admit or (cost is not NO_COST and not self._can_afford(cost)):
             return False
@@ -139,9 +139,13 @@ class PrefillAdder:
             self.was_withheld = kv.guard.num_withheld(prefix.node, kv.num_pages_for(req.max_len)) > 0
             kv.cache.unlock(prefix.node)
             return False
+        if cost.slots:
+            req.slots, numbers = cost.slots, self._slots.take(cost.slots, req.seq)
+            if req.adapter is not None:
+                req.adapter_slot = numbers[0]
         self._capacity.note_seated(kv.seat(req, prefix, num_new))
-        if req.features:
-            self._open_features(req, cost)
+        for feature in req.features:
+            feature.row_opened(req.row)
         if num_new:
             self._schedule(req, start, num_new, samples=num_new == num_left)
         self._num_admitted += 1
@@ -159,13 +163,7 @@ class PrefillAdder:
                 scheduled.guesses = scheduled.guesses[:num_fit]
 
     def _can_afford(self, cost: Cost) -> bool:
-        return self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slot)
-
-    def _open_features(self, req: Request, cost: Cost) -> None:
-        self._slots.take(cost.slot)
-        req.slot = cost.slot
-        for feature in req.features:
-            feature.row_opened(req.row)
+        return self._rows.num_free >= cost.rows and self._slots.can_hold(cost.slots)
 
     def _try_reserve(self, req: Request, upto: int) -> bool:
         if self._guards_growth and not self._capacity.may_grow(req.row, upto):

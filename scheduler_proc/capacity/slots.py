@@ -1,31 +1,250 @@
-"""SlotPool: who occupies which of the device's slots. Knows no request."""
+"""SlotPool: the ledger of the device's slots, which hold what several requests may share, such as adapters.
+
+    absent ──prepare──► loading ──AdapterLoaded──► ready ◄──give_back── leased
+                           └──AdapterFailed──► absent └───────take────────►
+
+A waiting request has its slots prepared, and is passed by others until all of them are ready. Age decides
+who gets room: what nobody leases goes first, the least recently used, unless an older request waits for it.
+Where all slots are leased, a request that has been passed for long has one drained: it takes no more leases
+of younger requests. Knows no request.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.plan import AdapterFailed, AdapterLoaded
+from scheduler_proc.core.executor import AdapterDevice
+
+SlotKey: TypeAlias = Any
+"""Hashable contents of a slot, an AdapterRef for a device; requests with an equal one share the slot."""
+MAX_PASSED = 128
+"""Requests that came after one that waits for its slot, and may get theirs first. Past half of them a slot is
+drained, which costs the adapter in it a pause.
+"""
+FAILED_S = 5.0
+"""How long requests are refused for what could not be loaded, before it is tried again."""
+MAX_NAMES = 1024
+"""Adapters that are counted by name."""
+
+
+@dataclass(slots=True, eq=False)
+class Slot:
+    """One slot of the device. Empty: `key` is None."""
+
+    number: int
+    key: SlotKey = None
+    is_ready: bool = False
+    num_leases: int = 0
+    used_at: int = 0
+    """When it was leased or given back last, in the order of these events."""
+    was_leased: bool = False
+    """Since it was loaded."""
+    num_bytes: int = 0
+
+
+@dataclass(slots=True)
+class SlotCounts:
+    """Totals since the start."""
+
+    num_hits: int = 0
+    """Leases of what was there already,"""
+    num_misses: int = 0
+    """and first leases of what had to be loaded."""
+    num_loads: int = 0
+    num_failed: int = 0
+    num_evicted: int = 0
+    load_s: float = 0.0
+    """Seconds of all loads, on the slowest rank."""
 
 
 class SlotPool:
-    """The device's slots for what several requests may share, such as adapters. Counts leases by key."""
+    """`device` loads what is prepared; None: contents are there at once."""
 
-    def __init__(self, num_slots: int) -> None:
+    def __init__(
+        self,
+        num_slots: int,
+        device: AdapterDevice | None = None,
+        clock: Callable[[], float] = lambda: 0.0,
+        max_passed: int = MAX_PASSED,
+    ) -> None:
         self.num_slots = num_slots
-        self._leases: dict[Hashable, int] = {}
+        self.counts = SlotCounts()
+        self.num_requests_of: Counter[str] = Counter()
+        """Leases by the name of the adapter."""
+        self.device = device
+        self._clock = clock
+        self._max_passed = max_passed
+        self._slots = [Slot(number) for number in range(num_slots)]
+        self._slot_of: dict[SlotKey, Slot] = {}
+        self._failures: dict[SlotKey, tuple[str, float]] = {}
+        """Why it could not be loaded, and until when nobody tries again."""
+        self.num_loading = 0
+        self._num_events = 0
+        self._newest = 0
+        """Number of the youngest request that has got slots."""
+        self._wanted: set[SlotKey] = set()
+        self._draining: dict[SlotKey, int] = {}
+        """Since this step began, by the number of the request that is to get the slot."""
+        self._drained_for: set[SlotKey] = set()
+        self._oldest_waiting: int | None = None
 
-    def can_hold(self, key: Hashable) -> bool:
-        return key is None or key in self._leases or len(self._leases) < self.num_slots
+    # -- who waits ------------------------------------------------------------------------------------------
 
-    def take(self, key: Hashable) -> None:
-        if key is not None:
-            assert self.can_hold(key)
-            self._leases[key] = self._leases.get(key, 0) + 1
+    def begin_step(self) -> None:
+        """Forget who waited in the last step: each that still does prepares its slots again."""
+        if self._wanted:
+            self._wanted.clear()
+            self._draining.clear()
+            self._drained_for.clear()
+            self._oldest_waiting = None
 
-    def give_back(self, key: Hashable) -> None:
-        if key is not None:
-            self._leases[key] -= 1
-            if not self._leases[key]:
-                del self._leases[key]
+    def prepare(self, keys: tuple[SlotKey, ...], seq: int) -> bool:
+        """Tell whether the waiting request number `seq` may take all of these now, and load what is not
+        there. Called for the waiting in the order in which they are considered. Raises InvalidRequest when
+        one cannot be loaded.
+        """
+        oldest = self._oldest_waiting
+        is_ready = oldest is None or seq <= oldest + self._max_passed
+        for key in keys:
+            self._check_failed(key)
+            self._wanted.add(key)
+            slot = self._slot_of.get(key)
+            if slot is None:
+                is_ready = self._try_load(key, seq) and is_ready
+            elif not slot.is_ready or self._draining.get(key, seq) < seq:
+                is_ready = False
+        if not is_ready and (oldest is None or seq < oldest):
+            self._oldest_waiting = seq
+        return is_ready
+
+    def _check_failed(self, key: SlotKey) -> None:
+        if key not in self._failures:
+            return
+        message, until = self._failures[key]
+        if self._clock() < until:
+            raise InvalidRequest(message, param="model", code="invalid_adapter")
+        del self._failures[key]
+
+    def _try_load(self, key: SlotKey, seq: int) -> bool:
+        """Give it a slot if there is room. Return whether it is there by now."""
+        slot = self._room()
+        if slot is None:
+            if self._newest - seq >= self._max_passed // 2 and key not in self._drained_for:
+                self._drained_for.add(key)
+                self._drain(seq)
+            return False
+        if slot.key is not None:
+            del self._slot_of[slot.key]
+            self.counts.num_evicted += 1
+        slot.key, slot.was_leased, slot.num_bytes = key, False, 0
+        slot.is_ready = self.device is None
+        self._slot_of[key] = slot
+        self._touch(slot)
+        self.counts.num_loads += 1
+        if self.device is not None:
+            self.num_loading += 1
+            self.device.load_adapter(slot.number, key)
+        return slot.is_ready
+
+    def _room(self) -> Slot | None:
+        """An empty slot, or the least recently used one that nobody leases and no older request waits for."""
+        free = [slot for slot in self._slots if slot.key is None]
+        if free:
+            return free[0]
+        idle = [
+            slot
+            for slot in self._slots
+            if slot.is_ready and not slot.num_leases and slot.key not in self._wanted
+        ]
+        return min(idle, key=lambda slot: slot.used_at, default=None)
+
+    def _drain(self, seq: int) -> None:
+        """Have no more younger requests lease the slot that will be empty soonest."""
+        leased = [slot for slot in self._slots if slot.num_leases and slot.key not in self._draining]
+        if leased:
+            slot = min(leased, key=lambda slot: (slot.num_leases, slot.used_at))
+            self._draining[slot.key] = seq
+
+    # -- leases ---------------------------------------------------------------------------------------------
+
+    def can_hold(self, keys: Iterable[SlotKey]) -> bool:
+        """Tell whether all of these are ready."""
+        return all((slot := self._slot_of.get(key)) is not None and slot.is_ready for key in keys)
+
+    def take(self, keys: tuple[SlotKey, ...], seq: int = 0) -> tuple[int, ...]:
+        """Lease the slots of these for a request, which can hold them. Return the numbers of the slots."""
+        assert self.can_hold(keys)
+        self._newest = max(self._newest, seq)
+        slots = [self._slot_of[key] for key in keys]
+        for slot in slots:
+            slot.num_leases += 1
+            if slot.was_leased:
+                self.counts.num_hits += 1
+            else:
+                self.counts.num_misses += 1
+            slot.was_leased = True
+            self._count_name(slot.key)
+            self._touch(slot)
+        return tuple(slot.number for slot in slots)
+
+    def give_back(self, keys: tuple[SlotKey, ...]) -> None:
+        """End the leases of a request. What nobody leases stays until its slot is wanted for another."""
+        for key in keys:
+            slot = self._slot_of[key]
+            assert slot.num_leases > 0
+            slot.num_leases -= 1
+            self._touch(slot)
+
+    def _touch(self, slot: Slot) -> None:
+        self._num_events += 1
+        slot.used_at = self._num_events
+
+    def _count_name(self, key: SlotKey) -> None:
+        name = getattr(key, "name", "")
+        if name and (name in self.num_requests_of or len(self.num_requests_of) < MAX_NAMES):
+            self.num_requests_of[name] += 1
+
+    # -- what the device says -------------------------------------------------------------------------------
+
+    def receive(self, answer: AdapterLoaded | AdapterFailed) -> None:
+        """The device has done what it was told last of this slot."""
+        slot = self._slots[answer.slot]
+        assert slot.key is not None
+        assert not slot.is_ready
+        self.num_loading -= 1
+        if isinstance(answer, AdapterLoaded):
+            slot.is_ready = True
+            slot.num_bytes = answer.num_bytes
+            self.counts.load_s += answer.load_s
+            return
+        self.counts.num_failed += 1
+        self._failures[slot.key] = (answer.message, self._clock() + FAILED_S)
+        self._forget(slot)
+
+    def _forget(self, slot: Slot) -> None:
+        del self._slot_of[slot.key]
+        slot.key, slot.is_ready, slot.num_bytes = None, False, 0
+
+    # -- figures --------------------------------------------------------------------------------------------
 
     @property
     def num_used(self) -> int:
-        return len(self._leases)
+        """Slots that somebody leases."""
+        return sum(slot.num_leases > 0 for slot in self._slots)
+
+    @property
+    def num_held(self) -> int:
+        """Slots that are not empty."""
+        return len(self._slot_of)
+
+    def check(self) -> None:
+        """Assert that each slot holds one thing, and nothing that is loading is leased."""
+        held = {slot.key: slot for slot in self._slots if slot.key is not None}
+        assert held == self._slot_of
+        assert all(slot.is_ready for slot in self._slots if slot.num_leases)
+        assert not any(slot.num_leases for slot in self._slots if slot.key is None)

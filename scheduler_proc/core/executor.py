@@ -4,9 +4,17 @@ Implementations live in the model worker; this imports none.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, TypeVar
 
-from runtime.wire.plan import BatchPlan, SampleMasks, StepResult
+from runtime.wire.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    AdapterRef,
+    BatchPlan,
+    SampleMasks,
+    StepResult,
+)
 from runtime.wire.transport import Frame
 
 
@@ -52,3 +60,15 @@ class Executor(Protocol[Handle]):
 
 AnyExecutor: TypeAlias = Executor[Any]
 """For who hands an executor none but its own handles."""
+
+
+class AdapterDevice(Protocol):
+    """An executor whose worker has slots for adapters."""
+
+    def load_adapter(self, slot: int, ref: AdapterRef) -> None:
+        """Begin to read an adapter into a slot, in the place of the one there; does not wait. Plans launched
+        before have the earlier one; the slot may be used by plans launched once it is said to be loaded.
+        """
+
+    def adapter_answers(self) -> Sequence[AdapterLoaded | AdapterFailed]:
+        """Take what has become of loads since the last call: one answer to each, of all ranks together."""

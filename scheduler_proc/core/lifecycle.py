@@ -18,6 +18,7 @@ from runtime.base.errors import Overloaded
 from runtime.ring.roster import Roster
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import Closed, CloseReason, ErrorInfo
+from runtime.wire.plan import NO_ADAPTER
 from scheduler_proc.cache.kv_cache_manager import KVCacheManager
 from scheduler_proc.capacity.slots import SlotPool
 from scheduler_proc.core.output import Output
@@ -185,9 +186,10 @@ class Lifecycle:
 
     def _give_back_row(self, req: Request) -> None:
         self.kv.release(req)
+        if req.slots:
+            self.slots.give_back(req.slots)
+            req.slots, req.adapter_slot = (), NO_ADAPTER
         if req.features:
-            self.slots.give_back(req.slot)
-            req.slot = None
             for feature in req.features:
                 feature.row_lost()
 
@@ -195,5 +197,6 @@ class Lifecycle:
         """Assert that every accepted sequence is accounted for, once."""
         assert self.num_accepted == self.num_terminated + self.num_replaced + len(self.requests)
         assert len(self.requests) == len(self.room) + self.kv.rows.num_running
+        self.slots.check()
         self.accounts.check(self.requests.values())
         self.room.check()

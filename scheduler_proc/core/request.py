@@ -15,7 +15,7 @@ import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import Guide
-from runtime.wire.plan import RowSetup
+from runtime.wire.plan import NO_ADAPTER, AdapterRef, RowSetup
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.core.row_columns import MAX_STOP_IDS, RowColumns
 from scheduler_proc.waiting.sorted_requests import Place
@@ -113,8 +113,12 @@ class Request:
     guide: Guide | None = None
     """Form that its output must have."""
     features: tuple[RequestFeature, ...] = ()
-    slot: Hashable = None
-    """Slot of the device that it leases while it holds a row."""
+    adapter: AdapterRef | None = None
+    """LoRA adapter that its tokens are computed with."""
+    slots: tuple[Hashable, ...] = ()
+    """Contents of slots of the device that it leases while it holds a row."""
+    adapter_slot: int = NO_ADAPTER
+    """Number of its adapter's slot in the stay that begins."""
     tenant: str = ""
     """Whose it is: see runtime.ring.tenants."""
     account: Account[Request] = None  # type: ignore[assignment]
@@ -200,4 +204,5 @@ class Request:
             tokens=self.parked,
             min_len=self.min_len,
             stop_ids=self.stops.ids if self.min_len else (),
+            adapter_slot=self.adapter_slot,
         )

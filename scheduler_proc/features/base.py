@@ -24,9 +24,9 @@ class Cost(NamedTuple):
 
     rows: int = 1
     pages: int = 0
-    slot: Hashable = None
-    """Something that occupies a slot of the device (an adapter);
-    requests with an equal one share it. None: nothing.
+    slots: tuple[Hashable, ...] = ()
+    """Contents of slots of the device; requests with an equal one share its slot. A request's adapter, which
+    is no feature, comes first.
     """
 
 
@@ -88,15 +88,14 @@ class RequestFeature:
         """The request has finished."""
 
 
-def combined_cost(features: Sequence[RequestFeature]) -> Cost:
-    """Return what all of them need together; at most one of them may ask for a slot."""
+def combined_cost(features: Sequence[RequestFeature], adapter: Hashable = None) -> Cost:
+    """Return what all of them need together, with the request's adapter."""
+    own_slots = () if adapter is None else (adapter,)
     if not features:
-        return NO_COST
+        return Cost(slots=own_slots) if own_slots else NO_COST
     costs = [feature.cost() for feature in features]
-    slots = [cost.slot for cost in costs if cost.slot is not None]
-    assert len(slots) <= 1
     return Cost(
         1 + sum(cost.rows - 1 for cost in costs),
         sum(cost.pages for cost in costs),
-        slots[0] if slots else None,
+        sum((cost.slots for cost in costs), own_slots),
     )

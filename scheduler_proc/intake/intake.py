@@ -17,13 +17,15 @@ from runtime.ring.tenants import OWNER
 from runtime.wire.error_info import error_info
 from runtime.wire.handle import attempt_of, client_of, sequence_key
 from runtime.wire.messages import AbortRequest, GuideRefused, StopMatched, TokenizedRequest, ToScheduler
+from runtime.wire.plan import NO_LORA, AdapterRef
 from runtime.wire.retention import Retention
 from scheduler_proc.cache.pages.retained_pages import RetainedPages, retained_pages
 from scheduler_proc.cache.tenants import tenant_of
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request, StopIds
 from scheduler_proc.core.solitary import quarantined
-from scheduler_proc.features.base import RequestFeature, combined_cost
+from scheduler_proc.features.base import Cost, RequestFeature, combined_cost
+from scheduler_proc.intake.adapter_ids import AdapterIds
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.limits import Limits
 from scheduler_proc.intake.tenant_limits import TenantLimiter
@@ -94,6 +96,7 @@ class Intake:
         self._factories = factories
         self._clock = clock
         self._tombstones = Tombstones(clock)
+        self._adapter_ids = AdapterIds()
         self._eos = StopIds(limits.eos_ids)
         self._never = StopIds(frozenset())
         self._num_requests = 0
@@ -181,7 +184,9 @@ class Intake:
             guide=message.guide,
             tenant=message.tenant,
             is_again=message.is_again,
+            adapter=message.adapter,
         )
+        self._check_adapter(message.adapter)
         self._attach_features(req)
         return req
 
@@ -227,6 +232,13 @@ class Intake:
         wanted.validate()
         return retained_pages(wanted, num_prompt, kv.page_size)
 
+    def _check_adapter(self, adapter: AdapterRef | None) -> None:
+        if adapter is None:
+            return
+        if not self._lifecycle.slots.num_slots:
+            raise InvalidRequest(NO_LORA, param="model", code="lora_not_enabled")
+        self._adapter_ids.check(adapter)
+
     def _attach_features(self, req: Request) -> None:
         features: tuple[RequestFeature, ...] = ()
         try:
@@ -235,19 +247,22 @@ class Intake:
                 if feature is not None:
                     features += (feature,)
             if features:
-                self._check_cost(features)
+                self._check_cost(combined_cost(features, req.adapter))
         except RequestError:
             for feature in features:  # what they have begun elsewhere ends
                 feature.release()
             raise
         req.features = features
 
-    def _check_cost(self, features: tuple[RequestFeature, ...]) -> None:
-        num_rows, max_rows = combined_cost(features).rows, self._lifecycle.kv.rows.max_rows
-        if num_rows > max_rows:
-            raise InvalidRequest(
-                f"the request needs {num_rows} rows, there are {max_rows}", code="request_too_large"
-            )
+    def _check_cost(self, cost: Cost) -> None:
+        for what, needed, there in (
+            ("rows", cost.rows, self._lifecycle.kv.rows.max_rows),
+            ("slots", len(cost.slots), self._lifecycle.slots.num_slots),
+        ):
+            if needed > there:
+                raise InvalidRequest(
+                    f"the request needs {needed} {what}, there are {there}", code="request_too_large"
+                )
 
     def _finish_if_complete(self, req: Request) -> None:
         """A resumed sequence may lack nothing but its end."""

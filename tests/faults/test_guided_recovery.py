@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -54,6 +55,28 @@ def test_guided_outputs_are_the_same_when_a_process_is_killed(faulty: FaultyLaun
     faulty.wait_replaced(role, pid)
     faulty.wait_ready()
     assert faulty.events("restart")[-1]["unit"] == (role if role in ("grammar", "tokenizer") else "engine")
+    faulty.check_accounts()
+
+
+def test_a_stopped_grammar_process_holds_up_nobody_and_is_replaced(faulty: FaultyLaunch) -> None:
+    """Requests without a guide go on meanwhile; those with one wait for the process in its place."""
+    faulty.wait_ready()
+    with Client(faulty.launch.run_dir) as client:
+        expected = client.generate("x", sampling(1), structured_outputs=GUIDES[0], timeout=TIMEOUT_S)
+        guided = client.stream("x", sampling(1), structured_outputs=GUIDES[0], timeout=TIMEOUT_S)
+        ids = list(next(guided).token_ids)
+        pid = faulty.kill("grammar", signal.SIGSTOP)
+        waits = client.stream("x", sampling(1), structured_outputs=Guide(choice=["here"]), timeout=TIMEOUT_S)
+        plain = SamplingParams(max_tokens=40, ignore_eos=True)
+        assert len(client.generate("x", plain, timeout=TIMEOUT_S).token_ids) == 40
+        assert faulty.launch.pid_of("grammar") == pid
+        for delta in guided:
+            ids += delta.token_ids
+        assert ids == expected.token_ids
+        assert "".join(delta.text for delta in waits) == "here"
+    faulty.wait_replaced("grammar", pid)
+    assert faulty.events("hang")[-1]["process"] == "grammar"
+    faulty.wait_ready()
     faulty.check_accounts()
 
 

@@ -22,6 +22,11 @@ def compiled_so_far() -> list[str]:
     return [variant for gpu in _pretended for variant in gpu.compiled]
 
 
+def launched_so_far() -> list[str]:
+    """The names of what the pretended GPU launched."""
+    return [name for gpu in _pretended for name in gpu.launches]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--pretend",

@@ -28,6 +28,7 @@ import zmq
 from carousel.client.connection.lane import Lane, TokenizerWay
 from carousel.client.connection.target import Target
 from carousel.client.core import ring_state
+from carousel.client.core.request_builder import no_text
 from carousel.client.core.ring_state import (
     RING_TIMEOUT_S,
     Command,
@@ -159,6 +160,8 @@ class Connection:
         """
         try:
             frame = self._requests.encode_in_place(message)
+        except UnicodeEncodeError as error:
+            raise no_text(message, error) from None
         except (TypeError, *DECODE_ERRORS) as error:
             raise InvalidRequest(f"the request cannot be sent: {error}") from None
         limit = self._target.max_frame_bytes

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import Any, TypeAlias, TypedDict, get_args
@@ -65,6 +65,8 @@ REWRITTEN = tuple(p for p in PARAMETERS if isinstance(p.kind, IdKind | Texts))
 """Parameters that callers may write in several ways."""
 NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number))
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
+_FIELD_NAMES = {"text": "prompt"}
+"""Names of a message's fields that callers know by another."""
 MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
 
@@ -253,6 +255,32 @@ def _label(name: str, value: Any) -> str:
     if not isinstance(value, str) or len(value) > MAX_LABEL_CHARS:
         raise InvalidRequest(f"{name} must be a string of at most {MAX_LABEL_CHARS} characters", param=name)
     return value
+
+
+def no_text(message: msgspec.Struct, error: UnicodeEncodeError) -> InvalidRequest:
+    """Return the error for a message of which a text is none: it has half of a surrogate pair."""
+    name = next(_fields_with(error.object, message), "")
+    where = f"{name}: " if name else ""
+    return InvalidRequest(
+        f"{where}half of a surrogate pair at character {error.start}, {error.object[error.start]!r}",
+        param=name or None,
+    )
+
+
+def _fields_with(text: str, value: Any) -> Iterator[str]:
+    """Yield the names of fields that hold this text, within structs and tuples."""
+    if isinstance(value, msgspec.Struct):
+        for name in value.__struct_fields__:
+            held = getattr(value, name)
+            if held == text:
+                yield _FIELD_NAMES.get(name, name)
+            elif isinstance(held, msgspec.Struct):
+                yield from _fields_with(text, held)
+            elif isinstance(held, tuple):
+                for number, each in enumerate(held):
+                    if each == text:
+                        yield f"{name}[{number}]"
+                    yield from (f"{name}[{number}].{inner}" for inner in _fields_with(text, each))
 
 
 def normalize(sampling: SamplingParams) -> SamplingParams:

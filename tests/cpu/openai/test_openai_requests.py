@@ -106,6 +106,11 @@ def test_limits_default_to_the_operator_s_then_to_the_model_s(tmp_path: Path) ->
         refused = front.post("/generate", text="x", sampling_params={"min_new_tokens": 10}).json()["error"]
         assert refused["param"] == "sampling_params.min_new_tokens"
         assert "set max_new_tokens" in refused["message"]
+        both = {"min_new_tokens": 10, "max_new_tokens": 3}
+        refused = front.post("/generate", text="x", sampling_params=both).json()["error"]
+        assert refused["message"] == (
+            "sampling_params.min_new_tokens is 10, more than sampling_params.max_new_tokens, which is 3"
+        )
         assert front.chat(min_tokens=10).status_code == 200
         assert front.ring.requests[-1].sampling.max_tokens == 10
 

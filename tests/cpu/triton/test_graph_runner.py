@@ -200,25 +200,34 @@ def _verify(worker: ModelWorker, kind: str, propose: Proposer = no_guesses) -> l
     return Generation(run, 4, PROMPTS, VERIFIED[kind], pages_of).generate(NUM_TOKENS, propose, chunk=5)
 
 
+VERIFYING = {"page_size": 4, "max_total_tokens": 1024}
+
+
+@pytest.fixture(scope="module")
+def verifying(model_path: Path, gpu: PretendedGpu) -> Iterator[ModelWorker]:
+    """A worker that has recorded steps with guesses, which takes the interpreter its time."""
+    settings = {"cuda_graph_bs": "1,3", "speculative_algorithm": "NGRAM", "speculative_num_draft_tokens": 3}
+    settings |= VERIFYING
+    worker = load_worker(config(model_path, **settings), CudaDevice(threaded=False), lambda: None)
+    yield worker
+    worker.close()
+
+
 @pytest.mark.parametrize("kind", VERIFIED)
-@pytest.mark.usefixtures("gpu")
 def test_steps_with_guesses_make_the_tokens_of_the_cpu(
-    kind: str, model_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, model_path: Path, verifying: ModelWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Steps whose rows are all behind their prompts are replayed, some with a row that has no guess."""
-    settings = {"page_size": 4, "max_total_tokens": 1024}
-    cpu = config(model_path, **settings, device="cpu")
+    cpu = config(model_path, **VERIFYING, device="cpu")
     expected = _verify(load_worker(cpu, make_device("cpu", threaded=False), lambda: None), kind)
-    gpu = config(model_path, **settings, cuda_graph_bs="1,3", speculative_algorithm="NGRAM")
-    worker = load_worker(gpu, CudaDevice(threaded=False), lambda: None)
-    graphs = worker._runner._recording
+    graphs = verifying._runner._recording
     assert isinstance(graphs, GraphRunner)
     replayed: list[BatchPlan] = []
     run = graphs.run
     monkeypatch.setattr(graphs, "run", lambda plan: (replayed.append(plan), run(plan))[1])
     for right, always in ((1.0, True), (0.7, False)):
         replayed.clear()
-        assert_same(_verify(worker, kind, from_outputs(expected, 3, right=right, always=always)), expected)
+        assert_same(_verify(verifying, kind, from_outputs(expected, 3, right=right, always=always)), expected)
         assert sum(map(has_drafts, replayed)) >= 2
 
 

@@ -126,7 +126,7 @@ class Adapter(HookOrder):
         self.name = name
 
     def cost(self) -> Cost:
-        return Cost(slot=self.name)
+        return Cost(slots=(self.name,))
 
 
 class WideStart(HookOrder):

@@ -232,7 +232,7 @@ STEP_MUTANTS = [
         "self.num_replaced += 1; self.output.close(Closed(req.handle, 'abort'))",
         1,
     ),
-    Mutant("adapter slots leak", Lifecycle, "_give_back_row", "self.slots.give_back(req.slot)", "pass", 2),
+    Mutant("adapter slots leak", Lifecycle, "_give_back_row", "self.slots.give_back(req.slots)", "pass", 2),
     Mutant(
         "a stale attempt replaces its successor",
         Intake,

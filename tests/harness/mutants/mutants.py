@@ -19,6 +19,7 @@ from typing import Any
 from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
+from tests.harness.mutants.mutant_table_adapters import ADAPTER_MUTANTS
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
 from tests.harness.mutants.mutant_table_guesses import GUESS_MUTANTS
 from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
@@ -35,12 +36,14 @@ PLAIN: dict[str, Any] = {
     "num_tenants": 1,
     "cuts_prompts": True,
     "speculation": SpeculationSettings(),
+    "has_adapters": False,
 }
 """Most shows in a model that sees all of its context, where nobody is in a hurry and prompts are cut; the
 rest is for those mistakes that need it.
 """
 MUTANTS = [
     *STEP_MUTANTS,
+    *ADAPTER_MUTANTS,
     *BATCHING_MUTANTS,
     *GUESS_MUTANTS,
     *SHARES_MUTANTS,

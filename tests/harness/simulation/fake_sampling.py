@@ -10,14 +10,25 @@ from collections.abc import Collection, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from runtime.wire.plan import AdapterRef
+
 VOCAB_SIZE = 96
 NAMESPACE_SHIFT = 32
 """A seed carries the number of its namespace above this bit:
 the fake model's adapter, part of every KV entry it writes.
 """
+ADAPTER_SHIFT = 1 << 40
+"""What an adapter adds to every KV entry is a multiple of it."""
 NUM_TOP = 4
 
 IdArray = npt.NDArray[np.int64]
+
+
+def adapter_salt(adapter: AdapterRef | None) -> int:
+    """What the adapter's weights add to every KV entry that is computed with it; of a version of its own."""
+    if not isinstance(adapter, AdapterRef):
+        return 0
+    return (1 + zlib.crc32(f"{adapter.name} {adapter.version}".encode()) % 1000) * ADAPTER_SHIFT
 
 
 def seen(context: IdArray, window: int) -> IdArray:

@@ -21,7 +21,16 @@ from runtime.base.errors import ExecutorError
 from runtime.sampling.features import LOGITS, LOGPROBS
 from runtime.wire.format import Message, pack_ids, unpack_ids
 from runtime.wire.messages import ToDetokenizer
-from runtime.wire.plan import BatchPlan, PromptLogprobs, RowSetup, SampleMasks, StepResult, StepTensor
+from runtime.wire.plan import (
+    AdapterFailed,
+    AdapterLoaded,
+    BatchPlan,
+    PromptLogprobs,
+    RowSetup,
+    SampleMasks,
+    StepResult,
+    StepTensor,
+)
 from runtime.wire.transport import Frame, with_frames
 from tests.harness.row_setups import numbers_of
 from tests.harness.simulation.fake_sampling import (
@@ -29,6 +38,7 @@ from tests.harness.simulation.fake_sampling import (
     NUM_TOP,
     VOCAB_SIZE,
     IdArray,
+    adapter_salt,
     allowed_ids,
     choose,
     fake_logits,
@@ -57,6 +67,8 @@ class FakeRow:
     allowed: list[int] | None
     bad_words: list[list[int]]
     reset_ids: frozenset[int]
+    adapter_salt: int = 0
+    """Of what its slot holds in the step that is computed."""
 
     @staticmethod
     def of(setup: RowSetup) -> FakeRow:
@@ -75,7 +87,7 @@ class FakeRow:
     @property
     def salt(self) -> int:
         seed: int = self.numbers.seed
-        return (seed >> NAMESPACE_SHIFT) * 1000
+        return (seed >> NAMESPACE_SHIFT) * 1000 + self.adapter_salt
 
     @property
     def looks_back(self) -> bool:
@@ -110,6 +122,8 @@ class FakeHandle:
         self._error: BaseException | None = None
         self.masks: dict[int, bytes] | None = None
         """None: they have not come."""
+        self.adapters: dict[int, Any] = {}
+        """What the slots held when the step was launched, by row."""
 
     def finish(self, data: bytes, frames: Sequence[Frame] = (), error: BaseException | None = None) -> None:
         self.is_finished = True
@@ -129,9 +143,23 @@ class FakeHandle:
         return True
 
 
+@dataclass(slots=True)
+class FakeLoad:
+    """An adapter on its way into a slot."""
+
+    slot: int
+    ref: Any
+    num_turns: int
+    comes_after: FakeHandle | None
+
+
+BAD_ADAPTER = "bad"
+"""Name of what cannot be loaded."""
+
+
 class FakeExecutor:
-    """Satisfies Executor. Runs plans in order, each when its result is asked for: as late as a worker can be,
-    so what a plan takes for done at its launch is found.
+    """Satisfies Executor and AdapterDevice. Runs plans in order, each when its result is asked for: as late
+    as a worker can be, so what a plan takes for done at its launch is found.
     """
 
     def __init__(
@@ -158,10 +186,42 @@ class FakeExecutor:
         self._last_token: IdArray = np.full(max_rows, -9, np.int64)
         self._rows: dict[int, FakeRow] = {}
         self._launched: deque[tuple[BatchPlan, FakeHandle]] = deque()
+        self.slots: dict[int, Any] = {}
+        """What is ready in each slot for plans that are launched now."""
+        self.slot_of_row: dict[int, int] = {}
+        self._loads: list[FakeLoad] = []
+
+    # -- adapters -------------------------------------------------------------------------------------------
+
+    def load_adapter(self, slot: int, ref: Any) -> None:
+        self.slots.pop(slot, None)
+        assert all(load.slot != slot for load in self._loads), "two loads into one slot"
+        last = self._launched[-1][1] if self._launched else None
+        self._loads.append(FakeLoad(slot, ref, 1 + len(self._loads) + slot, last))
+
+    def adapter_answers(self) -> list[AdapterLoaded | AdapterFailed]:
+        """Reading takes some turns, and what was launched before comes before."""
+        answers: list[AdapterLoaded | AdapterFailed] = []
+        for load in list(self._loads):
+            load.num_turns -= 1
+            if load.num_turns > 0 or not (load.comes_after is None or load.comes_after.is_finished):
+                continue
+            self._loads.remove(load)
+            version = getattr(load.ref, "version", "")
+            if getattr(load.ref, "name", "") == BAD_ADAPTER:
+                answers.append(AdapterFailed(0, load.slot, version, "the fake worker does not like it"))
+            else:
+                self.slots[load.slot] = load.ref
+                answers.append(AdapterLoaded(0, load.slot, version, 100, 0.5))
+        return answers
+
+    # -- steps ----------------------------------------------------------------------------------------------
 
     def launch(self, plan: BatchPlan) -> FakeHandle:
         handle = FakeHandle(self._compute_up_to)
         plan = msgspec.msgpack.decode(msgspec.msgpack.encode(plan), type=BatchPlan)
+        self.slot_of_row |= {setup.row: setup.adapter_slot for setup in plan.setups}
+        handle.adapters = {row: self.slots.get(slot) for row, slot in self.slot_of_row.items()}
         self._launched.append((plan, handle))
         return handle
 
@@ -218,6 +278,8 @@ class FakeExecutor:
         self.apply_tables(plan)
         ones = [1] * plan.num_decodes
         rows, starts = unpack_ids(plan.rows).tolist(), unpack_ids(plan.starts).tolist()
+        for row in rows:
+            self._rows[row].adapter_salt = adapter_salt(handle.adapters.get(row))
         ids = unpack_ids(plan.input_ids).tolist()
         lens = ones + unpack_ids(plan.lens).tolist()
         samples = ones + unpack_ids(plan.samples).tolist()

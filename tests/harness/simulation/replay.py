@@ -24,8 +24,9 @@ from runtime.base.errors import RequestError
 from runtime.ring.tenants import Tenant, Tenants
 from runtime.wire.format import Message
 from runtime.wire.messages import ToScheduler
-from runtime.wire.plan import BatchPlan, StepResult
+from runtime.wire.plan import AdapterFailed, AdapterLoaded, BatchPlan, StepResult
 from runtime.wire.transport import Frame, Inbox, Outbox
+from scheduler_proc.core.executor import AdapterDevice
 from scheduler_proc.core.request import Request
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
@@ -107,6 +108,11 @@ class RecordingPort(Port):
         self._events.append(("result", (encode(result), [bytes(frame) for frame in frames])))
         return result
 
+    def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
+        answers = super().adapter_answers(device)
+        self._events.append(("adapters", [encode(answer) for answer in answers]))
+        return answers
+
     def is_ready(self, feature: Readiness) -> bool:
         try:
             is_ready = super().is_ready(feature)
@@ -143,6 +149,7 @@ class ReplayingPort(Port):
     def __init__(self, recording: Recording, inbox: Inbox, num_outboxes: int, **fields: Any) -> None:
         self._events = iter(recording.events)
         self._decode = msgspec.msgpack.Decoder(ToScheduler).decode
+        self._decode_answer = msgspec.msgpack.Decoder(AdapterLoaded | AdapterFailed).decode
         self.num_given = 0
         self.sent: list[bytes] = []
         super().__init__(inbox, [ReplayingOutbox(self) for _ in range(num_outboxes)], **fields)
@@ -165,6 +172,9 @@ class ReplayingPort(Port):
         self.read_time()
         data, handle.frames = self.take("result")
         return msgspec.msgpack.decode(data, type=StepResult)
+
+    def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
+        return [self._decode_answer(answer) for answer in self.take("adapters")]
 
     def is_ready(self, feature: Readiness) -> bool:
         verdict = self.take("ready")

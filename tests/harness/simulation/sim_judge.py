@@ -5,6 +5,7 @@ from __future__ import annotations
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.messages import Closed
 from tests.harness.simulation.fake_sampling import fake_logits, fake_logprobs
+from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer, Logprobs
 from tests.harness.simulation.sim_reference import Spec, prompt_hashes, reference
 
@@ -21,6 +22,8 @@ def judge(spec: Spec, detokenizer: FakeDetokenizer) -> str:
     if spec.aborted_before_sent:
         assert (closed.reason, have) == ("abort", []), "it was aborted before it came"
     elif closed.reason in ("stop", "length"):
+        adapter = spec.message.adapter
+        assert adapter is None or adapter.name != BAD_ADAPTER or have == given, "computed without its adapter"
         assert have == want, f"output differs at {first_difference(have, want)} of {len(want)}"
         assert closed.reason == reason
         assert closed.stop_token == (want[-1] if reason == "stop" else -1)
@@ -44,6 +47,10 @@ def check_early_end(spec: Spec, closed: Closed, detokenizer: FakeDetokenizer) ->
         assert closed.error is not None
         if closed.error.code in ("overloaded", "queue_timeout", "rate_limit_exceeded"):
             assert closed.error.retry_after_s > 0.0
+            assert not detokenizer.tokens[spec.handle]
+        elif closed.error.code == "invalid_adapter":
+            assert spec.message.adapter is not None
+            assert spec.message.adapter.name == BAD_ADAPTER
             assert not detokenizer.tokens[spec.handle]
         elif closed.error.param == "priority":
             assert (spec.message.tenant, closed.error.status) != ("", 400)

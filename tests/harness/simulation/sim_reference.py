@@ -13,6 +13,7 @@ from tests.harness.models.stand_ins import parity_mask
 from tests.harness.simulation.fake_sampling import (
     NAMESPACE_SHIFT,
     IdArray,
+    adapter_salt,
     allowed_ids,
     choose,
     forbidden_ids,
@@ -68,7 +69,8 @@ def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
 
 def context_of(spec: Spec, tokens: list[int]) -> IdArray:
     """[len(tokens)]: what the fake model's KV holds of them."""
-    return np.array(tokens, np.int64) + ((spec.message.sampling.seed or 0) >> NAMESPACE_SHIFT) * 1000
+    salt = ((spec.message.sampling.seed or 0) >> NAMESPACE_SHIFT) * 1000
+    return np.array(tokens, np.int64) + (salt + adapter_salt(spec.message.adapter))
 
 
 def prompt_hashes(spec: Spec) -> list[int]:

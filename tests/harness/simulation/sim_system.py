@@ -124,6 +124,10 @@ class Setting:
     """Besides the owner."""
     cuts_prompts: bool = True
     speculation: SpeculationSettings = NO_SPECULATION
+    has_adapters: bool = False
+    """Requests ask for adapters, which the worker loads."""
+    max_passed: int = 6
+    """Requests that may go before one that came earlier and waits for its adapter."""
 
     @property
     def tenant_share(self) -> QueueShare | None:
@@ -197,6 +201,7 @@ class Setting:
             shares=aside(rng).choice(SHARES),
             cuts_prompts=random.Random(aside(rng).getrandbits(48)).random() < 0.8,
             speculation=SpeculationSettings(random.Random(aside(rng).getrandbits(40)).random() < 0.5, 4),
+            has_adapters=random.Random(aside(rng).getrandbits(36)).random() < 0.3,
         )
 
 
@@ -271,7 +276,13 @@ class System:
         self.gave_back: set[int] = set()
         """Stays that gave back pages before their end."""
         self.output = make_output(port.outboxes, port.epoch)
-        self.slots = SlotPool(setting.num_slots)
+        self.executor = WatchedExecutor.of(setting, self._check_plan)
+        # One more, as a request may want two of them.
+        self.slots = (
+            SlotPool(setting.num_slots + 1, self.executor, port.now_s, setting.max_passed)
+            if setting.has_adapters
+            else SlotPool(setting.num_slots)
+        )
         policy = make_schedule_policy(setting.policy, port)
         roster = Roster(bytearray(KEY_BYTES * ROSTER_PLACES))
         self.lifecycle = Lifecycle(
@@ -283,7 +294,6 @@ class System:
             roster=roster,
             patience=setting.patience,
         )
-        self.executor = WatchedExecutor.of(setting, self._check_plan)
         most = setting.max_requests or setting.max_rows
         limits = StepLimits(setting.budget, most, setting.cuts_prompts)
         self.stats = StepStats(self.lifecycle, setting.stats(limits), port.now_s, port.wall_s)
@@ -390,6 +400,7 @@ class System:
     def _check_plan(self, plan: BatchPlan) -> None:
         """What a step may hold at most, and whether it may hold prompts and decodes together."""
         self.watch.note_launch(plan)
+        self._check_adapters(plan)
         setting, rows = self.setting, unpack_ids(plan.rows)
         assert len(rows) <= (setting.max_requests or setting.max_rows), "too many requests in a step"
         assert len(plan.input_ids) <= setting.budget * TOKEN_BYTES, "too many tokens in a step"
@@ -399,6 +410,16 @@ class System:
         if setting.batching != "inflight_fused":
             are_prompts = unpack_ids(plan.starts) < self.rows.num_given[rows]
             assert are_prompts.all() or not are_prompts.any(), "prompts and decodes in one step"
+
+    def _check_adapters(self, plan: BatchPlan) -> None:
+        """Each row of a step has its own adapter in its slot when the step is launched."""
+        slot_of_row = self.executor.slot_of_row | {setup.row: setup.adapter_slot for setup in plan.setups}
+        for row in unpack_ids(plan.rows).tolist():
+            req, slot = self.rows.tenant[row], slot_of_row[row]
+            assert req is not None
+            ready = self.executor.slots.get(slot)
+            assert (slot < 0) == (req.adapter is None), "a row with the slot of another one"
+            assert slot < 0 or ready == req.adapter, "a row is planned whose adapter is not there"
 
     def deliver(self) -> None:
         for number, outbox in enumerate(self.outboxes):

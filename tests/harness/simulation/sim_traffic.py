@@ -12,13 +12,18 @@ from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
 from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest
+from runtime.wire.plan import AdapterRef
 from runtime.wire.retention import RetainedRange, Retention
 from runtime.wire.sampling_params import SamplingParams
+from scheduler_proc.cache.tenants import TENANT_BYTES
 from tests.harness.simulation.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
+from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_reference import Spec, reference
 from tests.harness.simulation.sim_system import STEP_S, TENANTS, Setting, aside
 from tests.harness.simulation.sim_tenants import NAMES
+from tokenizer_proc import sequences
 
+SECRET = b"secret of the launch"
 NAMESPACES = {
     1: (b"", b"", TENANTS[0] + b"salt", TENANTS[0] + b"adapter"),
     3: (b"", b"", TENANTS[1], TENANTS[2] + b"salt"),
@@ -54,7 +59,22 @@ class Traffic:
             retention=self._draw_retention(),
             tenant=self._aside.choice(NAMES) if self._setting.tenants else OWNER,
         )
+        if self._setting.has_adapters:
+            first = self._with_adapter(first)
         return [self._sequence(first, index, traits) for index in range(rng.choice([1, 1, 1, 2, 4]))]
+
+    def _with_adapter(self, first: TokenizedRequest) -> TokenizedRequest:
+        """Half of them have one, of three names and two versions; or one that cannot be loaded."""
+        rng = self._aside
+        if rng.random() < 0.5:
+            return first
+        name = BAD_ADAPTER if rng.random() < 0.1 else rng.choice("abc")
+        number, version = 2 + "abc".find(name), rng.choice("12")
+        adapter = AdapterRef(name, number, version, f"/{name}")
+        digest = sequences.namespace("", "", SECRET, adapter)[TENANT_BYTES:]
+        return msgspec.structs.replace(
+            first, adapter=adapter, namespace=(first.namespace or bytes(TENANT_BYTES)) + digest
+        )
 
     def _with_guesses(self, spec: Spec) -> Spec:
         """Drafts and a prediction that are right but for one token in eight, and numbers of guesses."""

@@ -218,6 +218,7 @@ class Simulation:
             if req.num_output
             and not req.num_in_flight
             and not req.features
+            and req.adapter is None
             and req.predicted_len < req.max_len
         ]
         if not candidates:
@@ -282,6 +283,8 @@ class Simulation:
         self.counts["guesses right"] += sum(each.num_accepted for each in drafts)
         self.counts["guesses wrong"] += sum(each.num_drafted - each.num_accepted for each in drafts)
         self.counts["predicted right"] += sum(each.num_accepted_prediction for each in drafts)
+        self.counts["adapters loaded"] += system.slots.counts.num_loads
+        self.counts["adapters evicted"] += system.slots.counts.num_evicted
         self.counts["evicted pages"] += system.kv.counts.num_evicted
         self.counts["given back"] += len(system.gave_back)
         self.counts["steps that somebody starved"] += system.waiting_watch.num_starved

@@ -8,7 +8,6 @@ from scheduler_proc.capacity.max_utilization import (
     INITIAL_RATIO,
     MaxUtilization,
 )
-from scheduler_proc.capacity.slots import SlotPool
 from tests.harness.scheduler.scheduler_parts import manager, request, seat
 
 
@@ -65,19 +64,3 @@ def test_the_victim_has_the_lowest_priority_and_started_last() -> None:
     assert capacity.victim(reqs) is reqs[2]
     assert capacity.victim([reqs[1], reqs[3]]) is reqs[3]
     assert sorted(reqs, key=capacity.rank) == [reqs[1], reqs[3], reqs[0], reqs[2]]
-
-
-def test_slots_are_shared_by_equal_keys_and_counted() -> None:
-    slots = SlotPool(1)
-    slots.take("a")
-    slots.take("a")
-    slots.take(None)
-    assert slots.can_hold("a")
-    assert slots.can_hold(None)
-    assert not slots.can_hold("b")
-    slots.give_back("a")
-    assert not slots.can_hold("b")
-    slots.give_back("a")
-    slots.give_back(None)
-    assert slots.can_hold("b")
-    assert slots.num_used == 0

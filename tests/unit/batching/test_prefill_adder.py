@@ -141,8 +141,9 @@ class Demanding(RequestFeature):
         (Cost(rows=5), False),
         (Cost(pages=4), True),
         (Cost(pages=13), False),
-        (Cost(slot="a"), True),
-        (Cost(slot="b"), False),
+        (Cost(slots=("a",)), True),
+        (Cost(slots=("b",)), False),
+        (Cost(slots=("a", "b")), False),
     ],
 )
 def test_features_may_ask_for_rows_pages_and_a_slot(cost: Cost, fits: bool) -> None:
@@ -150,7 +151,8 @@ def test_features_may_ask_for_rows_pages_and_a_slot(cost: Cost, fits: bool) -> N
     seat(kv, request(kv, 1, [1] * 8, max_tokens=1))
     batch = ScheduleBatch(kv.rows)
     slots = SlotPool(1)
-    slots.take("a")
+    assert slots.prepare(("a",), 1)
+    slots.take(("a",), 1)
     adder = PrefillAdder(batch, kv, MaxUtilization(kv, 0.01), slots, StepLimits(64, 99))
     req = request(kv, 2, [2] * 4, features=(Demanding(cost),))
     assert admit(kv, adder, req) == fits

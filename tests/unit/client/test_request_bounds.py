@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from carousel.client.core.request_builder import Submission, build_request
+from carousel.client.core.request_builder import Submission, build_request, no_text
 from runtime.base.errors import InvalidRequest
 from runtime.sampling.table import PARAMETERS
 from runtime.wire.handle import make_handle
@@ -101,6 +101,27 @@ def test_each_option_is_refused_or_received(name: str) -> None:
     ]
     assert any(sent)
     assert not all(sent)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "sampling", "options", "field"),
+    [
+        ("a\ud800", {}, {}, "prompt"),
+        ([{"role": "user", "content": "\udfff"}], {}, {}, "messages[0].content"),
+        ("x", {"stop": ["a", "\ud83d"]}, {}, "stop[1]"),
+        ("x", {}, {"prediction": "\ud83d"}, "prediction"),
+        ("x", {}, {"cache_salt": "\ud83d"}, "cache_salt"),
+    ],
+)
+def test_half_of_a_surrogate_pair_is_refused_by_the_name_of_its_field(
+    prompt: Any, sampling: dict[str, Any], options: Any, field: str
+) -> None:
+    request = build_request(HANDLE, Submission(prompt, SamplingParams(**sampling), options=options))
+    with pytest.raises(UnicodeEncodeError) as raised:
+        CODEC.encode(request)
+    error = no_text(request, raised.value)
+    assert (error.param, error.message.split(":")[0]) == (field, field)
+    assert "surrogate" in error.message
 
 
 def test_each_message_is_refused_or_received() -> None:

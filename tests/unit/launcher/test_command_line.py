@@ -7,9 +7,9 @@ import re
 import pytest
 
 from runtime.base.errors import ConfigError
-from runtime.launcher.command_line import LISTS, parse_args
-from runtime.settings.config import SETTINGS
-from runtime.settings.keywords import flags_of_keywords, given_settings
+from runtime.launcher.command_line import parse_args
+from runtime.settings.config import LISTS, SETTINGS
+from runtime.settings.keywords import LLM_SETTINGS, flags_of_keywords, given_settings
 
 TEXTS = [name for name, (kind, _) in SETTINGS.items() if kind is str]
 
@@ -35,6 +35,16 @@ def test_so_is_one_in_the_place_of_a_number_or_of_a_peers_value(words: str) -> N
 def test_no_part_of_a_list_is_empty(name: str, words: list[str]) -> None:
     with pytest.raises(ConfigError, match=r"the value is empty"):
         parse_args(["--" + name.replace("_", "-"), *words])
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_keywords_of_the_library_may_be_lists_too(name: str) -> None:
+    for words in (["a", "b"], ("a", "b")):
+        assert flags_of_keywords({"served_model_name": words}) == ["--served-model-name=a,b"]
+    for wrong, why in (([], "empty"), (["a", ""], "empty"), (["a,b"], "'a,b'"), ([1.5], "1.5")):
+        if name in LLM_SETTINGS:
+            with pytest.raises(ConfigError, match=f"^{name}: .*{why}"):
+                flags_of_keywords({name: wrong})
 
 
 def test_keywords_of_the_library_are_no_empty_texts_either() -> None:

@@ -119,7 +119,7 @@ FLOORS: dict[str, set[str]] = {
 
 # Inside a package: part -> the parts that stand below it and that it may import.
 SCHEDULER_ORDER = [
-    {"executor", "limits", "port", "row_columns", "samples", "sorted_requests"},
+    {"adapter_ids", "executor", "limits", "port", "row_columns", "samples", "sorted_requests"},
     {"account", "scheduled_row"},
     {"request"},
     {"rows"},

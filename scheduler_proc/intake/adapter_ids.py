@@ -1,0 +1,33 @@
+"""AdapterIds: which adapter each id stands for, so that no id comes to mean two of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.plan import AdapterRef
+
+MAX_IDS = 1 << 16
+"""Ids that are remembered; what was used least recently is forgotten first."""
+
+
+class AdapterIds:
+    """Bounded in number."""
+
+    def __init__(self, max_ids: int = MAX_IDS) -> None:
+        self._max_ids = max_ids
+        self._of: OrderedDict[int, tuple[str, str]] = OrderedDict()
+
+    def check(self, adapter: AdapterRef) -> None:
+        """Raises InvalidRequest when its id has been used with another name or path."""
+        asked = adapter.name, adapter.path
+        known = self._of.setdefault(adapter.id, asked)
+        self._of.move_to_end(adapter.id)
+        if len(self._of) > self._max_ids:
+            self._of.popitem(last=False)
+        if known != asked:
+            what = "name" if known[0] != adapter.name else "path"
+            raise InvalidRequest(
+                f"lora_request: id {adapter.id} was used with another {what}; an id stands for one adapter",
+                param="lora_request",
+            )

@@ -1,0 +1,201 @@
+"""The ledger of the device's slots: what lies in them, who leases it, who waits and who gives way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from runtime.base.errors import InvalidRequest
+from runtime.wire.plan import AdapterFailed, AdapterLoaded, AdapterRef
+from scheduler_proc.capacity.slots import FAILED_S, SlotPool
+
+
+class Device:
+    """Notes what is to be loaded, and says that it is when a test says so."""
+
+    def __init__(self) -> None:
+        self.loads: list[tuple[int, Any]] = []
+
+    def load_adapter(self, slot: int, ref: Any) -> None:
+        self.loads.append((slot, ref))
+
+    def adapter_answers(self) -> Sequence[AdapterLoaded | AdapterFailed]:
+        return []
+
+
+def loaded(slot: int) -> AdapterLoaded:
+    return AdapterLoaded(0, slot, "1", 10, 0.25)
+
+
+def pool(num_slots: int, max_passed: int = 8, now: list[float] | None = None) -> tuple[SlotPool, Device]:
+    device, times = Device(), now or [0.0]
+    return SlotPool(num_slots, device, lambda: times[0], max_passed), device
+
+
+def lease(slots: SlotPool, key: str, seq: int) -> None:
+    assert slots.prepare((key,), seq)
+    slots.take((key,), seq)
+
+
+def test_slots_are_shared_by_equal_keys_and_counted() -> None:
+    slots = SlotPool(1)
+    lease(slots, "a", 1)
+    lease(slots, "a", 2)
+    slots.take(())
+    assert slots.can_hold(("a",))
+    assert slots.can_hold(())
+    assert not slots.prepare(("b",), 3)
+    slots.give_back(("a",))
+    slots.begin_step()
+    assert not slots.prepare(("b",), 3)
+    slots.give_back(("a",))
+    slots.give_back(())
+    slots.begin_step()
+    assert slots.prepare(("b",), 3)
+    assert slots.num_used == 0
+
+
+def test_a_slot_is_leased_when_the_device_has_said_that_it_is_ready() -> None:
+    slots, device = pool(2)
+    assert not slots.prepare(("a",), 1)
+    assert not slots.prepare(("a",), 2)
+    assert device.loads == [(0, "a")]
+    assert slots.num_loading == 1
+    slots.receive(loaded(0))
+    slots.begin_step()
+    assert slots.prepare(("a",), 1)
+    assert slots.take(("a",), 1) == (0,)
+    assert (slots.counts.num_misses, slots.counts.num_hits, slots.counts.load_s) == (1, 0, 0.25)
+    assert slots.take(("a",), 2) == (0,)
+    assert (slots.counts.num_misses, slots.counts.num_hits) == (1, 1)
+    slots.check()
+
+
+def test_what_nobody_leases_stays_and_the_least_recently_used_goes_first() -> None:
+    slots, device = pool(2)
+    for slot, key in enumerate("ab"):
+        assert not slots.prepare((key,), slot)
+        slots.receive(loaded(slot))
+        lease(slots, key, slot)
+    slots.give_back(("b",))
+    slots.give_back(("a",))
+    slots.begin_step()
+    assert slots.prepare(("b",), 3), "it is still there"
+    slots.begin_step()
+    assert not slots.prepare(("c",), 4)
+    assert device.loads[-1] == (1, "c"), "b was used before a"
+    assert slots.counts.num_evicted == 1
+    assert not slots.can_hold(("b",))
+
+
+def test_what_an_older_request_waits_for_is_not_evicted() -> None:
+    slots, device = pool(1)
+    assert not slots.prepare(("a",), 1)
+    slots.receive(loaded(0))
+    slots.begin_step()
+    assert slots.prepare(("a",), 1)  # and has no pages yet
+    assert not slots.prepare(("b",), 2)
+    assert device.loads == [(0, "a")]
+    slots.begin_step()
+    assert not slots.prepare(("b",), 2)  # it has gone elsewhere
+    assert device.loads == [(0, "a"), (0, "b")]
+
+
+def test_what_is_leased_or_loading_is_not_evicted() -> None:
+    slots, device = pool(1)
+    assert not slots.prepare(("a",), 1)
+    slots.begin_step()
+    assert not slots.prepare(("b",), 2)
+    slots.receive(loaded(0))
+    lease(slots, "a", 1)
+    slots.begin_step()
+    assert not slots.prepare(("b",), 2)
+    assert device.loads == [(0, "a")]
+
+
+def test_what_cannot_be_loaded_is_refused_for_a_while_and_then_tried_again() -> None:
+    now = [10.0]
+    slots, device = pool(1, now=now)
+    assert not slots.prepare(("a",), 1)
+    slots.receive(AdapterFailed(0, 0, "1", "q_proj has another shape"))
+    for seq in (1, 2):
+        slots.begin_step()
+        with pytest.raises(InvalidRequest, match="q_proj has another shape"):
+            slots.prepare(("a",), seq)
+    assert slots.num_held == 0
+    assert not slots.prepare(("b",), 3), "its slot is another one's"
+    now[0] += FAILED_S
+    slots.receive(loaded(0))
+    slots.begin_step()
+    assert not slots.prepare(("a",), 4)
+    assert device.loads == [(0, "a"), (0, "b"), (0, "a")]
+    assert slots.counts.num_failed == 1
+
+
+def test_a_request_that_is_passed_has_a_slot_drained_and_is_passed_by_so_many_at_most() -> None:
+    """`a` is asked for all the time; 100 wants b, and no more than 8 that came later go before it."""
+    slots, device = pool(1, max_passed=8)
+    assert not slots.prepare(("a",), 1)
+    slots.receive(loaded(0))
+    lease(slots, "a", 1)
+    passed = []
+    for seq in range(101, 130):
+        slots.begin_step()
+        assert not slots.prepare(("b",), 100)
+        if slots.prepare(("a",), seq):
+            slots.take(("a",), seq)
+            passed.append(seq)
+    assert passed == [101, 102, 103, 104], "half of them, then the slot is drained"
+    slots.begin_step()
+    assert slots.prepare(("a",), 99), "who is older goes before it"
+    for _ in range(5):
+        slots.give_back(("a",))
+    slots.begin_step()
+    assert not slots.prepare(("b",), 100)
+    assert device.loads[-1] == (0, "b")
+
+
+def test_with_another_slot_younger_requests_go_on_until_so_many_have_passed() -> None:
+    slots, _ = pool(2, max_passed=8)
+    for slot, key in enumerate("ab"):
+        assert not slots.prepare((key,), slot + 1)
+        slots.receive(loaded(slot))
+        lease(slots, key, slot + 1)
+    lease(slots, "b", 3)  # so a is the one that is drained
+    passed = []
+    for seq in range(101, 130):
+        slots.begin_step()
+        assert not slots.prepare(("c",), 100)
+        key = "ab"[seq % 2]
+        if slots.prepare((key,), seq):
+            slots.take((key,), seq)
+            passed.append(seq)
+    assert passed == [101, 102, 103, 104, 105, 107], "a is drained, and b goes on to 108"
+
+
+def test_both_slots_of_a_request_are_needed() -> None:
+    slots, device = pool(2)
+    assert not slots.prepare(("a", "t"), 1)
+    assert device.loads == [(0, "a"), (1, "t")]
+    slots.receive(loaded(1))
+    slots.begin_step()
+    assert not slots.prepare(("a", "t"), 1)
+    slots.receive(loaded(0))
+    slots.begin_step()
+    assert slots.prepare(("a", "t"), 1)
+    assert slots.take(("a", "t"), 1) == (0, 1)
+    slots.give_back(("a", "t"))
+    assert slots.num_used == 0
+
+
+def test_requests_are_counted_by_the_name_of_their_adapter() -> None:
+    slots = SlotPool(2)
+    for seq, (name, version) in enumerate([("x", "1"), ("x", "2"), ("y", "1"), ("x", "1")], 1):
+        ref = AdapterRef(name, 1, version, "/there")
+        slots.begin_step()
+        assert slots.prepare((ref,), seq)
+        slots.take((ref,), seq)
+        slots.give_back((ref,))
+    assert slots.num_requests_of == {"x": 3, "y": 1}

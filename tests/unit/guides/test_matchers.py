@@ -1,0 +1,106 @@
+"""Matchers and their masks over the demo tokenizer: lists of choices, and guides that are too much work."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer
+
+from grammar_proc import matchers as matching
+from grammar_proc.compile_child import try_guide
+from grammar_proc.matchers import GuideBroken, Matchers
+from grammar_proc.vocabulary import Vocabulary
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.format import pack_ids
+from runtime.wire.guide import Guide
+from runtime.wire.messages import MatcherState
+
+AMBIGUOUS = Guide("lark", "start: a\na: /[a-z]/ a a | /[a-z]/ a | /[a-z]/ | /[a-z]/ a a a")
+"""Texts of it can be read in more ways with each letter."""
+
+
+@pytest.fixture(scope="module")
+def vocabulary() -> Vocabulary:
+    return Vocabulary(DEMO_MODEL, num_threads=2)
+
+
+def text_of(ids: list[int]) -> str:
+    tokenizer: Any = Tokenizer.from_file(str(DEMO_MODEL / "tokenizer.json"))
+    text: str = tokenizer.decode(ids, skip_special_tokens=False)
+    return text
+
+
+class Followed:
+    """Sequences whose tokens are drawn among those that their masks allow."""
+
+    def __init__(self, vocabulary: Vocabulary, **guides: Guide) -> None:
+        self.matchers = Matchers(vocabulary)
+        self.ids: dict[bytes, list[int]] = {}
+        self.states: dict[bytes, MatcherState] = {}
+        self.broken: dict[bytes, str] = {}
+        self._rng = random.Random(1)
+        for name, guide in guides.items():
+            compiled = try_guide(guide, vocabulary)
+            assert compiled.error is None, compiled.error
+            self.ids[name.encode()] = []
+            self.matchers.open(name.encode(), vocabulary.compile(compiled.grammar), b"")
+
+    def step(self) -> None:
+        for state in self.matchers.news(64):
+            if isinstance(state, GuideBroken):
+                self.broken[state.handle] = state.message
+                self.states.pop(state.handle, None)
+            else:
+                self.states[state.handle] = state
+        for handle, state in list(self.states.items()):
+            allowed = np.flatnonzero(np.unpackbits(np.frombuffer(state.mask, np.uint8), bitorder="little"))
+            if not len(allowed):
+                del self.states[handle]
+                continue
+            token = self._rng.choice(allowed.tolist())
+            self.ids[handle].append(token)
+            self.matchers.advance(handle, len(self.ids[handle]), pack_ids([token]))
+
+
+def test_a_guide_whose_tokens_take_too_long_ends_and_those_beside_it_go_on(vocabulary: Vocabulary) -> None:
+    both = Followed(vocabulary, bad=AMBIGUOUS, good=Guide("regex", "[a-z ]{4000}"))
+    slowest = 0.0
+    while len(both.ids[b"good"]) < 200:
+        began = time.process_time()
+        both.step()
+        slowest = max(slowest, time.process_time() - began)
+    assert set(both.broken) == {b"bad"}
+    assert "too complex" in both.broken[b"bad"]
+    assert slowest < 2.0  # it was 7.7 s
+    assert re.fullmatch("[a-z ]{200,}", text_of(both.ids[b"good"]))
+
+
+def test_time_that_is_taken_is_counted_against_the_sequence_that_takes_it(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(matching, "FAIR_STEP_S", 0.0)
+    monkeypatch.setattr(matching, "MAX_EXCESS_S", 0.003)
+    followed = Followed(vocabulary, a=Guide("regex", "[a-z ]{900}"))
+    for _ in range(400):
+        followed.step()
+    assert "takes too long" in followed.broken[b"a"]
+    assert not len(followed.matchers)
+
+
+@pytest.mark.parametrize("prefix", ["x", "word " * 20])
+def test_as_many_choices_as_a_list_may_have(vocabulary: Vocabulary, prefix: str) -> None:
+    choices = [f"{prefix}{number}yz" for number in range(10_000 if prefix == "x" else 2_000)]
+    guide = Guide("choice", json.dumps(choices))
+    followed = Followed(vocabulary, **{f"s{at}": guide for at in range(5)})
+    while followed.matchers.has_news:
+        followed.step()
+    assert not followed.broken
+    texts = set(map(text_of, followed.ids.values()))
+    assert texts <= set(choices)
+    assert len(texts) > 1
