@@ -156,11 +156,11 @@ def test_a_load_that_is_given_up_is_not_answered(
     served: Adapted, adapter: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that was replaced, and one that was dropped, both while they were read."""
-    go_on, read = threading.Event(), slots_module.read_adapter
+    go_on = threading.Event()
 
     def held_back(*args: Any) -> Any:
         assert go_on.wait(60)
-        return read(*args)
+        return read_adapter(*args)
 
     monkeypatch.setattr(slots_module, "read_adapter", held_back)
     ref = AdapterRef("name", 1, "", str(adapter))

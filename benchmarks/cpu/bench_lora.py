@@ -1,6 +1,6 @@
 """Cost of LoRA adapters on a CPU: a decode step and a chunk of a prompt, with and without them, in turns.
 
-    python -m benchmarks.bench_lora [--model qwen-0.5b] [--dtype bfloat16] [--batch 8] [--chunk 2048]
+    python -m benchmarks.cpu.bench_lora [--model qwen-0.5b] [--dtype bfloat16] [--batch 8] [--chunk 2048]
                                     [--rank 16] [--rounds 9]
 
     off       a model that takes no adapters
