@@ -33,7 +33,7 @@ TOOLS = [{"type": "function", "function": {"name": "f"}}]
 
 
 class Asked(NamedTuple):
-    """What the streams ask for, and what the first piece of their answer is."""
+    """Path and body that the streams ask with, and the first piece of their answer."""
 
     path: str
     body: dict[str, Any]

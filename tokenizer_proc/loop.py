@@ -33,6 +33,7 @@ from runtime.wire.outbox import KeepingOutbox
 from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.status_page import Status
 from runtime.wire.transport import Inbox, Outbox
+from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.arrivals import (
     CHARS_PER_MESSAGE,
     LONG_RETRY_S,
@@ -90,6 +91,7 @@ class TokenizerLoop:
         is_recovering: Callable[[], bool] = lambda: False,
         has_tenants: Callable[[], bool] = lambda: False,
         tenant_named: Callable[[str], Tenant] = lambda _: THE_OWNER,
+        adapters: AdapterTable | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
         """`detokenizers` in the order of their indexes. `secret` and `shares_prefixes`: as
@@ -98,6 +100,7 @@ class TokenizerLoop:
         the launch ends; one that is submitted again is not new. `is_recovering`: whether a process was
         replaced, or a client came back, so recently that what they had may be submitted again; at any other
         time nobody is believed who says so. `has_tenants`: whether several share the launch.
+        `adapters`: None where none are served.
         """
         self._inbox = inbox
         self._scheduler = KeepingOutbox[Message](scheduler.send)
@@ -113,6 +116,7 @@ class TokenizerLoop:
         self._has_tenants = has_tenants
         self._tenant_named = tenant_named
         self._sequences = SequenceMaker(secret, shares_prefixes=shares_prefixes)
+        self._adapters = adapters or AdapterTable()
         self._clock = clock
         self._receipt = clock()
         """Receipt of the message that is being handled."""
@@ -236,6 +240,7 @@ class TokenizerLoop:
             received_s=self._receipt.monotonic_s,
             is_again=not self._is_new(request),
             prediction_ids=self._prediction_ids(request.prediction),
+            adapter=self._adapters.resolved(request.adapter, request.tenant),
         )
         if field == "input_ids":
             self._pass_on(job, field, self._validator.input_ids(request))

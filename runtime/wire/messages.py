@@ -172,7 +172,7 @@ class ControlRequest(Message, frozen=True):
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest; only an admin may."""
     label: Label = ""
-    """Of timeline: the request's. The detokenizer whose client asks answers, with what it has seen."""
+    """For timeline: the request's label. The detokenizer whose client asks answers, with what it has seen."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------

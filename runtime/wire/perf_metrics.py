@@ -16,7 +16,7 @@ from runtime.wire.format import Count, Record
 TRACE_CONTEXT_BYTES = 25
 """Trace id (16), span id of the parent (8), flags (1), as in W3C's traceparent."""
 MAX_STAMPS = 64
-"""Of one sequence, all attempts together."""
+"""Most stamps of one sequence, all attempts together."""
 StampName: TypeAlias = Literal[
     "tokenizer_in", "tokenizer_out", "scheduler", "row", "chunk", "first_token", "retraction", "attempt",
     "last_token", "closed", "detokenizer",
@@ -77,7 +77,7 @@ class Stamp(Record, frozen=True):
 
     name: StampName
     at_s: float
-    """As all times here."""
+    """Time of the stamp, as all times here."""
     value: Count = 0
     """scheduler: its number there; row: prompt tokens that were cached; chunk: tokens computed with it;
     first_token, last_token, closed: output tokens by then; attempt: which one begins.

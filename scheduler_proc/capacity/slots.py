@@ -127,7 +127,7 @@ class SlotPool:
             return
         message, until = self._failures[key]
         if self._clock() < until:
-            raise InvalidRequest(message, param="model", code="invalid_adapter")
+            raise InvalidRequest(message, param="lora_request", code="invalid_adapter")
         del self._failures[key]
 
     def _try_load(self, key: SlotKey, seq: int) -> bool:

@@ -139,7 +139,7 @@ class Request:
     waited_s: float = 0.0
     """While it is not: how long it was there."""
     trace: TraceStamps | None = None
-    """What was noted of it on the way here; None: it is not sampled."""
+    """Stamps of it on the way here; None: it is not sampled."""
     is_starved: bool = False
     """It has waited for as long as may be, once: from then on it goes before others."""
 

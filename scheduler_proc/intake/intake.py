@@ -237,7 +237,7 @@ class Intake:
         if adapter is None:
             return
         if not self._lifecycle.slots.num_slots:
-            raise InvalidRequest(NO_LORA, param="model", code="lora_not_enabled")
+            raise InvalidRequest(NO_LORA, param="lora_request", code="lora_not_enabled")
         self._adapter_ids.check(adapter)
 
     def _attach_features(self, req: Request) -> None:

@@ -27,7 +27,7 @@ def format_traceparent(context: bytes) -> str:
 
 
 def trace_for_wire(traceparent: object) -> TraceStamps | None:
-    """What a request with this option carries: nothing, if it is not sampled. Raises InvalidRequest."""
+    """Return what a request with this option carries: None if it is not sampled. Raises InvalidRequest."""
     if traceparent is None:
         return None
     context = parse_traceparent(traceparent) if isinstance(traceparent, str) else None

@@ -258,6 +258,8 @@ _SHARED_HINTS = {
     "models": "one model is served; name it as model",
     "allotted_time_ms": "time_limit is the same in seconds",
     "streaming": "it is called stream here",
+    "lora_path": "name the adapter as model",
+    "lora_request": "name an adapter of the server's as model, or as lora_path of /generate",
     "stop_words_list": "stop_words_ids has lists of ids",
     "bad": "it is called bad_words here",
     "bad_token_ids": "bad_words_ids has lists of ids",

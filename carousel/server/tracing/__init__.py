@@ -1,1 +1,1 @@
-"""What is noted of sampled requests, and who is told."""
+"""Notes on sampled requests, and who is told of them."""
