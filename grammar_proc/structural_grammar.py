@@ -55,6 +55,9 @@ class StructuralGrammar:
                 return self._rule(" | ".join(map(self._of, element.elements)))
             case tags.Optional():
                 return f"({self._of(element.content)})?"
+            case tags.Repeat():
+                most = "" if element.most is None else element.most
+                return f"{self._rule(self._of(element.content))}{{{element.least},{most}}}"
             case tags.Tag():
                 begin = self._begin(element.begin) if isinstance(element.content, tags.AnyText) else ""
                 return f"{begin or self._text(element.begin)} {self._rest(element)}"
@@ -129,7 +132,8 @@ def _schema(element: tags.JsonSchema) -> Any:
     try:
         schema = schema_of(bytes(element.json_schema).decode())
     except SchemaRefused as error:
-        message = element.param + error.message.removeprefix(error.param or "")
+        where = f"{element.param}: {element.at}" if element.at else element.param
+        message = where + error.message.removeprefix(error.param or "")
         raise InvalidRequest(message, code=error.code, param=element.param) from None
     if element.is_object and isinstance(schema, dict):
         schema.setdefault("type", "object")

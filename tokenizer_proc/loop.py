@@ -30,6 +30,7 @@ from runtime.wire.messages import (
     RequestFailed,
 )
 from runtime.wire.outbox import KeepingOutbox
+from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.status_page import Status
 from runtime.wire.transport import Inbox, Outbox
 from tokenizer_proc.adapters import AdapterTable
@@ -189,6 +190,9 @@ class TokenizerLoop:
             body = msgspec.Raw(msgspec.msgpack.encode(error_info(error)))
             self._way_to(message.client).send(ControlReply(message.client, message.number, body, ok=False))
             return
+        elif message.op == "timeline":
+            self._way_to(message.client).send(message)
+            return
         self._scheduler.send(message)
 
     def _has_room(self) -> bool:
@@ -233,6 +237,7 @@ class TokenizerLoop:
             with_bad_words_as_ids(request.sampling, self._tokenizer, self._validator.vocab_size),
             self._receipt.arrived_s(request.arrival_time),
             self._receipt.deadline_s(request.time_limit_ms),
+            received_s=self._receipt.monotonic_s,
             is_again=not self._is_new(request),
             prediction_ids=self._prediction_ids(request.prediction),
             adapter=self._adapters.resolved(request.adapter, request.tenant),
@@ -349,6 +354,13 @@ class TokenizerLoop:
                 retry_after_s=LONG_RETRY_S,
             )
 
+    def _trace_of(self, job: Job) -> TraceStamps | None:
+        trace = job.request.trace
+        if trace is None:
+            return None
+        now = self._clock().monotonic_s
+        return trace.add(Stamp("tokenizer_in", job.received_s), Stamp("tokenizer_out", now))
+
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""
         batch, self._batch = self._batch, []
@@ -399,7 +411,7 @@ class TokenizerLoop:
         ids = self._validator.truncated(job.sampling, ids, max_len)
         self._validator.check_prompt(field, ids, max_len)
         # All are made before the first is sent: a request is refused as a whole or not at all.
-        sequences = list(self._sequences.make(job, ids))
+        sequences = list(self._sequences.make(job, ids, self._trace_of(job)))
         self._on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
             self._scheduler.send(sequence)

@@ -114,11 +114,13 @@ class ServerState:
         """
         return await self.ask(self.client.server_info)
 
-    async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:
-        """Return what `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
+    async def statistics(self, read: Callable[..., Awaitable[list[Any]]], about: Any) -> list[Any]:
+        """Return what `read` of the client gives of what it is asked about. Raises RequestError (503, 400),
+        RingClosed.
+        """
         self.check_serving()
         try:
-            return await read(after, timeout=CONTROL_TIMEOUT_S)
+            return await read(about, timeout=CONTROL_TIMEOUT_S)
         except TimeoutError:
             raise _no_answer() from None
 

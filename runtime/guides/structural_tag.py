@@ -25,7 +25,9 @@ class Regex(Struct, tag="regex"):
 class JsonSchema(Struct, tag="json_schema"):
     json_schema: Raw
     param: str
-    """Field of the request that has the schema, for errors."""
+    """Field of the request that has the schema, for errors,"""
+    at: str = ""
+    """and the JSON pointer of its place in that."""
     is_object: bool = True
     """The value is an object, where the schema names no type."""
 
@@ -52,6 +54,13 @@ class Or(Struct, tag="or"):
 
 class Optional(Struct, tag="optional"):
     content: Element
+
+
+class Repeat(Struct, tag="repeat"):
+    content: Element
+    least: int
+    most: int | None = None
+    """None: any number."""
 
 
 class Tag(Struct, tag="tag"):
@@ -85,6 +94,7 @@ Element: TypeAlias = (
     | Sequential
     | Or
     | Optional
+    | Repeat
     | Tag
     | TagsWithSeparator
     | TriggeredTags

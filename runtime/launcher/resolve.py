@@ -67,7 +67,7 @@ HTTP_SETTINGS = (
 )
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
-OWN_PATHS = ("/stats", "/v1", "/v1/chat", "/v1/models")
+OWN_PATHS = ("/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
 """Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
@@ -126,7 +126,7 @@ def resolve(
         msgspec.structs.replace(config, served_model_name=served_model_name), device, has_spec
     )
     if config.deterministic:
-        _check_deterministic(device, dtype if own == "auto" else own, has_spec)
+        _check_deterministic(device, has_spec)
     if not config.has_api_keys:
         config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
     _check_api_keys(config)
@@ -214,15 +214,10 @@ def _key_of_environment(config: RuntimeConfig) -> str:
     return key.strip()
 
 
-def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:
+def _check_deterministic(device: str, has_spec: bool) -> None:
     """Refuse what has no one order of summation; what the worker's CPU lacks, it refuses itself."""
     if device != "cpu":
         raise ConfigError("deterministic: CUDA's matrix products depend on the batch; use --device cpu")
-    if dtype == "float16":
-        raise ConfigError(
-            f"deterministic: linear layers in {dtype} are torch's, whose rounding depends on the batch; use "
-            "--dtype bfloat16 or float32"
-        )
     if not has_spec:
         raise ConfigError(
             "deterministic: the transformers library's own modules promise no order of summation; use one "

@@ -155,6 +155,15 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "--uvicorn-log-level",
         ),
     ] = "auto"
+    timeline_sample_rate: Annotated[
+        float,
+        setting(
+            "share of the HTTP requests without a traceparent whose timelines are kept, 0 to 1; one with a "
+            "traceparent is sampled as that says (docs/observability.md)",
+            ge=0.0,
+            le=1.0,
+        ),
+    ] = 0.0
     profile_dir: Annotated[
         str,
         setting(

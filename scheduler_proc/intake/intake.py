@@ -185,6 +185,7 @@ class Intake:
             tenant=message.tenant,
             is_again=message.is_again,
             adapter=message.adapter,
+            trace=message.trace,
         )
         self._check_adapter(message.adapter)
         self._attach_features(req)

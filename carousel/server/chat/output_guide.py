@@ -69,8 +69,11 @@ def output_guide(
     content = _content(guide, calls)
     if content is None:
         return guide
+    # Elsewhere each guide in the tag says so of itself.
+    any_whitespace = guide is None or guide.kind != KIND or guide.any_whitespace
     if reasoning is None or (thinking == "none" and reasoning.read is None):
-        return guide if isinstance(content, tags.Nested) else Guide(KIND, tags.encode(content))
+        is_plain = isinstance(content, tags.Nested)
+        return guide if is_plain else Guide(KIND, tags.encode(content), any_whitespace)
     if reasoning.read is not None:
         kind = KIND if guide is None else guide.kind
         raise InvalidRequest(
@@ -86,17 +89,18 @@ def output_guide(
     ]
     behind = tags.Sequential(thought)
     whole = tags.Sequential([behind if thinking == "open" else tags.Optional(behind), content])
-    return Guide(KIND, tags.encode(whole))
+    return Guide(KIND, tags.encode(whole), any_whitespace)
 
 
 def _content(guide: Guide | None, calls: HeldCalls) -> tags.Element | None:
     """Return the answer behind reasoning; None where it may be any."""
     family, tools = calls.family, calls.tools
-    nested = (
-        None
-        if guide is None
-        else tags.Nested(cast(tags.NestedKind, guide.kind), guide.text, guide.any_whitespace)
-    )
+    nested: tags.Element | None = None
+    if guide is not None and guide.kind == KIND:
+        nested = tags.decode(guide.text)
+    elif guide is not None:
+        kind = cast(tags.NestedKind, guide.kind)
+        nested = tags.Nested(kind, guide.text, guide.any_whitespace)
     if family is None or not tools.names:
         return nested
     if calls.is_forced:

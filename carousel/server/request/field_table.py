@@ -179,7 +179,6 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "routed_experts_start_len": (0,),
     "session_params": ({},),
     "stop_regex": ("", []),
-    "structural_tag": ("",),
     "token_ids_logprob": ([],),
     "use_audio_in_video": (False,),
     "video_config": ({},),
@@ -359,7 +358,7 @@ FIELD_TABLES: dict[type, FieldTable] = {
     JsonSchemaBody: FieldTable(),
     StructuredOutputsBody: FieldTable(
         {"disable_fallback": bool},
-        {"structural_tag": (), "whitespace_pattern": (), "disable_additional_properties": (False,)},
+        {"whitespace_pattern": (), "disable_additional_properties": (False,)},
     ),
     RetentionBody: FieldTable(nested={"token_range_retention_configs": RetainedRangeBody}),
     RetainedRangeBody: FieldTable(),

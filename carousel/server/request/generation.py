@@ -28,6 +28,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.entrance import TURN_BYTES
 from carousel.server.tenancy.places import HeldPlaces
+from carousel.server.tracing.sampling import sampled_traceparent
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.tenants import THE_OWNER
 from runtime.wire.messages import Usage
@@ -166,6 +167,8 @@ class Generation(Response):
         self._labels_are_chosen = labels_are_chosen
         self._answer = answer
         self._received_s = 0.0
+        self._traceparent: str | None = None
+        """None: the request is not sampled."""
         self._aborted: set[int] = set()
         """Prompts whose answers somebody has asked to end."""
         self._open: dict[int, AsyncResultStream] = {}
@@ -196,6 +199,7 @@ class Generation(Response):
         self._tenant = tenant_of(scope)
         self._client = self._server.client.of_tenant(self._tenant.name)
         self._received_s = state["received_s"]
+        self._traceparent = sampled_traceparent(scope["headers"], self._server.config.timeline_sample_rate)
         if self._submissions[0].stream:
             assert isinstance(self._answer, StreamFormat)
             writer = EventWriter(send, state["send_body"], state["write_chunk"])
@@ -221,7 +225,14 @@ class Generation(Response):
             held(self._client.labels, tenant.name, labels, are_chosen=self._labels_are_chosen) as own,
             server.running.hold(tenant.name, self, labels),
         ):
-            yield [labelled(*each) for each in zip(self._submissions, own, strict=True)], places
+            named = [labelled(*each) for each in zip(self._submissions, own, strict=True)]
+            yield [self._traced(submission) for submission in named], places
+
+    def _traced(self, submission: Submission) -> Submission:
+        if self._traceparent is None:
+            return submission
+        options = RequestOptions({**submission.options, "traceparent": self._traceparent})
+        return replace(submission, options=options)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:
         num_prompts, num_sequences = len(self._submissions), self._num_sequences

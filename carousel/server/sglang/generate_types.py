@@ -70,6 +70,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):

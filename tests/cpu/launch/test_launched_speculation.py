@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -104,6 +105,43 @@ def test_drafts_of_a_request_change_nothing_but_the_steps(client: Client, kind: 
 def test_text_that_repeats_takes_fewer_steps(client: Client) -> None:
     completion = client.generate(PROMPTS[3], sampling("greedy", max_tokens=100, ignore_eos=True))
     assert num_accepted(completion) > 20
+
+
+def test_sums_agree_over_a_thousand_requests(launch: Launched, client: Client) -> None:
+    """What each caller is told, against what the server counts in all and shows as metrics."""
+    count = re.compile(r"^sglang:spec_decode_num_(\w+)_total\S* (\S+)$", re.MULTILINE)
+
+    def totals() -> list[float]:
+        info, metrics = (httpx.get(launch.url + path, timeout=60) for path in ("/server_info", "/metrics"))
+        body, metric = info.json(), dict(count.findall(metrics.text))
+        by_position = body["draft_tokens_by_position"], body["accepted_draft_tokens_by_position"]
+        assert [sum(each) for each in by_position] == [
+            body["num_draft_tokens"],
+            body["num_accepted_draft_tokens"],
+        ]
+        assert float(metric["draft_tokens"]) == body["num_draft_tokens"]
+        assert float(metric["accepted_tokens"]) == body["num_accepted_draft_tokens"]
+        return [body["num_draft_tokens"], body["num_accepted_draft_tokens"]]
+
+    kinds = list(KINDS)
+    before = totals()
+    found = client.generate(
+        [PROMPTS[i % len(PROMPTS)] for i in range(1000)],
+        [
+            sampling(kinds[i % len(kinds)], seed=i, max_tokens=1 + i % 12, min_tokens=i % 2)
+            for i in range(1000)
+        ],
+        timeout=600.0,
+    )
+    after = totals()
+    for completion in found:
+        usage = completion.usage
+        assert usage.completion_tokens == len(completion.token_ids)
+        assert usage.drafts is not None
+        assert usage.drafts.num_accepted <= min(usage.drafts.num_drafted, usage.completion_tokens - 1)
+    drafts = [completion.usage.drafts for completion in found if completion.usage.drafts is not None]
+    assert sum(each.num_drafted for each in drafts) == after[0] - before[0]
+    assert sum(each.num_accepted for each in drafts) == after[1] - before[1] > 100
 
 
 def test_guesses_behind_a_prompt_whose_logprobs_are_wanted(client: Client) -> None:

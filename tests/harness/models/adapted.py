@@ -49,15 +49,12 @@ ADAPTERS: dict[str, AdapterCase] = {
             "alpha_pattern": {r"layers\.1\.self_attn\.[a-z]+_proj": 24.0},
         },
     ),
-    "attention_alone": AdapterCase(8, lambda name: name.endswith(("q_proj", "v_proj", "qkv_proj"))),
-    "one_layer": AdapterCase(
-        5,
-        lambda name: ".layers.1." in f".{name}",
-        config={
-            "layers_to_transform": [1],
-            "target_modules": r".*\.(self_attn\.\w+|mlp\.(\w+_proj|c_fc))",
-        },
+    "attention_alone": AdapterCase(
+        8,
+        lambda name: name.endswith(("q_proj", "v_proj", "qkv_proj")),
+        config={"target_modules": r".*\.self_attn\.(q|v|qkv)_proj"},
     ),
+    "one_layer": AdapterCase(5, lambda name: ".layers.1." in f".{name}", config={"layers_to_transform": [1]}),
 }
 
 

@@ -118,8 +118,8 @@ def test_the_context_is_as_long_as_the_scaling_is_for(
             for value in (5, "yarn", [1])
         ),
         ({"rope_parameters": "x", "rope_theta": 5}, None, "hf_overrides: rope_parameters: an object or null"),
-        ('{"rope_scaling": ' + '{"a":' * 2000 + "1" + "}" * 2001, None, "hf_overrides: .* nested too deeply"),
-        (None, '{"a":' * 2000 + "1" + "}" * 2000, "rope_scaling: .* nested too deeply"),
+        ('{"rope_scaling": ' + '{"a":' * 200_000 + "1" + "}" * 200_001, None, "hf_overrides: .* nested too deeply"),
+        (None, '{"a":' * 200_000 + "1" + "}" * 200_000, "rope_scaling: .* nested too deeply"),
         (None, {"rope_type": "linear", "factor": 1e308}, "rope_scaling: no context is 1e.308 times as long"),
         (None, {"rope_type": "linear", "factor": 1e9}, "rope_scaling: what --rope-scaling says"),
         (None, {}, "rope_scaling: the object is empty"),

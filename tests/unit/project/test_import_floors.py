@@ -40,7 +40,7 @@ FLOORS: dict[str, set[str]] = {
     "grammar_proc": {*RUNTIME, "runtime.guides"},
     "detokenizer_proc": {*RUNTIME, "runtime.text"},
     "model_worker": RUNTIME,
-    "carousel": {"runtime.base", "runtime.wire"},
+    "carousel": {"runtime.base", "runtime.wire", "runtime.guides"},
     "carousel.client": {
         "carousel.client.connection",
         "carousel.client.core",

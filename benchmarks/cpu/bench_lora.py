@@ -1,0 +1,179 @@
+"""Cost of LoRA adapters on a CPU: a decode step and a chunk of a prompt, with and without them, in turns.
+
+    python -m benchmarks.cpu.bench_lora [--model qwen-0.5b] [--dtype bfloat16] [--batch 8] [--chunk 2048]
+                                    [--rank 16] [--rounds 9]
+
+    off       a model that takes no adapters
+    unused    one that does, and every row is the base model's
+    one       every row has one adapter, of all linear layers
+    each      every row has an adapter of its own
+
+Milliseconds, the median of the rounds, and how many times as long as `off` each takes: of the time on the
+clock, and of the CPU time of all threads, which other programs on the machine disturb less. The last line is
+JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.bench_cpu_step import SHAPES, WiredWorker
+from benchmarks.decode_rows import PAGE_SIZE, filled_pool, pages_for
+from model_worker.device import make_device
+from model_worker.kernels.linear import LoraPart
+from model_worker.loading.loader import load_model
+from model_worker.ops.adapters import RowAdapters
+from model_worker.ops.selection import make_ops
+from model_worker.runner.model_runner import ModelRunner
+from runtime.checkpoint.model_config import ModelConfig
+from runtime.wire.format import pack_ids
+from runtime.wire.plan import NO_ADAPTER, BatchPlan
+
+CONTEXT = 256
+
+
+class BenchedModel:
+    """A model of random weights, and as many adapters of random numbers as a batch has rows, or none."""
+
+    def __init__(self, options: argparse.Namespace, *, takes_adapters: bool) -> None:
+        dtype: torch.dtype = getattr(torch, options.dtype)
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "config.json").write_text(json.dumps(SHAPES[options.model]))
+            config = ModelConfig.from_path(Path(folder))
+            ops = make_ops("cpu_native", device="cpu", dtype=dtype, head_dim=config.head_dim)
+            self._rows: RowAdapters | None = None
+            if takes_adapters:
+                self._rows = ops.row_adapters(options.batch, options.batch)
+            adapters = None if self._rows is None else (self._rows, options.rank)
+            model = load_model(Path(folder), config, dtype, "cpu", "dummy", ops=ops, adapters=adapters)
+        if takes_adapters:
+            for slot in range(options.batch):
+                for layer in model.adapted_layers().values():
+                    assert layer.adapters is not None
+                    layer.adapters.install(slot, layer.adapters.pack(_parts(layer, options.rank)))
+        max_len = max(CONTEXT, options.chunk)
+        runner = ModelRunner(
+            model,
+            filled_pool(model.kv_layout, options.batch, max_len, dtype, "cpu"),
+            ops,
+            make_device("cpu", threaded=False),
+            max_rows=options.batch,
+            max_len=pages_for(max_len) * PAGE_SIZE,
+            vocab_size=config.vocab_size,
+            row_adapters=self._rows,
+        )
+        runner.warm_up()
+        worker = WiredWorker(runner)
+        self.decode = worker.prepare(options.batch, CONTEXT)
+        self.chunk = worker.step_of(_chunk(options.chunk))
+
+    def assign(self, slots: list[int]) -> None:
+        """Give rows 0, 1 … these slots."""
+        assert self._rows is not None
+        for row, slot in enumerate(slots):
+            self._rows.set_row(row, slot)
+
+
+def _parts(layer: Any, rank: int) -> list[LoraPart]:
+    """An adapter's random part in a layer: one of each module that it packs."""
+    widths = [cut.room for cut in layer.weight.parts.values()] or [layer.outer_weight(1).shape[0]]
+    parts, column = [], 0
+    for width in widths:
+        a = torch.randn(rank, layer.weight.cuts[1].room, dtype=layer.weight.dtype)
+        parts.append(LoraPart(column, a, 0.01 * torch.randn(width, rank, dtype=a.dtype), 0.1))
+        column += width
+    return parts
+
+
+def _chunk(num_tokens: int) -> BatchPlan:
+    """Compute a prompt in row 0, over pages of all rows."""
+    num_pages = pages_for(num_tokens)
+    return BatchPlan(
+        step=1,
+        setups=(),
+        page_copies=(),
+        table_spans=pack_ids([0, 0, num_pages]),
+        table_pages=pack_ids(range(1, num_pages + 1)),
+        num_decodes=0,
+        rows=pack_ids([0]),
+        starts=pack_ids([0]),
+        input_ids=pack_ids([7] * num_tokens),
+        lens=pack_ids([num_tokens]),
+        samples=pack_ids([1]),
+        drafts=pack_ids([0]),
+    )
+
+
+def measure(cases: dict[str, Callable[[], object]], rounds: int) -> dict[str, dict[str, float]]:
+    """Times of each case, taken in turns."""
+    clock: dict[str, list[float]] = {name: [] for name in cases}
+    cpu: dict[str, list[float]] = {name: [] for name in cases}
+    for step in cases.values():
+        step()
+    for _ in range(rounds):
+        for name, step in cases.items():
+            began, used = time.perf_counter(), time.process_time()
+            step()
+            clock[name].append((time.perf_counter() - began) * 1e3)
+            cpu[name].append((time.process_time() - used) * 1e3)
+    off_clock, off_cpu = statistics.median(clock["off"]), statistics.median(cpu["off"])
+    return {
+        name: {
+            "ms": round(statistics.median(clock[name]), 2),
+            "least_ms": round(min(clock[name]), 2),
+            "times": round(statistics.median(clock[name]) / off_clock, 3),
+            "times_least": round(min(clock[name]) / min(clock["off"]), 3),
+            "times_cpu": round(statistics.median(cpu[name]) / off_cpu, 3),
+        }
+        for name in cases
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", choices=SHAPES, default="qwen-0.5b")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--batch", type=int, default=8)
+    parser.add_argument("--chunk", type=int, default=2048)
+    parser.add_argument("--rank", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=4, help="decode steps of a round")
+    options = parser.parse_args()
+    without, with_adapters = (BenchedModel(options, takes_adapters=takes) for takes in (False, True))
+    slots = {
+        "unused": [NO_ADAPTER] * options.batch,
+        "one": [0] * options.batch,
+        "each": list(range(options.batch)),
+    }
+
+    def case(name: str, kind: str) -> Callable[[], object]:
+        def step() -> None:
+            if name != "off":
+                with_adapters.assign(slots[name])
+            run = getattr(without if name == "off" else with_adapters, kind)
+            for _ in range(options.steps if kind == "decode" else 1):
+                run()
+
+        return step
+
+    results = {}
+    for kind, names in (("decode", ("off", *slots)), ("chunk", ("off", "unused", "one"))):
+        results[kind] = measure({name: case(name, kind) for name in names}, options.rounds)
+        for name, figures in results[kind].items():
+            print(f"{kind:>7} {name:>7}: {figures}", flush=True)
+    print(json.dumps(vars(options) | {"threads": torch.get_num_threads(), "results": results}))
+
+
+if __name__ == "__main__":
+    main()
