@@ -21,6 +21,7 @@ from scheduler_proc.waiting.waiting_room import FOR_EVER
 from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
 from tests.harness.mutants.mutant_table_guesses import GUESS_MUTANTS
+from tests.harness.mutants.mutant_table_guides import GUIDE_MUTANTS
 from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
 from tests.harness.mutants.mutant_table_stats import STATS_MUTANTS
 from tests.harness.mutants.mutant_table_tenants import TENANT_MUTANTS
@@ -35,6 +36,8 @@ PLAIN: dict[str, Any] = {
     "num_tenants": 1,
     "cuts_prompts": True,
     "speculation": SpeculationSettings(),
+    "guided": 0.0,
+    "late": 0.0,
 }
 """Most shows in a model that sees all of its context, where nobody is in a hurry and prompts are cut; the
 rest is for those mistakes that need it.
@@ -43,6 +46,7 @@ MUTANTS = [
     *STEP_MUTANTS,
     *BATCHING_MUTANTS,
     *GUESS_MUTANTS,
+    *GUIDE_MUTANTS,
     *SHARES_MUTANTS,
     *STATS_MUTANTS,
     *TENANT_MUTANTS,
