@@ -31,7 +31,7 @@ from runtime.settings.config import RuntimeConfig
 TICK_S = 0.05
 SHUTDOWN_S = 0.8
 FLUSH_S = 0.2
-"""Of it, for traces that wait to be sent."""
+"""Part of it for traces that wait to be sent."""
 KEEP_ALIVE_S = 20
 """Longer than callers' HTTP libraries keep an idle connection (httpx and openai 5 s, aiohttp 15 s), so
 that they close it: a request that meets the server's own end of it gets no answer but an error.

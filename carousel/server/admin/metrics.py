@@ -30,7 +30,7 @@ from runtime.wire.status_page import Status
 
 PREFIX = "sglang:"
 OWN_PREFIX = "carousel:"
-"""Of what SGLang has no name for."""
+"""Prefix of what SGLang has no name for."""
 LABELS = ("model_name",)
 COUNTERS = (
     CounterSpec("num_requests", "Sequences asked for over HTTP."),

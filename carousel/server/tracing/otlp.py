@@ -178,7 +178,7 @@ class OtlpRequestTrace(RequestTrace):
 
 
 def _attributes(asked: Asked, operation: str) -> dict[str, Any]:
-    """What is asked for, in the names of OpenTelemetry's conventions for generative models."""
+    """Return what is asked for, in the names of OpenTelemetry's conventions for generative models."""
     sampling = asked.submission.sampling
     given = {
         "gen_ai.operation.name": operation,

@@ -30,7 +30,7 @@ class Phase:
     start_s: float
     end_s: float
     events: list[Stamp] = field(default_factory=list)
-    """What happened in it; the first one is what it began with."""
+    """Stamps in it; the first one is what it began with."""
 
 
 def phases_of(stamps: Sequence[Stamp], start_s: float, end_s: float) -> Iterator[Phase]:

@@ -29,11 +29,11 @@ class EndedSequence:
 
 
 class RequestTrace:
-    """Of one HTTP request."""
+    """Trace of one HTTP request."""
 
     def __init__(self, traceparent: str | None) -> None:
         self.traceparent = traceparent
-        """What its sequences carry; None: it is not sampled."""
+        """Traceparent that its sequences carry; None: it is not sampled."""
 
     def end(self, sequences: Sequence[EndedSequence], error: BaseException | None) -> None:
         """The answer has gone out, or there was none."""
@@ -41,11 +41,11 @@ class RequestTrace:
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What a trace tells of a request: nothing of its prompt."""
+    """Facts of a request that a trace tells: nothing of its prompt."""
 
     scope: Scope
     submission: Submission
-    """Of its first prompt,"""
+    """Submission of its first prompt,"""
     num_prompts: int
     """of so many."""
     received_s: float
