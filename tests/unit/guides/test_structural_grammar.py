@@ -324,7 +324,7 @@ def test_arguments_between_tags_are_held(family: str, tokens: str) -> None:
     matching = Matching(*MARKS[family], tokens)
     guide = guide_of(calls_alone(CALL_TAGS[family], ALL, one=False, all_held=True))
     least = {"city": "Köln </x> {", "days": "2"}
-    right = [
+    right: list[tuple[dict[str, str], dict[str, Any]]] = [
         (least, {"city": "Köln </x> {", "days": 2}),
         ({**least, "way": "up", "maybe": "null"}, {"way": "up", "maybe": None}),
         ({**least, "point": "[1, 2.5]", "flag": "true", "any": "[1]"}, {"point": [1, 2.5], "any": [1]}),
