@@ -114,6 +114,11 @@ class NativeLora:
             num_threads=torch.get_num_threads(),
         )
 
+    @property
+    def num_tokens(self) -> Tensor:
+        """Tokens of the step that have an adapter: an int32, where the step's call writes it."""
+        return self._rows.begins[-1:]
+
     def pack(self, parts: Sequence[LoraPart]) -> PackedLora:
         """Bring an adapter into the form that is computed with, in any thread."""
         packed = PackedLora(self._kernels, parts, self._dtype)
