@@ -231,7 +231,7 @@ def main() -> None:
     parser.add_argument("--backends", type=lambda text: text.split(","), default=list(BACKENDS))
     parser.add_argument("--batches", type=numbers, default=[1, 8, 32])
     parser.add_argument("--contexts", type=numbers, default=[256, 1024])
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32"], default="bfloat16")
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--seconds", type=float, default=1.0, help="for each case")
     options = parser.parse_args()

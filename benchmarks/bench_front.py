@@ -1,9 +1,10 @@
-"""The three ways to one model, in turns: over HTTP, over the client library, and offline (LLM).
+"""The ways to one model, in turns: over HTTP, over the client library, and offline (LLM); and over HTTP chats
+without tools, and with one that the model does not call.
 
 For each way the tokens per second of all streams together, prompts included; what a token costs each process
 in CPU time; and what other processes used of the machine meanwhile, in cores. HTTP and the client library ask
-the same launch, LLM has a runtime of its own, and who is not asked idles. The client of all three is this
-process: bench_serving's for the first two, which stream.
+the same launch, LLM has a runtime of its own, and who is not asked idles. The client of all is this process:
+bench_serving's for all but LLM, which do stream.
 Run: python -m benchmarks.bench_front, while nothing else runs on the machine.
 """
 
@@ -18,6 +19,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -29,7 +31,7 @@ from bench_serving.backends.sdk import SdkBackend
 from bench_serving.datasets.base import Conversation, TokenizerSource
 from bench_serving.datasets.random_prompts import random_ids
 from bench_serving.http_client import HttpClient
-from bench_serving.load import Traffic, as_text, run_load
+from bench_serving.load import Render, Traffic, as_messages, as_text, run_load
 from benchmarks.process_cpu import children_of, cpu_by_role, cpu_of, machine_busy
 from benchmarks.server import launched
 from carousel import LLM, AsyncClient, SamplingParams
@@ -38,7 +40,8 @@ from runtime.text.tokenizer import load
 
 DEMO_MODEL_NAME = "carousel-demo"
 TIMEOUT_S = 120.0
-WAYS = ("http", "sdk", "offline")
+WAYS = ("http", "chat", "tools", "sdk", "offline")
+TOOLS: list[object] = [{"type": "function", "function": {"name": "f"}}]
 ROLES = ("client", "api", "tokenizer", "scheduler", "worker", "detokenizer")
 
 
@@ -57,12 +60,12 @@ Way: TypeAlias = Callable[[list[Conversation]], int]
 """Send the prompts, wait for all answers, return their number of tokens."""
 
 
-def streams_over(runner: asyncio.Runner, backend: Backend) -> Way:
+def streams_over(runner: asyncio.Runner, backend: Backend, render: Render = as_text) -> Way:
     """All at once over a back end of bench_serving."""
 
     async def load_all(conversations: list[Conversation]) -> int:
         traffic = Traffic(math.inf, None, seed=1)
-        result = await run_load(backend, as_text, conversations, traffic, on_record=lambda _: None)
+        result = await run_load(backend, render, conversations, traffic, on_record=lambda _: None)
         for record in result.records:
             if record.error is not None or not record.has_token_counts:
                 raise RuntimeError(record.error or "the server did not count the tokens of its chunks")
@@ -114,9 +117,14 @@ def all_ways(args: argparse.Namespace) -> Iterator[dict[str, tuple[Way, int]]]:
             http = HttpClient(server.url, {}, timeout_s=TIMEOUT_S, clock=time.perf_counter)
             client = AsyncClient(server.run_dir)
             over_http = OpenAIBackend(http, "completions", DEMO_MODEL_NAME, options, time.perf_counter)
+            chat = OpenAIBackend(http, "chat", DEMO_MODEL_NAME, options, time.perf_counter)
+            with_tools = replace(options, extra={"tools": TOOLS})
+            tools = OpenAIBackend(http, "chat", DEMO_MODEL_NAME, with_tools, time.perf_counter)
             over_zmq = SdkBackend(client, options, timeout_s=TIMEOUT_S, clock=time.perf_counter)
             yield {
                 "http": (streams_over(runner, over_http), server.launcher_pid),
+                "chat": (streams_over(runner, chat, as_messages), server.launcher_pid),
+                "tools": (streams_over(runner, tools, as_messages), server.launcher_pid),
                 "sdk": (streams_over(runner, over_zmq), server.launcher_pid),
                 "offline": (offline(llm), llm_pid),
             }

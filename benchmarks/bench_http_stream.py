@@ -19,7 +19,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+
+import msgspec
 
 from runtime.wire.format import pack_ids
 from runtime.wire.messages import SequenceOutput
@@ -27,11 +29,31 @@ from tests.harness.http.http_front import Front, http_front
 from tests.harness.ring.launched import wait_until
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
-    "completions": ("/v1/completions", {"prompt": "x"}),
-    "chat": ("/v1/chat/completions", CHAT),
-    "generate": ("/generate", {"text": "x"}),
+TOOLS = [{"type": "function", "function": {"name": "f"}}]
+
+
+class Asked(NamedTuple):
+    """Path and body that the streams ask with, and the first piece of their answer."""
+
+    path: str
+    body: dict[str, Any]
+    first: str = " word"
+
+
+ASKED = {
+    "completions": Asked("/v1/completions", {"prompt": "x"}),
+    "chat": Asked("/v1/chat/completions", {**CHAT, "separate_reasoning": False}),
+    "chat, may have reasoning": Asked("/v1/chat/completions", CHAT),
+    "chat with tools": Asked("/v1/chat/completions", {**CHAT, "tools": TOOLS}),
+    "reasoning": Asked("/v1/chat/completions", CHAT, "<think>"),
+    "arguments of a call": Asked(
+        "/v1/chat/completions",
+        {**CHAT, "tools": TOOLS},
+        '<tool_call>{"name": "f", "arguments": {"a": "',
+    ),
+    "generate": Asked("/generate", {"text": "x"}),
 }
+PARSERS: dict[str, Any] = {"tool_call_parser": "hermes", "reasoning_parser": "qwen3"}
 STEP_S = 0.01
 TIMEOUT_S = 60.0
 
@@ -74,17 +96,15 @@ def cpu_s(name: str) -> float:
     return sum(map(time.clock_gettime, clocks))
 
 
-def measure(
-    front: Front, reader: Connection, path: str, body: dict[str, Any], num_streams: int, num_steps: int
-) -> list[float]:
+def measure(front: Front, reader: Connection, asked: Asked, num_streams: int, num_steps: int) -> list[float]:
     """Microseconds of each token, in the event loop and in the client's I/O thread."""
     seen = len(front.ring.requests)
-    reader.send((front.port, path, body, num_streams))
+    reader.send((front.port, asked.path, asked.body, num_streams))
     ring = front.ring
     wait_until(lambda: len(ring.requests) == seen + num_streams, TIMEOUT_S, "the streams are asked for")
     requests = ring.requests[seen:]
     outputs = [SequenceOutput(request.handle, " word", pack_ids([42])) for request in requests]
-    ring.send(*outputs)
+    ring.send(*(msgspec.structs.replace(output, text=asked.first) for output in outputs))
     time.sleep(0.2)
     before = [cpu_s("http-front"), cpu_s("carousel-client")]
     for _ in range(num_steps):
@@ -104,13 +124,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
-    with reader() as readers, tempfile.TemporaryDirectory() as folder, http_front(Path(folder)) as front:
-        for name, (path, body) in BODIES.items():
-            rounds = [
-                measure(front, readers, path, body, args.streams, args.steps) for _ in range(args.rounds)
-            ]
-            loop, io = (min(column) for column in zip(*rounds, strict=True))
-            print(f"{name:12} {args.streams} streams: {loop:6.1f} us a token in the loop, {io:5.1f} in I/O")
+    found: dict[str, list[list[float]]] = {name: [] for name in ASKED}
+    with (
+        reader() as readers,
+        tempfile.TemporaryDirectory() as folder,
+        http_front(Path(folder), **PARSERS) as front,
+    ):
+        for _ in range(args.rounds):
+            for name, asked in ASKED.items():  # in turns, so that other work on the machine meets all
+                found[name].append(measure(front, readers, asked, args.streams, args.steps))
+    for name, rounds in found.items():
+        loop, io = (min(column) for column in zip(*rounds, strict=True))
+        print(f"{name:24} {args.streams} streams: {loop:6.1f} us a token in the loop, {io:5.1f} in I/O")
 
 
 if __name__ == "__main__":

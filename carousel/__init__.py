@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from carousel.client.core.streams import AsyncResultStream, ResultStream
     from carousel.client.offline import LLM
     from carousel.client.sync import Client
+    from carousel.lora import LoRARequest
     from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
     from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from carousel.trtllm.batch_manager import BatchManager
@@ -50,7 +51,8 @@ __all__ = [
     "CarouselError", "Client", "Completion", "CompletionOutput", "ConfigError", "Delta",
     "ExecutorConfig", "ExecutorStats", "ExternalDraftTokensConfig", "GenerationExecutor",
     "GenerationRequest", "GenerationResult", "GuidedDecodingConfig", "GuidedDecodingParams",
-    "InferenceRequest", "InvalidRequest", "KvCacheConfig", "KvCacheRetentionConfig", "ModelError",
+    "InferenceRequest", "InvalidRequest", "KvCacheConfig", "KvCacheRetentionConfig", "LoRARequest",
+    "ModelError",
     "Overloaded", "ProtocolMismatch", "RequestAborted", "RequestError", "Response", "ResultStream",
     "RingClosed", "SamplingParams", "SchedulerConfig", "StartError", "StructuredOutputsParams",
     "TokenLogprob", "TokenRangeRetentionConfig", "Usage",
@@ -80,6 +82,7 @@ _MODULES = {
     "KvCacheConfig": "carousel.trtllm.executor_config",
     "KvCacheRetentionConfig": "carousel.retention",
     "LLM": "carousel.client.offline",
+    "LoRARequest": "carousel.lora",
     "ModelError": "runtime.base.errors",
     "Overloaded": "runtime.base.errors",
     "ProtocolMismatch": "runtime.base.errors",

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from carousel.structural_tag import structural_tag_text
 from runtime.base.errors import InvalidRequest
 from runtime.wire.guide import Guide, GuideKind
 
@@ -18,7 +19,7 @@ EBNF_SIGN = "::="
 
 @dataclass(frozen=True)
 class StructuredOutputsParams:
-    """Exactly one of the first five, or of their other spellings.
+    """Exactly one guide.
 
     json: a JSON schema, as a mapping or a text.
     regex: a regular expression that the whole output matches.
@@ -26,6 +27,8 @@ class StructuredOutputsParams:
     grammar: a grammar: EBNF as GBNF has it (rules with `::=`), or Lark.
     json_object: any JSON object.
     ebnf: a grammar that is EBNF, whatever it looks like.
+    structural_tag: fixed texts, free text and values of schemas, as a mapping or a text of JSON
+        (docs/structured_output.md).
     disable_any_whitespace: of JSON, no white space between its tokens.
 
     A wrong value raises InvalidRequest when the request is submitted.
@@ -37,6 +40,7 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool | None = None
     ebnf: str | None = None
+    structural_tag: str | Mapping[str, Any] | None = None
     disable_any_whitespace: bool = False
 
 
@@ -91,13 +95,13 @@ def _of_vllm(params: StructuredOutputsParams) -> Guide:
 
 def _of_trtllm(params: GuidedDecodingParams) -> Guide:
     name = getattr(params.guide_type, "name", params.guide_type)
-    if name == "STRUCTURAL_TAG" or name not in GuideType.__members__:
-        known = [each for each in GuideType.__members__ if each != "STRUCTURAL_TAG"]
-        raise _invalid(f"guide_type: {name!r} is not supported; there are {', '.join(known)}")
+    if name not in GuideType.__members__:
+        raise _invalid(f"guide_type: {name!r} is not supported; there are {', '.join(GuideType.__members__)}")
     kind: Any = GuideType[str(name)].value
     if params.guide is not None and not isinstance(params.guide, str):
         raise _invalid("guide must be a text")
-    return Guide(kind, params.guide or "")
+    text = params.guide or ""
+    return Guide(kind, structural_tag_text(text) if kind == "structural_tag" and text else text)
 
 
 def _schema(value: Any) -> tuple[GuideKind, str]:
@@ -138,6 +142,10 @@ def _json_object(value: Any) -> tuple[GuideKind, str]:
     return "json", ""
 
 
+def _structural_tag(value: Any) -> tuple[GuideKind, str]:
+    return "structural_tag", structural_tag_text(value)
+
+
 _MAKERS: dict[str, Any] = {
     "json": _schema,
     "regex": _text("regex"),
@@ -145,6 +153,7 @@ _MAKERS: dict[str, Any] = {
     "grammar": _grammar,
     "json_object": _json_object,
     "ebnf": _text("ebnf"),
+    "structural_tag": _structural_tag,
 }
 
 

@@ -19,12 +19,14 @@ from detokenizer_proc.scheduler_mail import SchedulerMail
 from detokenizer_proc.stop_tokens import stop_positions
 from detokenizer_proc.tensors import Tensors
 from detokenizer_proc.text_stream import Refusal, TextStream
+from detokenizer_proc.timelines import Timelines
 from runtime.text.codec import Decoders
 from runtime.wire.format import TOKEN_BYTES, unpack_ids
 from runtime.wire.handle import HANDLE_BYTES, attempt_of, client_of, describe, sequence_key
 from runtime.wire.messages import (
     Closed,
     ControlReply,
+    ControlRequest,
     ErrorInfo,
     RequestFailed,
     StreamOpen,
@@ -32,6 +34,7 @@ from runtime.wire.messages import (
     TokenBatch,
     TokenLogprobs,
 )
+from runtime.wire.perf_metrics import Stamp
 from runtime.wire.transport import DECODE_ERRORS, BadFrames, Frame, Framed, Inbox, Outbox
 
 logger = logging.getLogger(__name__)
@@ -74,10 +77,12 @@ class DetokenizerLoop:
         max_unread_bytes: int = MAX_UNREAD_BYTES,
         piece_tokens: int = PIECE_TOKENS,
         engine_epoch: Callable[[], int] = lambda: 0,
+        timelines: Timelines | None = None,
     ) -> None:
         """`max_unread_bytes`: of raw logits and logprobs of prompts, for one client. `piece_tokens`: what is
         not streamed goes out so many at a time. `engine_epoch`: of the
-        engine that runs now; 0: nobody shows it, so what the engine says is believed.
+        engine that runs now; 0: nobody shows it, so what the engine says is believed. `timelines`: of the
+        sampled sequences.
         """
         self._inbox = inbox
         self._mail = SchedulerMail(scheduler.send)
@@ -98,6 +103,9 @@ class DetokenizerLoop:
         """The newest that has been seen."""
         self._decode_open = msgspec.msgpack.Decoder(StreamOpen).decode
         self._bad_batches = BadFrames("TokenBatch")
+        self._timelines = Timelines() if timelines is None else timelines
+        self._now = 0.0
+        """When the turn has begun."""
 
     @property
     def is_busy(self) -> bool:
@@ -110,6 +118,7 @@ class DetokenizerLoop:
 
     def turn(self, now: float) -> None:
         """Take what has arrived and send what can be sent. Never blocks."""
+        self._now = now
         self._clients.receive(now)
         self._note_engine(self._shown_epoch())
         for message in self._inbox.drain(MAX_DRAIN):
@@ -137,10 +146,10 @@ class DetokenizerLoop:
         elif isinstance(message, RequestFailed):
             self._refuse(message)
         elif isinstance(message, ControlReply):
-            client = self._clients.get(message.client)
-            if client is not None:
-                client.replies.append(message)
-                self._unsent[client] = None
+            self._reply(message)
+        elif isinstance(message, ControlRequest):
+            body = msgspec.Raw(msgspec.msgpack.encode(self._timelines.of(message.label)))
+            self._reply(ControlReply(message.client, message.number, body))
         elif isinstance(message, Framed) and isinstance(message.message, TensorBatch):
             self._take_tensors(message.message, message.frames)
         else:
@@ -298,11 +307,16 @@ class DetokenizerLoop:
         if live is None:
             return
         self._forget(closed.handle)
+        if closed.trace is not None:
+            trace = closed.trace.add(Stamp("detokenizer", self._now))
+            closed = msgspec.structs.replace(closed, trace=trace)
         try:
             live.stream.close(closed, self._eos_token_ids)
         except Exception as error:
             self._fail(live, error)
             return
+        if live.stream.finish is not None and closed.trace is not None:
+            self._timelines.add(live.stream.label, closed.handle, live.stream.finish)
         self._send(live.client, live.stream)
 
     def _refuse(self, failed: RequestFailed) -> None:
@@ -342,6 +356,12 @@ class DetokenizerLoop:
         self._tensors.drop(live.client, {handle})
 
     # -- clients and scheduler -------------------------------------------------------------------------------
+
+    def _reply(self, reply: ControlReply) -> None:
+        client = self._clients.get(reply.client)
+        if client is not None:
+            client.replies.append(reply)
+            self._unsent[client] = None
 
     def _send(self, client: Client, item: TextStream | Refusal) -> None:
         client.queue(item)

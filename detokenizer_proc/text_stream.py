@@ -57,6 +57,7 @@ class TextStream:
         "finish",
         "handle",
         "is_queued",
+        "label",
         "matched",
         "num_tokens",
         "stream",
@@ -70,6 +71,7 @@ class TextStream:
     ) -> None:
         """`word_text` gives the text of a stop word."""
         self.handle = opened.handle
+        self.label = opened.label
         self.stream = opened.stream
         """True if the client wants what is new as it comes; otherwise it is in no hurry."""
         self.is_queued = False
@@ -174,7 +176,7 @@ class TextStream:
             matched = closed.stop_token
         elif reason == "error":
             error = closed.error or ErrorInfo("the sequence failed")
-        self.finish = Finish(reason, usage, matched, cumulative, error, closed.perf_metrics)
+        self.finish = Finish(reason, usage, matched, cumulative, error, closed.perf_metrics, closed.trace)
 
     def fail(self, error: ErrorInfo) -> None:
         """Finish without the scheduler; text that is held back and logprobs of the prompt are lost."""

@@ -49,12 +49,18 @@ class StructuralGrammar:
                 return self._refer(self._nested_grammar(element))
             case tags.AnyText():
                 return self._rule(TEXT, is_terminal=True)
+            case tags.AnyTokens():
+                but = f"^{self._id_of(element.but, element.param)}" if element.but else "*"
+                return f"<[{but}]>*"
             case tags.Sequential():
                 return " ".join(filter(None, map(self._of, element.elements)))
             case tags.Or():
                 return self._rule(" | ".join(map(self._of, element.elements)))
             case tags.Optional():
                 return f"({self._of(element.content)})?"
+            case tags.Repeat():
+                most = "" if element.most is None else element.most
+                return f"{self._rule(self._of(element.content))}{{{element.least},{most}}}"
             case tags.Tag():
                 begin = self._begin(element.begin) if isinstance(element.content, tags.AnyText) else ""
                 return f"{begin or self._text(element.begin)} {self._rest(element)}"
@@ -69,7 +75,12 @@ class StructuralGrammar:
     def _rest(self, tag: tags.Tag) -> str:
         """Return what follows the beginning of a tag."""
         if isinstance(tag.content, tags.AnyText):
-            return self._up_to(tag.end)
+            most = tag.content.most
+            if most is None:
+                return self._up_to(tag.end)
+            text = self._rule(TEXT, is_terminal=True)
+            limited = self._rule(text, attributes=f"[max_tokens={most.count}]") if most.count else ""
+            return f"{limited} <[{self._id_of(tag.end, most.param)}]>"
         return f"{self._of(tag.content)} {self._text(tag.end)}".strip()
 
     def _triggered(self, element: tags.TriggeredTags) -> str:
@@ -108,6 +119,14 @@ class StructuralGrammar:
             text = text[at + len(spelling) :]
         return " ".join(parts)
 
+    def _id_of(self, spelling: str, param: str) -> int:
+        """Raises InvalidRequest."""
+        if spelling not in self._special:
+            raise InvalidRequest(
+                f"{param}: {spelling} is no token of its own in the model's tokenizer", param=param
+            )
+        return self._special[spelling]
+
     def _rule(self, expression: str, *, is_terminal: bool = False, attributes: str = "") -> str:
         self._number += 1
         name = f"{'T' if is_terminal else 'r'}{self._number}"
@@ -129,7 +148,8 @@ def _schema(element: tags.JsonSchema) -> Any:
     try:
         schema = schema_of(bytes(element.json_schema).decode())
     except SchemaRefused as error:
-        message = element.param + error.message.removeprefix(error.param or "")
+        where = f"{element.param}: {element.at}" if element.at else element.param
+        message = where + error.message.removeprefix(error.param or "")
         raise InvalidRequest(message, code=error.code, param=element.param) from None
     if element.is_object and isinstance(schema, dict):
         schema.setdefault("type", "object")

@@ -45,6 +45,7 @@ from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
 from scheduler_proc.features.speculation.speculation import SpeculationSettings, attach_speculation
 from scheduler_proc.features.speculation.step_cost import StepCost
+from scheduler_proc.features.stamps import attach_stamps
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
@@ -67,7 +68,7 @@ EXECUTORS = {
 }
 
 
-class ServingExecutor(AnyExecutor, Protocol):
+class ServingExecutor(AnyExecutor, AdapterDevice, Protocol):
     """An executor whose worker has said what it can hold."""
 
     limits: WorkerReady
@@ -129,7 +130,7 @@ def build_scheduler(
         _limits_of_requests(
             config, eos_ids, limits, max_len, port.is_client_alone, lifecycle.accounts.has_several
         ),
-        embedding_factories(config, output)
+        embedding_factories(config, output, port.now_s)
         if config.task == "embed"
         else feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
         controls=controls,
@@ -254,13 +255,14 @@ def feature_factories(
         attach_prompt_outputs(output.add_prompt_logprobs, output.add_tensor),
         attach_generation_logits(output.add_tensor),
         attach_perf_metrics(kv, clock),
+        attach_stamps(clock),
         attach_logprobs(output.add_logprobs),
     )
 
 
-def embedding_factories(config: RuntimeConfig, output: Output) -> tuple[FeatureFactory, ...]:
+def embedding_factories(config: RuntimeConfig, output: Output, clock: Clock) -> tuple[FeatureFactory, ...]:
     pooling = read_pooling(Path(config.model), config.pooling)
-    return (attach_embedding(pooling.kind, output.add_tensor),)
+    return (attach_embedding(pooling.kind, output.add_tensor), attach_stamps(clock))
 
 
 class Heartbeat:
@@ -342,6 +344,7 @@ def main(context: ProcessContext) -> None:
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,
+        adapters=executor if config.enable_lora else None,
     )
     lifecycle = scheduler.lifecycle
     if context.was_paused:

@@ -129,7 +129,8 @@ class Scheduler:
     def _launch(self, batch: ScheduleBatch, totals: PrefillTotals) -> None:
         self.num_steps += 1
         self.capacity.note_step()
-        batch.launched_s = self.port.now_s()
+        if self.step_cost is not None:
+            batch.launched_s = self.port.now_s()
         plan = self.profile.of_plan(batch.launch(self.num_steps, self.kv))
         handle = self.executor.launch(plan)
         self.stats.note_launch(self.num_steps, batch, totals)
@@ -222,15 +223,16 @@ class Scheduler:
         if not ids:
             self.lifecycle.finish(req, "stop")
             return
-        self.rows.append(row, ids)
-        if scheduled.guesses:  # KV of rejected ones is overwritten by the next step
-            self.rows.kv_len[row] = scheduled.start + scheduled.num_known + len(ids) - 1
-            self.kv.give_back_rejected(req)
-            req.num_accepted_drafts += len(ids) - 1
-            self.stats.drafts.note_row(len(scheduled.guesses), len(ids) - 1)
+        num_tokens = self.rows.append(row, ids)
+        if num_guesses := sampled.num_guesses:
+            num_accepted = len(ids) - 1
+            if num_accepted < num_guesses:  # KV of rejected ones is overwritten by the next step
+                self.rows.kv_len[row] = scheduled.start + scheduled.num_known + num_accepted
+                self.kv.give_back_rejected(req)
+            req.num_accepted_drafts += num_accepted
+            self.stats.drafts.note_row(num_guesses, num_accepted)
         self.output.add(req.handle, ids)
         self.step_log.note_tokens(len(ids))
-        num_tokens = req.num_tokens
         by_stop = req.stops_at(ids[-1], num_tokens - 1)
         if by_stop or num_tokens >= req.max_len:
             self._finish_at_end(req, by_stop)

@@ -30,8 +30,10 @@ from runtime.wire.messages import (
     RequestFailed,
 )
 from runtime.wire.outbox import KeepingOutbox
+from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.status_page import Status
 from runtime.wire.transport import Inbox, Outbox
+from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.arrivals import (
     CHARS_PER_MESSAGE,
     LONG_RETRY_S,
@@ -89,6 +91,7 @@ class TokenizerLoop:
         is_recovering: Callable[[], bool] = lambda: False,
         has_tenants: Callable[[], bool] = lambda: False,
         tenant_named: Callable[[str], Tenant] = lambda _: THE_OWNER,
+        adapters: AdapterTable | None = None,
         clock: Callable[[], Receipt] = Receipt.now,
     ) -> None:
         """`detokenizers` in the order of their indexes. `secret` and `shares_prefixes`: as
@@ -97,6 +100,7 @@ class TokenizerLoop:
         the launch ends; one that is submitted again is not new. `is_recovering`: whether a process was
         replaced, or a client came back, so recently that what they had may be submitted again; at any other
         time nobody is believed who says so. `has_tenants`: whether several share the launch.
+        `adapters`: None where none are served.
         """
         self._inbox = inbox
         self._scheduler = KeepingOutbox[Message](scheduler.send)
@@ -112,6 +116,7 @@ class TokenizerLoop:
         self._has_tenants = has_tenants
         self._tenant_named = tenant_named
         self._sequences = SequenceMaker(secret, shares_prefixes=shares_prefixes)
+        self._adapters = adapters or AdapterTable()
         self._clock = clock
         self._receipt = clock()
         """Receipt of the message that is being handled."""
@@ -185,6 +190,9 @@ class TokenizerLoop:
             body = msgspec.Raw(msgspec.msgpack.encode(error_info(error)))
             self._way_to(message.client).send(ControlReply(message.client, message.number, body, ok=False))
             return
+        elif message.op == "timeline":
+            self._way_to(message.client).send(message)
+            return
         self._scheduler.send(message)
 
     def _has_room(self) -> bool:
@@ -229,8 +237,10 @@ class TokenizerLoop:
             with_bad_words_as_ids(request.sampling, self._tokenizer, self._validator.vocab_size),
             self._receipt.arrived_s(request.arrival_time),
             self._receipt.deadline_s(request.time_limit_ms),
+            received_s=self._receipt.monotonic_s,
             is_again=not self._is_new(request),
             prediction_ids=self._prediction_ids(request.prediction),
+            adapter=self._adapters.resolved(request.adapter, request.tenant),
         )
         if field == "input_ids":
             self._pass_on(job, field, self._validator.input_ids(request))
@@ -344,6 +354,13 @@ class TokenizerLoop:
                 retry_after_s=LONG_RETRY_S,
             )
 
+    def _trace_of(self, job: Job) -> TraceStamps | None:
+        trace = job.request.trace
+        if trace is None:
+            return None
+        now = self._clock().monotonic_s
+        return trace.add(Stamp("tokenizer_in", job.received_s), Stamp("tokenizer_out", now))
+
     def _encode_batch(self) -> None:
         """Encode and pass on the texts collected so far."""
         batch, self._batch = self._batch, []
@@ -394,7 +411,7 @@ class TokenizerLoop:
         ids = self._validator.truncated(job.sampling, ids, max_len)
         self._validator.check_prompt(field, ids, max_len)
         # All are made before the first is sent: a request is refused as a whole or not at all.
-        sequences = list(self._sequences.make(job, ids))
+        sequences = list(self._sequences.make(job, ids, self._trace_of(job)))
         self._on_way.pass_on(job.request.tenant, len(sequences))
         for sequence in sequences:
             self._scheduler.send(sequence)

@@ -13,6 +13,7 @@ from runtime.ring.tcp_gate import TcpGate
 from runtime.text.selection import open_tokenizer
 from runtime.wire.messages import ToTokenizer
 from runtime.wire.transport import JoinedInbox, Waiter, ZmqInbox
+from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.loop import TokenizerLoop
 from tokenizer_proc.recovery import is_recovering
 from tokenizer_proc.stamp import stamped
@@ -92,6 +93,7 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
         is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
         has_tenants=lambda: bool(config.curve_dir) or tenants.has_names,
         tenant_named=tenants.named,
+        adapters=AdapterTable(config.adapter_paths if config.enable_lora else None, config.max_lora_rank),
     )
 
 

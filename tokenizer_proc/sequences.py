@@ -14,6 +14,7 @@ import msgspec
 from runtime.wire.format import IntArray, pack_ids
 from runtime.wire.handle import sibling, split_handle
 from runtime.wire.messages import GenerateRequest, StreamOpen, TokenizedRequest
+from runtime.wire.perf_metrics import TraceStamps
 from runtime.wire.plan import AdapterRef
 from runtime.wire.sampling_params import SamplingParams
 
@@ -35,6 +36,8 @@ class Job:
     """The request's, with bad words as ids."""
     arrived_s: float
     deadline_s: float
+    received_s: float
+    """When the tokenizer has read it."""
     is_again: bool
     """It is made again after a restart."""
     prediction_ids: bytes = b""
@@ -61,8 +64,8 @@ class SequenceMaker:
         self._shares_prefixes = shares_prefixes
         self._encode_open = msgspec.msgpack.Encoder().encode
 
-    def make(self, job: Job, ids: IntArray) -> Iterator[TokenizedRequest]:
-        """The sequences of a request with the prompt `ids`."""
+    def make(self, job: Job, ids: IntArray, trace: TraceStamps | None = None) -> Iterator[TokenizedRequest]:
+        """The sequences of a request with the prompt `ids`. `trace`: the request's, by now."""
         request, resume = job.request, job.request.resume
         input_ids = pack_ids(ids)
         tenant = "" if self._shares_prefixes else request.tenant
@@ -86,6 +89,7 @@ class SequenceMaker:
                 draft_ids=request.draft_ids,
                 prediction_ids=job.prediction_ids,
                 adapter=job.adapter,
+                trace=trace,
             )
 
 

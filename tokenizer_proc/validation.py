@@ -69,6 +69,8 @@ class Validator:
         if request.resume is not None:
             self._check_resume(request.resume)
         self._check_guesses(request)
+        if request.adapter is not None and request.task == "embed":
+            raise InvalidRequest("lora_request: an embedding has no adapter", param="lora_request")
         given: list[PromptField] = []
         if request.text is not None:
             given.append("text")

@@ -16,7 +16,13 @@ from typing import Any, Self, Unpack
 
 from carousel.client.connection.connection import Connection
 from carousel.client.connection.target import find_target
-from carousel.client.core.control import ControlArguments, check_mode, check_num_steps, documented_as
+from carousel.client.core.control import (
+    ControlArguments,
+    check_label,
+    check_mode,
+    check_num_steps,
+    documented_as,
+)
 from carousel.client.core.embedding import Embedding, embedding_of, embedding_params
 from carousel.client.core.labels import LabelBook
 from carousel.client.core.mailbox import WAKES_PER_TURN, Mailbox, call_in_loop
@@ -206,6 +212,14 @@ class AsyncClient:
     @documented_as(Client.snapshot)
     async def snapshot(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         return await self._control("snapshot", timeout)
+
+    @documented_as(Client.timeline)
+    async def timeline(self, label: str, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
+        session, about = await self._opened(), {"label": check_label(label), "tenant": self._tenant}
+        found: list[dict[str, Any]] = []
+        for lane in range(len(session.connection.client_ids)):
+            found += await _answer(session.asking("timeline", lane, **about), timeout)
+        return found
 
     @documented_as(Client.flush_cache)
     async def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:

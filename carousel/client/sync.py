@@ -13,7 +13,7 @@ from typing import Any, Self, Unpack, overload
 from carousel.client.connection.connection import Connection
 from carousel.client.connection.target import find_target
 from carousel.client.core.batch import Batch
-from carousel.client.core.control import ControlArguments, check_mode, check_num_steps
+from carousel.client.core.control import ControlArguments, check_label, check_mode, check_num_steps
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
 from carousel.client.core.mailbox import Mailbox
 from carousel.client.core.request_builder import (
@@ -231,6 +231,15 @@ class Client:
         the 512 largest nodes of the radix tree. Raises RequestError, RingClosed, TimeoutError.
         """
         return self._control("snapshot", timeout)
+
+    def timeline(self, label: str, *, timeout: float = CONTROL_TIMEOUT_S) -> list[dict[str, Any]]:
+        """The moments of each sequence of sampled requests with this label that have ended, if they are among
+        the last 1,000. Raises RequestError, RingClosed, TimeoutError.
+        """
+        deadline, about = deadline_after(timeout, time.monotonic()), {"label": check_label(label)}
+        lanes = range(len(self._session.connection.client_ids))
+        answers = [_answer(self._session.asking("timeline", lane, **about), deadline) for lane in lanes]
+        return [timeline for answer in answers for timeline in answer]
 
     def flush_cache(self, *, timeout: float = CONTROL_TIMEOUT_S) -> Any:
         """Forget all cached prefixes that no request uses. Raises RequestError, RingClosed, TimeoutError."""

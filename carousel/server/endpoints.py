@@ -183,6 +183,13 @@ ENDPOINTS = (
         dict[str, Any],
         statuses=RUNTIME,
     ),
+    Endpoint(
+        "/timelines/{request_id:path}",
+        control.timeline,
+        "The moments of a sampled request, by its X-Request-Id",
+        list[dict[str, Any]],
+        statuses=(404, *STATS),
+    ),
     *(
         Endpoint(path, control.server_info, "Figures and settings", dict[str, Any], statuses=RUNTIME)
         for path in ("/server_info", "/get_server_info")

@@ -1,7 +1,7 @@
 """Guides of a body: the fields of OpenAI, vLLM and SGLang that say what the output must look like, as one.
 
 `response_format`, `structured_outputs` and `guided_*` stand in the bodies of both OpenAI endpoints, SGLang's
-`json_schema`, `regex` and `ebnf` there and in the `sampling_params` of /generate.
+`json_schema`, `regex`, `ebnf` and `structural_tag` there and in the `sampling_params` of /generate.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from runtime.base.errors import InvalidRequest
 
 SchemaBody: TypeAlias = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "boolean", "string"]})]
 """A JSON schema, or a text that is one."""
+TagBody: TypeAlias = Annotated[Raw, Meta(extra_json_schema={"type": ["object", "string"]})]
+"""A structural tag, or a text that is one."""
 
 
 class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -29,6 +31,12 @@ class JsonSchemaBody(Struct, forbid_unknown_fields=True, kw_only=True):
 class ResponseFormatBody(Struct, forbid_unknown_fields=True, kw_only=True):
     type: Literal["text", "json_object", "json_schema", "structural_tag"]
     json_schema: JsonSchemaBody | None = None
+    format: Annotated[Raw, Meta(extra_json_schema={"type": "object"})] = field(default_factory=Raw)
+    """Structural tag; or, in the older form,"""
+    structures: Annotated[Raw, Meta(extra_json_schema={"type": "array"})] = field(default_factory=Raw)
+    """its tags"""
+    triggers: list[str] | None = None
+    """and what they begin with."""
 
 
 class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -37,6 +45,7 @@ class StructuredOutputsBody(Struct, forbid_unknown_fields=True, kw_only=True):
     choice: list[str] | None = None
     grammar: str | None = None
     json_object: bool | None = None
+    structural_tag: TagBody = field(default_factory=Raw)
     disable_any_whitespace: bool | None = None
 
 
@@ -52,6 +61,7 @@ class GuideFields(Struct, forbid_unknown_fields=True, kw_only=True):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
 
 
 class AskedGuide(NamedTuple):
@@ -60,6 +70,7 @@ class AskedGuide(NamedTuple):
     """How the body calls what errors name."""
 
 
+TAG_FIELDS = ("format", "structures", "triggers")
 KINDS = ("json", "json_schema", "regex", "choice", "ebnf", "lark", "structural_tag", "structured_outputs")
 
 
@@ -93,8 +104,14 @@ def _is_absent(value: Any) -> bool:
 
 def _of_response_format(body: ResponseFormatBody) -> StructuredOutputsParams | None:
     name = "response_format"
-    if body.type == "structural_tag":
-        raise InvalidRequest(f"{name}: structural_tag is not supported", param=name)
+    tag = {each: getattr(body, each) for each in TAG_FIELDS if not _is_absent(getattr(body, each))}
+    if bool(tag) != (body.type == "structural_tag"):
+        words = " or ".join(TAG_FIELDS)
+        raise InvalidRequest(
+            f"{name}: {words} is needed with type structural_tag, and only there", param=name
+        )
+    if tag:
+        return StructuredOutputsParams(structural_tag=msgspec.json.encode(tag).decode())
     if (body.type == "json_schema") != (body.json_schema is not None):
         raise InvalidRequest(f"{name}: json_schema is needed with its type, and only there", param=name)
     if body.json_schema is not None:
@@ -111,12 +128,13 @@ def _of_structured_outputs(body: StructuredOutputsBody) -> StructuredOutputsPara
         choice=body.choice,
         grammar=body.grammar,
         json_object=body.json_object,
+        structural_tag=None if _is_absent(body.structural_tag) else _schema_text(body.structural_tag),
         disable_any_whitespace=bool(body.disable_any_whitespace),
     )
 
 
 def _schema_text(raw: Raw) -> str:
-    """Return the text of a schema, which may come as a text in JSON."""
+    """Return the text of a schema or a structural tag, which may come as a text in JSON."""
     text = bytes(raw).decode()
     return msgspec.json.decode(text, type=str) if text.startswith('"') else text
 
@@ -131,12 +149,14 @@ _MAKERS: dict[str, Any] = {
     "json_schema": lambda value: StructuredOutputsParams(json=value),
     "regex": lambda value: StructuredOutputsParams(regex=value),
     "ebnf": lambda value: StructuredOutputsParams(ebnf=value),
+    "structural_tag": lambda value: StructuredOutputsParams(structural_tag=value) if value else None,
 }
-SGLANG_FIELDS = ("json_schema", "regex", "ebnf")
+SGLANG_FIELDS = ("json_schema", "regex", "ebnf", "structural_tag")
 
 
 def asked_guide_of_sampling(sampling: Any) -> AskedGuide:
     """Return the guide of SGLang's sampling parameters. Raises InvalidRequest where there are two."""
     values = {name: getattr(sampling, name) for name in SGLANG_FIELDS}
-    given = {name: _MAKERS[name](value) for name, value in values.items() if value is not None}
+    made = {name: _MAKERS[name](value) for name, value in values.items() if value is not None}
+    given = {name: params for name, params in made.items() if params is not None}
     return one_guide(given, "sampling_params.")

@@ -7,9 +7,10 @@ import time
 import uuid
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from carousel.client.async_ import AsyncClient
+from carousel.lora import LoRARequest
 from carousel.server.admin.metrics import Metrics
 from carousel.server.admin.siblings import Siblings
 from carousel.server.admin.snapshot import SharedSnapshot
@@ -21,15 +22,25 @@ from carousel.server.running import RunningRequests
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
-from runtime.base.errors import RequestError, RingClosed
+from carousel.server.tracing.tracing import Tracing
+from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.settings.config import RuntimeConfig
+from runtime.wire.plan import NO_LORA
 from runtime.wire.status_page import StatusPage
 
 # A scrape gives up after ten seconds by default; it is to get this answer before.
 CONTROL_TIMEOUT_S = 5.0
 MIN_MAX_IDS = 1 << 16
 DEFAULT_MODEL = "default"
+
+
+class ServedModel(NamedTuple):
+    """Answer to the name of a model in a request."""
+
+    name: str
+    """Name that the answer shows."""
+    adapter: LoRARequest | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -47,6 +58,7 @@ class ServerState:
     siblings: Siblings | None = None
     """None: this is the only HTTP process."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
+    tracing: Tracing = field(default_factory=Tracing)
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None
@@ -104,11 +116,13 @@ class ServerState:
         """
         return await self.ask(self.client.server_info)
 
-    async def statistics(self, read: Callable[..., Awaitable[list[Any]]], after: int) -> list[Any]:
-        """Return what `read` of the client gives. Raises RequestError (503, 400 stats_off), RingClosed."""
+    async def statistics(self, read: Callable[..., Awaitable[list[Any]]], about: Any) -> list[Any]:
+        """Return what `read` of the client gives of what it is asked about. Raises RequestError (503, 400),
+        RingClosed.
+        """
         self.check_serving()
         try:
-            return await read(after, timeout=CONTROL_TIMEOUT_S)
+            return await read(about, timeout=CONTROL_TIMEOUT_S)
         except TimeoutError:
             raise _no_answer() from None
 
@@ -131,6 +145,30 @@ class ServerState:
             raise RequestError(
                 f"The model `{name:.100}` does not exist", param="model", code="model_not_found", status=404
             )
+
+    def adapter(self, name: str) -> LoRARequest:
+        """Return the adapter of this name. Raises InvalidRequest when there is none."""
+        if not self.config.enable_lora:
+            raise InvalidRequest(f"lora_path: {NO_LORA}", param="lora_path", code="lora_not_enabled")
+        if name not in self.config.adapter_paths:
+            raise InvalidRequest(
+                f"lora_path: there is no adapter {name!r:.100}", param="lora_path", code="unknown_adapter"
+            )
+        return LoRARequest(name, 1)
+
+    def served_model(self, name: str | None) -> ServedModel:
+        """Return the model, or the adapter of it, that a request names: `adapter`, or `model:adapter` as
+        SGLang has it. Raises RequestError (404) for what is not served here.
+        """
+        config = self.config
+        if name is not None and config.enable_lora and name not in config.model_names:
+            base, colon, adapter = name.rpartition(":")
+            if colon and base in config.model_names:
+                name = adapter
+            if name in config.adapter_paths:
+                return ServedModel(name, self.adapter(name))
+        self.check_model(name)
+        return ServedModel(config.model_names[0])
 
 
 def _no_answer() -> RequestError:

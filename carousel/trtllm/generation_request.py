@@ -17,6 +17,7 @@ from carousel.client.core.request_builder import (
     TokenIds,
     build_request,
 )
+from carousel.lora import LoRARequest
 from carousel.retention import KvCacheRetentionConfig
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from carousel.trtllm.external_draft_tokens import ExternalDraftTokensConfig
@@ -30,7 +31,6 @@ NOT_BUILT = frozenset(
         "logits_post_processor_name",
         "logits_processor",
         "lora_config",
-        "lora_request",
         "multimodal_params",
         "prompt_adapter_request",
         "prompt_tuning_config",
@@ -56,6 +56,7 @@ class GenerationRequest:
     kv_cache_retention_config: how firmly its KV is kept.
     guided_decoding_params: what the output must look like.
     external_draft_tokens_config: guesses at the beginning of the output, of each of its sequences.
+    lora_request: the adapter that it is computed with.
     exclude_input_from_output: False puts the input in front of the output's token ids; not in a stream.
     """
 
@@ -78,6 +79,7 @@ class GenerationRequest:
         kv_cache_retention_config: KvCacheRetentionConfig | None = None,
         guided_decoding_params: GuidedDecodingParams | StructuredOutputsParams | None = None,
         external_draft_tokens_config: ExternalDraftTokensConfig | None = None,
+        lora_request: LoRARequest | None = None,
         **others: Any,
     ) -> None:
         """Copy the prompt; nothing is checked against a model.
@@ -120,6 +122,7 @@ class GenerationRequest:
                 param="external_draft_tokens_config",
             )
         self.external_draft_tokens_config = external_draft_tokens_config
+        self.lora_request = lora_request
         self._id = 0
 
     @property
@@ -154,6 +157,8 @@ class GenerationRequest:
             options["draft_token_ids"] = self.external_draft_tokens_config.tokens
         if self.allotted_time_ms is not None:
             options["time_limit"] = self.allotted_time_ms / 1000
+        if self.lora_request is not None:
+            options["lora_request"] = self.lora_request
         return Submission(self.input_token_ids, self.sampling_params, self.streaming, options)
 
     def check(self) -> None:

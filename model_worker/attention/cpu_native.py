@@ -53,7 +53,7 @@ class NativeStep:
 
 
 class CpuNativeAttention:
-    """AttentionBackend for float32 and bfloat16; head_dim as `attention_supports` says."""
+    """AttentionBackend for dtypes and heads as `attention_supports` says."""
 
     norms_heads = False
 

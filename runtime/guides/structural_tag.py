@@ -25,7 +25,9 @@ class Regex(Struct, tag="regex"):
 class JsonSchema(Struct, tag="json_schema"):
     json_schema: Raw
     param: str
-    """Field of the request that has the schema, for errors."""
+    """Field of the request that has the schema, for errors,"""
+    at: str = ""
+    """and the JSON pointer of its place in that."""
     is_object: bool = True
     """The value is an object, where the schema names no type."""
 
@@ -41,6 +43,25 @@ class Nested(Struct, tag="guide"):
 class AnyText(Struct, tag="any_text"):
     """A text without special tokens, as the content of a tag up to the tag's end."""
 
+    most: MaxTokens | None = None
+
+
+class MaxTokens(Struct):
+    """Bound of a free text, whose tag then begins and ends with tokens of their own."""
+
+    count: int
+    param: str
+    """Field of the request that has it, for errors."""
+
+
+class AnyTokens(Struct, tag="any_tokens"):
+    """Whatever the model says."""
+
+    but: str
+    """Special token that may not come; empty for none."""
+    param: str
+    """Field of the request that needs it to be one, for errors."""
+
 
 class Sequential(Struct, tag="sequence"):
     elements: list[Element]
@@ -52,6 +73,13 @@ class Or(Struct, tag="or"):
 
 class Optional(Struct, tag="optional"):
     content: Element
+
+
+class Repeat(Struct, tag="repeat"):
+    content: Element
+    least: int
+    most: int | None = None
+    """None: any number."""
 
 
 class Tag(Struct, tag="tag"):
@@ -82,9 +110,11 @@ Element: TypeAlias = (
     | JsonSchema
     | Nested
     | AnyText
+    | AnyTokens
     | Sequential
     | Or
     | Optional
+    | Repeat
     | Tag
     | TagsWithSeparator
     | TriggeredTags

@@ -14,6 +14,7 @@ import typing
 from collections.abc import Sequence
 from difflib import get_close_matches
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args, get_origin
 
@@ -68,9 +69,9 @@ def parse_command_line(argv: Sequence[str] | None = None, *, prog: str | None = 
     words, files = without_files(sys.argv[1:] if argv is None else argv)
     words = [*_options_of_files(files, parser), *_spelled(words, parser)]
     preset = _preset_parser().parse_known_args(words)[0].preset
-    if preset:
-        parser.set_defaults(**PRESETS[preset])  # so that what is said on the command line wins
-    namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}))
+    # As defaults, so that what is said on the command line wins.
+    defaults = PRESETS[preset] if preset else {}
+    namespace, rest = parser.parse_known_args(words, argparse.Namespace(notes={}, **defaults))
     if rest:
         raise ConfigError(_unknown(rest[0], words, parser))
     values = vars(namespace)
@@ -164,6 +165,7 @@ def _spelled(words: Sequence[str], parser: argparse.ArgumentParser) -> list[str]
     return [_without_value(_with_dashes(word), parser) for word in words]
 
 
+@cache
 def make_parser(prog: str | None = None) -> argparse.ArgumentParser:
     parser = _Parser(
         prog=prog,

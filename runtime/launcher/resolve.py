@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import ssl
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -59,15 +60,17 @@ HTTP_SETTINGS = (
     "max_connections",
     "max_connections_per_address",
     "metrics_open",
+    "otlp_traces_endpoint",
     "root_path",
     "sampling_defaults",
     "ssl_certfile",
     "ssl_keyfile",
+    "timeline_sample_rate",
     "unknown_fields",
 )
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
-OWN_PATHS = ("/stats", "/v1", "/v1/chat", "/v1/models")
+OWN_PATHS = ("/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")
 """Beginnings of the HTTP server's own paths: as a root path they would be taken off those."""
 ROOT_PATH = re.compile(r"(/[A-Za-z0-9._~-]+)+/?")
 ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://[^/\s?#]+")
@@ -108,6 +111,7 @@ def resolve(
         raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {num_gpus}")
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
     _check_names(config)
+    _check_traces(config)
     _check_attention_backend(config.attention_backend, device)
     _check_tokenizer(config)
     _check_task(config, model_path)
@@ -126,7 +130,7 @@ def resolve(
         msgspec.structs.replace(config, served_model_name=served_model_name), device, has_spec
     )
     if config.deterministic:
-        _check_deterministic(device, dtype if own == "auto" else own, has_spec)
+        _check_deterministic(device, has_spec)
     if not config.has_api_keys:
         config = msgspec.structs.replace(config, api_key=_key_of_environment(config))
     _check_api_keys(config)
@@ -156,6 +160,19 @@ def resolve(
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
+
+
+def _check_traces(config: RuntimeConfig) -> None:
+    endpoint = config.otlp_traces_endpoint
+    if not endpoint:
+        return
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp_traces_endpoint: {endpoint!r} is no URL; it begins with http:// or https://")
+    if find_spec("opentelemetry") is None:
+        raise ConfigError(
+            "otlp_traces_endpoint: OpenTelemetry is not installed; pip install 'carousel[otel]'"
+            " (docs/observability.md)"
+        )
 
 
 def _check_names(config: RuntimeConfig) -> None:
@@ -214,15 +231,10 @@ def _key_of_environment(config: RuntimeConfig) -> str:
     return key.strip()
 
 
-def _check_deterministic(device: str, dtype: str, has_spec: bool) -> None:
+def _check_deterministic(device: str, has_spec: bool) -> None:
     """Refuse what has no one order of summation; what the worker's CPU lacks, it refuses itself."""
     if device != "cpu":
         raise ConfigError("deterministic: CUDA's matrix products depend on the batch; use --device cpu")
-    if dtype == "float16":
-        raise ConfigError(
-            f"deterministic: linear layers in {dtype} are torch's, whose rounding depends on the batch; use "
-            "--dtype bfloat16 or float32"
-        )
     if not has_spec:
         raise ConfigError(
             "deterministic: the transformers library's own modules promise no order of summation; use one "
@@ -255,7 +267,6 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
         return config
-    raise ConfigError("enable_lora: LoRA adapters are not built; merge one into its model")
     if device != "cpu":
         raise ConfigError("enable_lora: adapters are computed on a CPU alone; use --device cpu, or merge one")
     if not has_spec:

@@ -155,6 +155,23 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "--uvicorn-log-level",
         ),
     ] = "auto"
+    otlp_traces_endpoint: Annotated[
+        str,
+        setting(
+            "URL of an OpenTelemetry collector that takes traces, such as http://localhost:4318/v1/traces; "
+            "needs carousel[otel]; default: what OTEL_EXPORTER_OTLP_* name, else none are sent "
+            "(docs/observability.md)"
+        ),
+    ] = ""
+    timeline_sample_rate: Annotated[
+        float,
+        setting(
+            "share of the HTTP requests without a traceparent whose timelines are kept, 0 to 1; one with a "
+            "traceparent is sampled as that says (docs/observability.md)",
+            ge=0.0,
+            le=1.0,
+        ),
+    ] = 0.0
     profile_dir: Annotated[
         str,
         setting(

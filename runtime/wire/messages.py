@@ -28,7 +28,7 @@ from runtime.wire.format import (
 )
 from runtime.wire.guide import Guide
 from runtime.wire.handle import MAX_ABORT_HANDLES
-from runtime.wire.perf_metrics import RequestPerfMetrics
+from runtime.wire.perf_metrics import RequestPerfMetrics, TraceStamps
 from runtime.wire.plan import (
     AdapterFailed,
     AdapterLoaded,
@@ -131,6 +131,8 @@ class GenerateRequest(Message, frozen=True):
     """LoRA adapter that it is computed with. Its version is the tokenizer's to say, and so is the path of an
     adapter that the launch names.
     """
+    trace: TraceStamps | None = None
+    """None: it is not sampled."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -142,7 +144,9 @@ class AbortRequest(Message, frozen=True):
     """Tenant that asks, as in GenerateRequest; only its own sequences end, and the owner may end all."""
 
 
-QuestionOp: TypeAlias = Literal["server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot"]
+QuestionOp: TypeAlias = Literal[
+    "server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot", "timeline"
+]
 CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
@@ -167,6 +171,8 @@ class ControlRequest(Message, frozen=True):
     """For start_profile: it ends by itself after so many steps; 0: after MAX_PROFILE_STEPS."""
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest; only an admin may."""
+    label: Label = ""
+    """For timeline: the request's label. The detokenizer whose client asks answers, with what it has seen."""
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------
@@ -217,6 +223,7 @@ class TokenizedRequest(Message, frozen=True):
     draft_ids: PackedIds = b""
     prediction_ids: PackedIds = b""
     adapter: AdapterRef | None = None
+    trace: TraceStamps | None = None
 
 
 class StopMatched(Message, frozen=True):
@@ -267,6 +274,7 @@ class Closed(Record, frozen=True):
     perf_metrics: RequestPerfMetrics | None = None
     drafts: DraftCounts | None = None
     """None: it guessed nothing, and was not to."""
+    trace: TraceStamps | None = None
 
 
 class TokenLogprobs(Record, frozen=True):
@@ -421,6 +429,7 @@ class Finish(Record, frozen=True):
     cumulative_logprob: float | None = None
     error: ErrorInfo | None = None
     perf_metrics: RequestPerfMetrics | None = None
+    trace: TraceStamps | None = None
 
 
 class SequenceOutput(Record, frozen=True):
@@ -514,7 +523,7 @@ ToTokenizer: TypeAlias = GenerateRequest | AbortRequest | ControlRequest
 ToScheduler: TypeAlias = TokenizedRequest | AbortRequest | StopMatched | ControlRequest | GuideRefused
 ToGrammar: TypeAlias = ForgetMatchers | OpenMatcher | AdvanceMatchers | CloseMatcher
 FromGrammar: TypeAlias = MatcherStates | GrammarStarted
-ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch
+ToDetokenizer: TypeAlias = TokenBatch | RequestFailed | ControlReply | TensorBatch | ControlRequest
 FromClient: TypeAlias = Hello | Ping
 ToClient: TypeAlias = HelloAck | OutputBatch | ControlReply | Ping | RingStatus | TensorBatch
 ToRank: TypeAlias = BatchPlan | SampleMasks | LoadAdapter | DropAdapter | WorkerCommand

@@ -1,5 +1,5 @@
 """RequestPerfMetrics: times and pages of one sequence, which come with its end when it asked for them
-(`return_perf_metrics`).
+(`return_perf_metrics`). Stamp: a moment on its way through the ring, noted of sampled requests alone.
 
 The names are those of TensorRT-LLM. Times are seconds of CLOCK_MONOTONIC of the machine that serves, as
 `time.monotonic()` gives them there; elsewhere only their differences mean something.
@@ -7,7 +7,20 @@ The names are those of TensorRT-LLM. Times are seconds of CLOCK_MONOTONIC of the
 
 from __future__ import annotations
 
+from typing import Annotated, Literal, TypeAlias
+
+from msgspec import Meta
+
 from runtime.wire.format import Count, Record
+
+TRACE_CONTEXT_BYTES = 25
+"""Trace id (16), span id of the parent (8), flags (1), as in W3C's traceparent."""
+MAX_STAMPS = 64
+"""Most stamps of one sequence, all attempts together."""
+StampName: TypeAlias = Literal[
+    "tokenizer_in", "tokenizer_out", "scheduler", "row", "chunk", "first_token", "retraction", "attempt",
+    "last_token", "closed", "detokenizer",
+]  # fmt: skip
 
 
 class TimingMetrics(Record, frozen=True):
@@ -57,3 +70,26 @@ class RequestPerfMetrics(Record, frozen=True):
     """IterationStats.iter of the step that computed its first token,"""
     last_iter: Count | None = None
     """and its last one."""
+
+
+class Stamp(Record, frozen=True):
+    """A moment of one sequence."""
+
+    name: StampName
+    at_s: float
+    """Time of the stamp, as all times here."""
+    value: Count = 0
+    """scheduler: its number there; row: prompt tokens that were cached; chunk: tokens computed with it;
+    first_token, last_token, closed: output tokens by then; attempt: which one begins.
+    """
+
+
+class TraceStamps(Record, frozen=True):
+    """The trace of a sampled request: what its caller calls it, and what was noted of it so far."""
+
+    context: Annotated[bytes, Meta(min_length=TRACE_CONTEXT_BYTES, max_length=TRACE_CONTEXT_BYTES)]
+    stamps: Annotated[tuple[Stamp, ...], Meta(max_length=MAX_STAMPS)] = ()
+
+    def add(self, *stamps: Stamp) -> TraceStamps:
+        """Return it with more; what is beyond MAX_STAMPS is dropped."""
+        return TraceStamps(self.context, (*self.stamps, *stamps)[:MAX_STAMPS])

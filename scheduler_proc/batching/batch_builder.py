@@ -95,9 +95,9 @@ class BatchBuilder:
         short, somebody not yet in the batch gives up its row.
         """
         tenants = [req for row in ready.tolist() if (req := self._rows.tenant[row]) is not None]
-        adder.num_to_come = len(tenants)
-        for req in sorted(tenants, key=self.capacity.rank):
-            adder.num_to_come -= 1
+        in_turn = sorted(tenants, key=self.capacity.rank)
+        for num_taken, req in enumerate(in_turn, 1):
+            adder.num_to_come = len(in_turn) - num_taken
             while req.row >= 0 and not adder.try_continue(req):
                 if not self._try_make_room(batch, req):
                     break

@@ -157,9 +157,9 @@ class PrefillAdder:
         nobody can lose a row for want of pages any more.
         """
         for scheduled in self._guessing:
-            row, end = scheduled.row, scheduled.start + scheduled.num_known
-            if not self._try_reserve(scheduled.req, end + len(scheduled.guesses)):
-                num_fit = self._kv.num_pages.item(row) * self._kv.page_size - end
+            end, num_guesses = scheduled.start + scheduled.num_known, len(scheduled.guesses)
+            num_fit = self._kv.num_pages.item(scheduled.row) * self._kv.page_size - end
+            if num_fit < num_guesses and not self._try_reserve(scheduled.req, end + num_guesses):
                 scheduled.guesses = scheduled.guesses[:num_fit]
 
     def _can_afford(self, cost: Cost) -> bool:
@@ -217,6 +217,8 @@ class PrefillAdder:
             scheduled.guesses = ()  # a mask is of one position
         if scheduled.guesses:
             # Half of what is left stays for prompts, so that guesses never keep them waiting.
-            scheduled.guesses = scheduled.guesses[: max(0, self._token_budget - self.num_to_come) // 2]
+            room = max(0, self._token_budget - self.num_to_come) // 2
+            if len(scheduled.guesses) > room:
+                scheduled.guesses = scheduled.guesses[:room]
             self._token_budget -= len(scheduled.guesses)
             self._guessing.append(scheduled)

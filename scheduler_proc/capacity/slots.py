@@ -127,7 +127,7 @@ class SlotPool:
             return
         message, until = self._failures[key]
         if self._clock() < until:
-            raise InvalidRequest(message, param="model", code="invalid_adapter")
+            raise InvalidRequest(message, param="lora_request", code="invalid_adapter")
         del self._failures[key]
 
     def _try_load(self, key: SlotKey, seq: int) -> bool:
@@ -231,6 +231,25 @@ class SlotPool:
         slot.key, slot.is_ready, slot.num_bytes = None, False, 0
 
     # -- figures --------------------------------------------------------------------------------------------
+
+    def figures(self) -> dict[str, object]:
+        """Return what server_info tells of adapters, where there are slots for any."""
+        if not self.num_slots:
+            return {}
+        counts = self.counts
+        return {
+            "max_loras": self.num_slots,
+            "num_adapters": len(self._slot_of),
+            "num_adapters_in_use": self.num_used,
+            "adapter_bytes": sum(slot.num_bytes for slot in self._slots),
+            "num_adapter_hits": counts.num_hits,
+            "num_adapter_misses": counts.num_misses,
+            "num_adapter_loads": counts.num_loads,
+            "num_adapter_failures": counts.num_failed,
+            "num_adapter_evictions": counts.num_evicted,
+            "adapter_load_s": counts.load_s,
+            "adapter_requests": dict(self.num_requests_of),
+        }
 
     @property
     def num_used(self) -> int:

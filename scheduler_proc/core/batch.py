@@ -68,12 +68,12 @@ class ScheduleBatch:
         rows, decodes = self.rows, self.decodes
         self.step = step
         rest = self._rest = self.single + self.loose
-        self.order, ids = decodes, rows.next_ids(decodes, FUTURE)
+        self.order, ids = decodes, rows.next_ids(decodes, FUTURE).tobytes()
         lens = samples = drafts = NO_COUNTS
         if rest:
             rest_rows = np.array([scheduled.row for scheduled in rest], np.intp)
             self.order = np.concatenate([decodes, rest_rows])
-            ids = np.concatenate([ids, *[scheduled.input_ids(rows) for scheduled in rest]])
+            ids = b"".join([ids, *[scheduled.input_ids(rows) for scheduled in rest]])
             drafts = np.array([len(scheduled.guesses) for scheduled in rest], np.int32)
             lens = np.array([scheduled.num_known for scheduled in rest], np.int32) + drafts
             samples = np.array([scheduled.samples for scheduled in rest], np.int32)
@@ -89,7 +89,7 @@ class ScheduleBatch:
             len(decodes),
             pack_ids(self.order),
             starts.tobytes(),
-            ids.tobytes(),
+            ids,
             lens.tobytes(),
             samples.tobytes(),
             drafts.tobytes(),

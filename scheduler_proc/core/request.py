@@ -15,6 +15,7 @@ import numpy as np
 
 from runtime.wire.format import TOKEN_BYTES, IntArray, unpack_ids
 from runtime.wire.guide import Guide
+from runtime.wire.perf_metrics import TraceStamps
 from runtime.wire.plan import NO_ADAPTER, AdapterRef, RowSetup
 from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.core.row_columns import MAX_STOP_IDS, RowColumns
@@ -137,6 +138,8 @@ class Request:
     """While it is in the queue: when its waiting would have begun if it had never left it."""
     waited_s: float = 0.0
     """While it is not: how long it was there."""
+    trace: TraceStamps | None = None
+    """Stamps of it on the way here; None: it is not sampled."""
     is_starved: bool = False
     """It has waited for as long as may be, once: from then on it goes before others."""
 
@@ -190,9 +193,10 @@ class Request:
         start = self.num_tokens
         if start + len(tokens) > self.max_len:
             tokens = tokens[: self.max_len - start]
-        for i, token in enumerate(tokens[:-1]):
-            if self.stops_at(token, start + i):
-                return tokens[: i + 1]
+        if len(tokens) > 1 and not self.stops.ids.isdisjoint(tokens):
+            for i, token in enumerate(tokens[:-1]):
+                if self.stops_at(token, start + i):
+                    return tokens[: i + 1]
         return tokens
 
     def row_setup(self, row: int) -> RowSetup:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runtime.wire.format import FloatArray, IntArray, unpack_floats, unpack_ids
 from runtime.wire.plan import StepResult
 from runtime.wire.transport import Frame
@@ -45,9 +47,12 @@ class LooseResults:
             at = slice(self._logprob_at, self._logprob_at + count)
             self._logprob_at += count
             logprobs = RowLogprobs(self._chosen[at], self._top_ids[at], self._top[at])
-        logits = self._logits.get((place, "generation_logits"), ()) if self._logits else ()
-        vectors = self._logits.get((place, "embedding")) if self._logits else None
-        vector = None if vectors is None else vectors[0].frame
+        logits: Sequence[RawLogits] = ()
+        vector = None
+        if self._logits:
+            logits = self._logits.get((place, "generation_logits"), ())
+            vectors = self._logits.get((place, "embedding"))
+            vector = None if vectors is None else vectors[0].frame
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
         return Sampled(ids, logprobs, vector, logits, self._step, len(scheduled.guesses)), prompt
 

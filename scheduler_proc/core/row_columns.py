@@ -82,12 +82,13 @@ class RowColumns:
         rows = self._planned_when_committed
         return bool(rows) and any(self.in_flight.item(row) for row, _ in rows)
 
-    def append(self, row: int, tokens: list[int]) -> None:
-        """Commit what one sample gave a single row."""
+    def append(self, row: int, tokens: list[int]) -> int:
+        """Commit what one sample gave a single row. Returns how many tokens it has now."""
         start, n = self.num_tokens.item(row), len(tokens)
         self.tokens[row, start : start + n] = tokens if n > 1 else tokens[0]
         self.num_tokens[row] = start + n
-        self.in_flight[row] -= 1
+        self.in_flight[row] = self.in_flight.item(row) - 1  # `-= 1` takes three times as long
+        return start + n
 
     # -- the decode path ------------------------------------------------------------------------------------
 

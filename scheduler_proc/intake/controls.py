@@ -15,7 +15,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias
 
-from runtime.base.errors import Forbidden, RequestError
+from runtime.base.errors import Forbidden, InvalidRequest, RequestError
 from runtime.wire.error_info import error_info
 from runtime.wire.messages import ControlOp, ControlRequest
 from scheduler_proc.core.lifecycle import Lifecycle
@@ -28,6 +28,10 @@ from scheduler_proc.observe.step_profile import StepProfile
 logger = logging.getLogger(__name__)
 
 Answer: TypeAlias = Mapping[str, Any]
+
+
+def _ask_detokenizers(request: ControlRequest) -> Answer:
+    raise InvalidRequest(f"{request.op}: the detokenizers answer this, and tokenizers send it there")
 
 
 class Controls:
@@ -58,6 +62,7 @@ class Controls:
             "start_profile": lambda request: self.profile.start(request.num_steps),
             "stop_profile": lambda _: self.profile.stop(),
             "snapshot": lambda _: snapshots.make(),
+            "timeline": _ask_detokenizers,
         }
 
     def receive(self, request: ControlRequest) -> None:
@@ -113,6 +118,7 @@ class Controls:
             "queue_time_counts": lifecycle.queue_times.counts,
             "queue_time_sum_s": lifecycle.queue_times.sum_s,
             "tenants": lifecycle.accounts.figures(),
+            **lifecycle.slots.figures(),
             **self.questions.stats.totals(),
         }
 

@@ -185,6 +185,7 @@ class Intake:
             tenant=message.tenant,
             is_again=message.is_again,
             adapter=message.adapter,
+            trace=message.trace,
         )
         self._check_adapter(message.adapter)
         self._attach_features(req)
@@ -236,7 +237,7 @@ class Intake:
         if adapter is None:
             return
         if not self._lifecycle.slots.num_slots:
-            raise InvalidRequest(NO_LORA, param="model", code="lora_not_enabled")
+            raise InvalidRequest(NO_LORA, param="lora_request", code="lora_not_enabled")
         self._adapter_ids.check(adapter)
 
     def _attach_features(self, req: Request) -> None:

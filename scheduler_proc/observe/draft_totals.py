@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 
 NO_DRAFTS = (0, 0, 0)
@@ -11,19 +13,15 @@ class DraftTotals:
     """Told of each row whose guesses a step has verified."""
 
     def __init__(self) -> None:
-        self._num_drafted = [0] * MAX_DRAFT_TOKENS
-        """By position behind the known tokens,"""
-        self._num_accepted = [0] * MAX_DRAFT_TOKENS
-        """and of these the right ones."""
-        self._num_requests = 0
+        self._rows_by_drafted = [0] * (MAX_DRAFT_TOKENS + 1)
+        """How often a row had so many guesses,"""
+        self._rows_by_accepted = [0] * (MAX_DRAFT_TOKENS + 1)
+        """and so many right ones."""
         self._step = NO_DRAFTS
 
     def note_row(self, num_drafted: int, num_accepted: int) -> None:
-        for position in range(num_drafted):
-            self._num_drafted[position] += 1
-        for position in range(num_accepted):
-            self._num_accepted[position] += 1
-        self._num_requests += 1
+        self._rows_by_drafted[num_drafted] += 1
+        self._rows_by_accepted[num_accepted] += 1
         drafted, accepted, requests = self._step
         self._step = (drafted + num_drafted, accepted + num_accepted, requests + 1)
 
@@ -34,11 +32,17 @@ class DraftTotals:
 
     def totals(self) -> dict[str, int | list[int]]:
         """Since the start, for server_info. By position as far as there were guesses."""
-        num_positions = MAX_DRAFT_TOKENS - self._num_drafted[::-1].count(0)
+        drafted, accepted = _by_position(self._rows_by_drafted), _by_position(self._rows_by_accepted)
+        num_positions = MAX_DRAFT_TOKENS - drafted.count(0)
         return {
-            "num_drafts": self._num_requests,
-            "num_draft_tokens": sum(self._num_drafted),
-            "num_accepted_draft_tokens": sum(self._num_accepted),
-            "draft_tokens_by_position": self._num_drafted[:num_positions],
-            "accepted_draft_tokens_by_position": self._num_accepted[:num_positions],
+            "num_drafts": sum(self._rows_by_drafted),
+            "num_draft_tokens": sum(drafted),
+            "num_accepted_draft_tokens": sum(accepted),
+            "draft_tokens_by_position": drafted[:num_positions],
+            "accepted_draft_tokens_by_position": accepted[:num_positions],
         }
+
+
+def _by_position(rows_by_count: list[int]) -> list[int]:
+    """At position i was one of each row that had more than i."""
+    return list(accumulate(rows_by_count[:0:-1]))[::-1]

@@ -10,9 +10,13 @@
 
 #include "simd.h"
 
+CAROUSEL_EXPORT void carousel_pack_panels(void* weight, int64_t n, int64_t row_bytes, int32_t word_bytes,
+                                          int32_t num_threads);
+
 namespace check {
 
 using carousel::bf16;
+using carousel::fp16;
 using Floats = std::vector<float>;
 
 inline int num_checks = 0;
@@ -25,11 +29,22 @@ inline std::vector<float> normal(size_t size, int seed, float deviation = 1) {
   return values;
 }
 
+template <class T>
+constexpr carousel::DType kType = std::is_same_v<T, float>  ? carousel::kFloat32
+                                  : std::is_same_v<T, bf16> ? carousel::kBfloat16
+                                                            : carousel::kFloat16;
+
 // To the nearest, ties to even.
 template <class T>
 T narrow(float value) {
-  if constexpr (sizeof(T) == sizeof(float)) {
+  if constexpr (std::is_same_v<T, float>) {
     return value;
+  } else if constexpr (std::is_same_v<T, fp16>) {
+    const double size = std::fabs((double)value);
+    const int power = size > 0 ? std::max(std::ilogb(size), -14) : -14;
+    const double steps = std::nearbyint(std::ldexp(size, 10 - power));
+    const int bits = std::min((power + 14) * 1024 + (int)steps, 0x7c00);
+    return fp16{(uint16_t)(bits | (std::signbit(value) ? 0x8000 : 0))};
   } else {
     uint32_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -52,7 +67,7 @@ std::vector<double> wide(const std::vector<T>& values) {
 }
 
 template <class T>
-constexpr double kStep = sizeof(T) == 2 ? 1.0 / 128 : 1e-5;  // two roundings, or sums in another order
+constexpr double kStep = kType<T> == carousel::kBfloat16 ? 1.0 / 128 : kType<T> == carousel::kFloat16 ? 1.0 / 1024 : 1e-5;  // two roundings, or sums in another order
 
 // Each value within `tolerance` of its size or of `scale`.
 template <class T>
@@ -84,6 +99,7 @@ void equal(const std::string& name, const A& got, const B& expected) {
 }  // namespace check
 
 // Of the other files.
+void check_halves();
 void check_linear();
 void check_int8();
 void check_elementwise();

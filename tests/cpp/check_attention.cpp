@@ -80,7 +80,7 @@ void check_step(int dim, int window, float softcap) {
     call.kv_lens = kv_lens.data(), call.query_start = query_start.data(), call.q_stride = kHeads * dim;
     call.k_stride = call.v_stride = width, call.page_table_stride = kPages, call.num_tokens = tokens, call.num_seqs = 3;
     call.page_size = kPageSize, call.num_heads = kHeads, call.num_kv_heads = kKvHeads, call.head_dim = dim;
-    call.window = window, call.dtype = sizeof(T) == 2 ? kBfloat16 : kFloat32, call.num_threads = 2;
+    call.window = window, call.dtype = check::kType<T>, call.num_threads = 2;
     call.scale = (float)scale, call.softcap = softcap, call.deterministic = is_deterministic;
     carousel_attention(&call);
     check::near("attention", out, expected, check::kStep<T>);
@@ -96,6 +96,8 @@ void check_attention() {
     check_step<float>(dim, 0, 0);
     check_step<float>(dim, 33, 5);
     check_step<bf16>(dim, 0, 0);
+    check_step<fp16>(dim, 0, 0);
     check_step<bf16>(dim, 33, 5);
+    check_step<fp16>(dim, 33, 5);
   }
 }

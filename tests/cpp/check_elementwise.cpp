@@ -37,7 +37,7 @@ void check_norm(bool centers) {
   NormCall call{};
   call.x = x.data(), call.residual = residual.data(), call.weight = weight.data(), call.bias = bias.data();
   call.out = out.data(), call.token_stride = size, call.tokens = rows, call.heads = 1, call.size = size;
-  call.is_bf16 = sizeof(T) == 2, call.weight_is_float = sizeof(W) == 4, call.centers = centers, call.is_wide = 1;
+  call.dtype = check::kType<T>, call.weight_is_float = sizeof(W) == 4, call.centers = centers, call.is_wide = 1;
   call.num_threads = 2, call.eps = 1e-5f;
   carousel_norm(&call);
   check::near("norm", out, expected, 2 * check::kStep<T>);
@@ -59,7 +59,7 @@ void check_dtype() {
       }
     }
     std::vector<T> out(rows * size);
-    ActivateCall call{x.data(), out.data(), rows, size, 1, kind, sizeof(T) == 2, 2};
+    ActivateCall call{x.data(), out.data(), rows, size, 1, kind, check::kType<T>, 2};
     carousel_activate(&call);
     check::near("activate", out, expected, 2 * check::kStep<T>);
   }
@@ -67,7 +67,7 @@ void check_dtype() {
   std::vector<double> expected;
   for (int i = 0; i < rows * 45; ++i) expected.push_back(2 * std::tanh(to_float(x[i]) * 3 / 2) + to_float(add[i]));
   std::vector<T> out(rows * 45);
-  CombineCall call{x.data(), add.data(), out.data(), rows, 45, sizeof(T) == 2, 2, 3, 2};
+  CombineCall call{x.data(), add.data(), out.data(), rows, 45, check::kType<T>, 2, 3, 2};
   carousel_combine(&call);
   check::near("combine", out, expected, 4 * check::kStep<T>);
 }
@@ -77,4 +77,5 @@ void check_dtype() {
 void check_elementwise() {
   check_dtype<float>();
   check_dtype<bf16>();
+  check_dtype<fp16>();
 }

@@ -3,7 +3,6 @@
 #include "experts.cpp"
 #include "linear_call.h"
 
-CAROUSEL_EXPORT void carousel_pack_panels(uint32_t* weight, int64_t n, int64_t words, int32_t num_threads);
 CAROUSEL_EXPORT void carousel_linear(const carousel::LinearCall* call);
 
 namespace {
@@ -41,9 +40,9 @@ void check_dtype() {
   std::vector<ProgramStep> steps(kExperts);
   std::vector<ExpertProgram> programs(kExperts);
   for (int e = 0; e < kExperts; ++e) {
-    carousel_pack_panels((uint32_t*)weights[e].data(), kSize, kSize * sizeof(T) / 4, 1);
+    carousel_pack_panels(weights[e].data(), kSize, kSize * sizeof(T), std::is_same_v<T, fp16> ? 2 : 4, 1);
     calls[e].x = x.data(), calls[e].weight = (uint32_t*)weights[e].data(), calls[e].out = y.data();
-    calls[e].n = calls[e].k = kSize, calls[e].is_bf16 = sizeof(T) == 2, calls[e].num_threads = 1;
+    calls[e].n = calls[e].k = kSize, calls[e].dtype = check::kType<T>, calls[e].num_threads = 1;
     program_calls[e].run = [](const void* call) { carousel_linear((const LinearCall*)call); };
     program_calls[e].call = &calls[e], program_calls[e].tokens = &calls[e].num_rows;
     steps[e].calls = &program_calls[e], steps[e].num_calls = 1;
@@ -53,7 +52,7 @@ void check_dtype() {
   call.hidden = hidden.data(), call.scores = scores.data(), call.outputs = outputs.data(), call.out = out.data();
   call.x = x.data(), call.programs = programs.data(), call.num_tokens = kTokens, call.size = kSize;
   call.score_stride = kExperts, call.num_experts = kExperts, call.num_per_token = kPerToken, call.chunk = kChunk;
-  call.renormalizes = 1, call.is_bf16 = sizeof(T) == 2, call.num_threads = 2;
+  call.renormalizes = 1, call.dtype = check::kType<T>, call.num_threads = 2;
   carousel_experts(&call);
   check::near("experts", out, expected, 4 * check::kStep<T>);
 }
@@ -63,4 +62,5 @@ void check_dtype() {
 void check_experts() {
   check_dtype<float>();
   check_dtype<bf16>();
+  check_dtype<fp16>();
 }

@@ -2,8 +2,6 @@
 #include "check.h"
 #include "linear_int8.cpp"
 
-CAROUSEL_EXPORT void carousel_pack_panels(uint32_t* weight, int64_t n, int64_t words, int32_t num_threads);
-
 namespace {
 
 using namespace carousel;
@@ -18,7 +16,7 @@ void check_shape(int rows, int n, int k, bool is_extreme) {
   const auto x = check::narrow<T>(values), bias = check::narrow<T>(check::normal(n, 2));
   std::vector<uint8_t> bytes(rows * k);
   std::vector<float> x_scale(rows), weight_scale(room), out(rows * n);
-  QuantizeCall quantize{x.data(), bytes.data(), x_scale.data(), rows, k, sizeof(T) == 2, 2};
+  QuantizeCall quantize{x.data(), bytes.data(), x_scale.data(), rows, k, check::kType<T>, 2};
   carousel_quantize_rows(&quantize);
   for (int r = 0; r < rows; ++r) {
     float most = 0;
@@ -48,11 +46,11 @@ void check_shape(int rows, int n, int k, bool is_extreme) {
       expected.push_back((float)sum * (double)(weight_scale[j] * x_scale[r]) + to_float(bias[j]));
     }
   }
-  carousel_pack_panels((uint32_t*)weight.data(), n, k / 4, 2);
+  carousel_pack_panels(weight.data(), n, k, 4, 2);
   LinearCall call{};
   call.x = bytes.data(), call.weight = (uint32_t*)weight.data(), call.x_scale = x_scale.data();
   call.weight_scale = weight_scale.data(), call.weight_sum = weight_sum.data(), call.bias = bias.data();
-  call.out = out.data(), call.num_rows = rows, call.n = n, call.k = k, call.is_bf16 = sizeof(T) == 2;
+  call.out = out.data(), call.num_rows = rows, call.n = n, call.k = k, call.dtype = check::kType<T>;
   call.out_is_float = 1, call.num_threads = 2;
   carousel_int8_linear(&call);
   check::near("int8 linear", out, expected, 1e-6);
@@ -66,6 +64,7 @@ void check_int8() {
       for (int k : {16, 80, 2064}) {
         check_shape<float>(rows, n, k, false);
         check_shape<bf16>(rows, n, k, false);
+        check_shape<fp16>(rows, n, k, false);
       }
     }
   }

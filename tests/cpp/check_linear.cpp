@@ -1,4 +1,4 @@
-// Linear layers of float32 and bf16, gates, and the packing of weights.
+// Linear layers of float32 and 16 bits, gates, and the packing of weights.
 #include "check.h"
 #include "linear.cpp"
 #include "pack.cpp"
@@ -25,13 +25,13 @@ void check_shape(int rows, int n, int k, bool has_bias, bool is_float, bool has_
     for (int j = 0; j < width; ++j) expected.push_back(has_gate ? silu(sums[j]) * sums[j + width] : sums[j]);
   }
   weight.resize(room * k);
-  carousel_pack_panels((uint32_t*)weight.data(), n, k * sizeof(T) / 4, 2);
+  carousel_pack_panels(weight.data(), n, k * sizeof(T), std::is_same_v<T, fp16> ? 2 : 4, 2);
   std::vector<T> out(rows * width);
   std::vector<float> floats(rows * width);
   LinearCall call{};
   call.x = x.data(), call.weight = (uint32_t*)weight.data(), call.bias = has_bias ? bias.data() : nullptr;
   call.out = is_float ? (void*)floats.data() : (void*)out.data();
-  call.num_rows = rows, call.n = n, call.k = k, call.is_bf16 = sizeof(T) == 2, call.out_is_float = is_float;
+  call.num_rows = rows, call.n = n, call.k = k, call.dtype = check::kType<T>, call.out_is_float = is_float;
   call.gate = has_gate ? 1 + kSilu : 0, call.num_threads = 2;
   carousel_linear(&call);
   const std::string name = "linear " + std::to_string(rows) + " " + std::to_string(n) + " " + std::to_string(k);
@@ -62,4 +62,5 @@ void check_dtype() {
 void check_linear() {
   check_dtype<float>();
   check_dtype<bf16>();
+  check_dtype<fp16>();
 }

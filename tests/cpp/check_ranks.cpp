@@ -15,7 +15,7 @@ void check_sum() {
   std::vector<double> expected(size);
   for (int i = 0; i < ranks * size; ++i) expected[i % size] += to_float(slots[i]);
   std::vector<T> out(size);
-  SumCall call{(const char*)slots.data(), out.data(), size, (int64_t)(size * sizeof(T)), ranks, sizeof(T) == 2};
+  SumCall call{(const char*)slots.data(), out.data(), size, (int64_t)(size * sizeof(T)), ranks, check::kType<T>};
   carousel_sum(&call);
   check::near("sum", out, expected, check::kStep<T>);
 }
@@ -25,6 +25,7 @@ void check_sum() {
 void check_ranks() {
   check_sum<float>();
   check_sum<bf16>();
+  check_sum<fp16>();
   alignas(64) static char region[2 * kCounterBytes + 4 * 64];
   const std::vector<int64_t> data{111, 222};
   std::vector<int64_t> seen(2), missing(2);

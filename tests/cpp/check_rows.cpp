@@ -2,14 +2,12 @@
 #include "check.h"
 #include "rows.cpp"
 
-CAROUSEL_EXPORT void carousel_pack_panels(uint32_t* weight, int64_t n, int64_t words, int32_t num_threads);
-
 namespace {
 
 using namespace carousel;
 
 template <class T>
-void check_take(bool is_packed) {
+void check_take(int word_bytes) {
   const int n = 37, k = 20, count = 5;
   const std::vector<int64_t> ids{36, 0, 15, 16, 36};
   std::vector<int8_t> table(48 * k);
@@ -24,13 +22,13 @@ void check_take(bool is_packed) {
       expected.push_back(to_float(check::narrow<T>(table[id * k + c] * scale[id])));
     }
   }
-  if (is_packed) carousel_pack_panels((uint32_t*)table.data(), n, k / 4, 1);
+  if (word_bytes) carousel_pack_panels(table.data(), n, k, word_bytes, 1);
   std::vector<int8_t> bytes(count * k);
   std::vector<T> out(count * k);
-  TakeCall call{table.data(), ids.data(), nullptr, bytes.data(), k, count, is_packed, 0, 1};
+  TakeCall call{table.data(), ids.data(), nullptr, bytes.data(), k, count, word_bytes, 0, 1};
   carousel_take(&call);
   check::equal("take", bytes, plain);
-  call.row_scale = scale.data(), call.out = out.data(), call.is_bf16 = sizeof(T) == 2;
+  call.row_scale = scale.data(), call.out = out.data(), call.dtype = check::kType<T>;
   carousel_take(&call);
   check::near("take, int8", out, expected, 1e-7);
 }
@@ -38,9 +36,10 @@ void check_take(bool is_packed) {
 }  // namespace
 
 void check_rows() {
-  for (bool is_packed : {false, true}) {
-    check_take<float>(is_packed);
-    check_take<bf16>(is_packed);
+  for (int word_bytes : {0, 2, 4}) {
+    check_take<float>(word_bytes);
+    check_take<bf16>(word_bytes);
+    check_take<fp16>(word_bytes);
   }
   const int tokens = 4, half = 10;
   const std::vector<int64_t> positions{0, 1, 777, 1000003};

@@ -1,6 +1,7 @@
 #include "check.h"
 
 int main() {
+  check_halves();
   check_linear();
   check_int8();
   check_elementwise();

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, TypedDict, TypeVar, get_args
 
 from runtime.base.errors import InvalidRequest
+from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.messages import MAX_PROFILE_STEPS, PauseMode
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -16,6 +17,7 @@ class ControlArguments(TypedDict, total=False):
 
     mode: PauseMode
     num_steps: int
+    label: str
 
 
 def check_mode(mode: PauseMode) -> PauseMode:
@@ -32,6 +34,13 @@ def check_num_steps(num_steps: int | None) -> int:
     if type(num_steps) is not int or not 1 <= num_steps <= MAX_PROFILE_STEPS:
         raise InvalidRequest(f"num_steps: 1 to {MAX_PROFILE_STEPS}, got {num_steps!r}", param="num_steps")
     return num_steps
+
+
+def check_label(label: str) -> str:
+    """Raises InvalidRequest."""
+    if not isinstance(label, str) or not 0 < len(label) <= MAX_LABEL_CHARS:
+        raise InvalidRequest(f"label: text of 1 to {MAX_LABEL_CHARS} characters", param="label")
+    return label
 
 
 def documented_as(other: Callable[..., Any]) -> Callable[[F], F]:

@@ -18,6 +18,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from carousel.client.core.trace_context import trace_for_wire
+from carousel.lora import LoRARequest, adapter_for_wire
 from carousel.retention import KvCacheRetentionConfig, retention_for_wire
 from carousel.structured_outputs import GuidedDecodingParams, StructuredOutputsParams, guide_for_wire
 from runtime.base.errors import InvalidRequest
@@ -110,6 +112,10 @@ class RequestOptions(EmbedOptions, total=False):
     """Guesses at the beginning of the output, at most 64: those that are right cost one step together."""
     prediction: str
     """Text that the output may resemble. A server that speculates looks for guesses in it first."""
+    traceparent: str | None
+    """W3C's name of the caller's span. If it is sampled, each sequence ends with its `trace_stamps`."""
+    lora_request: LoRARequest | None
+    """Adapter that it is computed with; None: the model alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,6 +221,8 @@ def build_request(handle: bytes, submission: Submission) -> GenerateRequest:
         tools=tools,
         draft_ids=_draft_ids(options.get("draft_token_ids")),
         prediction=_prediction(options.get("prediction", "")),
+        trace=trace_for_wire(options.get("traceparent")),
+        adapter=adapter_for_wire(options.get("lora_request")),
     )
 
 

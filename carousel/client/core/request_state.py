@@ -39,6 +39,7 @@ from runtime.wire.messages import (
     SequenceOutput,
     Usage,
 )
+from runtime.wire.perf_metrics import Stamp
 from runtime.wire.sampling_params import SamplingParams
 
 TensorName: TypeAlias = Literal["context_logits", "generation_logits", "embedding"]
@@ -55,6 +56,7 @@ class SequenceState:
         "_prompt_logprobs_start",
         "_resumed_at",
         "_tensors",
+        "_trace",
         "_wants_logprobs",
         "_wants_prompt_logprobs",
         "finish",
@@ -82,6 +84,8 @@ class SequenceState:
         """Characters of the text that has come."""
         self._num_prompt_logprobs = 0
         self._cumulative_logprob = 0.0
+        self._trace = request.trace
+        """With its attempts, if it is sampled."""
         self._resumed_at = (0, 0)
         """Bytes of output and prompt logprobs that had come when its newest attempt was made."""
         # -- received by the caller
@@ -116,7 +120,9 @@ class SequenceState:
         """
         return (len(self.ids), self._num_prompt_logprobs) != self._resumed_at
 
-    def next_attempt(self, request: GenerateRequest, time_limit_ms: int) -> GenerateRequest | None:
+    def next_attempt(
+        self, request: GenerateRequest, time_limit_ms: int, now: float
+    ) -> GenerateRequest | None:
         """The request that goes on where this sequence is, alone; its handle is the new one. None when it was
         made as often as can be.
         """
@@ -125,6 +131,8 @@ class SequenceState:
             return None
         self.handle = with_attempt(self.handle, attempt)
         self._resumed_at = (len(self.ids), self._num_prompt_logprobs)
+        if self._trace is not None:
+            self._trace = self._trace.add(Stamp("attempt", now, attempt))
         resume = Resume(
             bytes(self.ids), self.num_noted_chars, self._cumulative_logprob, self._num_prompt_logprobs
         )
@@ -134,6 +142,7 @@ class SequenceState:
             sampling=request.sampling.of_sequence(self.index),
             time_limit_ms=time_limit_ms,
             resume=resume if any(self._resumed_at) else None,
+            trace=self._trace,
         )
 
     @property
@@ -213,6 +222,7 @@ class SequenceState:
             usage=self.usage,
             generation_logits=self.tensor("generation_logits"),
             request_perf_metrics=None if finish is None else finish.perf_metrics,
+            trace_stamps=() if finish is None or finish.trace is None else finish.trace.stamps,
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:
@@ -305,7 +315,7 @@ class RequestState:
     def next_attempt(self, sequence: SequenceState, now: float) -> GenerateRequest | None:
         """The request that makes a sequence again, with the time that is left; None when there is none."""
         left_ms = max(1, round((self.deadline_s - now) * 1000)) if self.deadline_s else 0
-        message = sequence.next_attempt(self.request, left_ms)
+        message = sequence.next_attempt(self.request, left_ms, now)
         self._by_handle[sequence.handle] = sequence
         return message
 

@@ -18,7 +18,7 @@ from runtime.base.errors import (
 )
 from runtime.wire.format import FloatArray
 from runtime.wire.messages import ErrorInfo, Usage
-from runtime.wire.perf_metrics import RequestPerfMetrics
+from runtime.wire.perf_metrics import RequestPerfMetrics, Stamp
 
 PROMPT_FIELDS = frozenset({"text", "input_ids"})
 FinishReason: TypeAlias = Literal["stop", "length", "abort", "timeout"]
@@ -91,6 +91,8 @@ class CompletionOutput:
     """[output tokens, vocabulary] float32, when asked for; None when none was computed."""
     request_perf_metrics: RequestPerfMetrics | None = None
     """With the end of the sequence, when asked for."""
+    trace_stamps: tuple[Stamp, ...] = ()
+    """Moments of the sequence, with its end, of a sampled request."""
 
     @property
     def stop_reason(self) -> str | int | None:

@@ -113,6 +113,8 @@ class OpenControl(NamedTuple):
 
     request: ControlRequest
     put: Put
+    lane: int
+    """By which it is answered, and the number of the request whose way it goes."""
 
 
 class Session(Generic[M]):
@@ -245,16 +247,16 @@ class Session(Generic[M]):
         return self.asking(op, after=after, wait=wait, own=own, tenant=tenant)
 
     @contextlib.contextmanager
-    def asking(self, op: ControlOp, **about: Any) -> Iterator[M]:
-        """Ask the ring, with what ControlRequest says of it. The answer is one ControlReply in the mailbox;
-        who leaves before it has come is not asked for again.
+    def asking(self, op: ControlOp, lane: int = 0, **about: Any) -> Iterator[M]:
+        """Ask the ring, with what ControlRequest says of it. The answer is one ControlReply in the mailbox,
+        by this lane; who leaves before it has come is not asked for again.
         """
         number = next(self._control_numbers)
         mailbox = self._new_mailbox()
-        request = ControlRequest(self.connection.client_of(0), number, op, **about)
-        self._controls[number] = OpenControl(request, mailbox.put)
+        request = ControlRequest(self.connection.client_of(lane), number, op, **about)
+        self._controls[number] = OpenControl(request, mailbox.put, lane)
         try:
-            self.connection.submit(request, 0)
+            self.connection.submit(request, lane)
             yield mailbox
         finally:
             self._controls.pop(number, None)
@@ -334,10 +336,10 @@ class Session(Generic[M]):
         for request in list(self._requests.values()):
             if request.generation < restart.generation and self._concerns(restart, request.number):
                 self._make_again(request, restart)
-        if self._concerns(restart, 0):
-            for control in list(self._controls.values()):
+        for control in list(self._controls.values()):
+            if self._concerns(restart, control.lane):
                 with contextlib.suppress(CarouselError):
-                    self.connection.resubmit(control.request, 0)
+                    self.connection.resubmit(control.request, control.lane)
 
     def _concerns(self, restart: Restart, number: int) -> bool:
         """Tell whether the way of request `number` goes through the process."""

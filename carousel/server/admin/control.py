@@ -16,7 +16,7 @@ from carousel.server.admin.control_types import EmptyBody, PauseBody, ProfileBod
 from carousel.server.request.body import read_optional_body
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
-from runtime.base.errors import InvalidRequest
+from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.process import process_name
 from runtime.wire.status_page import Status
 
@@ -78,6 +78,19 @@ async def snapshot(request: Request) -> Response:
     """
     server: ServerState = request.app.state.server
     return Response(await server.snapshots.read(), media_type="application/json")
+
+
+async def timeline(request: Request) -> Response:
+    """The moments of the sampled sequences of a request that have ended, by its X-Request-Id. Raises
+    RequestError (404) where there are none.
+    """
+    server: ServerState = request.app.state.server
+    found = await server.statistics(_client(request).timeline, request.path_params["request_id"])
+    if not found:
+        raise RequestError(
+            "no sampled request with this id has ended lately", code="timeline_not_found", status=404
+        )
+    return _json(found)
 
 
 async def server_info(request: Request) -> Response:

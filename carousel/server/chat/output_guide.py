@@ -14,6 +14,7 @@ from runtime.guides import structural_tag as tags
 from runtime.wire.guide import Guide, GuideKind
 
 KIND: GuideKind = "structural_tag"
+BUDGET = "thinking_token_budget"
 LINE_BREAKS = r"\n{1,2}"
 """Between the end of reasoning and the answer."""
 
@@ -60,17 +61,28 @@ class HeldCalls:
 
 
 def output_guide(
-    params: Any, calls: HeldCalls, reasoning: ReasoningFormat | None, thinking: Thinking
+    params: Any,
+    calls: HeldCalls,
+    reasoning: ReasoningFormat | None,
+    thinking: Thinking,
+    budget: int | None = None,
 ) -> Guide | None:
-    """Return what holds an answer; None for nothing. `params`: the guide of its content. Raises
-    InvalidRequest.
+    """Return what holds an answer; None for nothing. `params`: the guide of its content. `budget`: tokens of
+    reasoning between its tags, at most. Raises InvalidRequest.
     """
     guide = guide_for_wire(params)
     content = _content(guide, calls)
+    most = None
+    if reasoning is not None and thinking != "none" and budget is not None:
+        most = tags.MaxTokens(budget, BUDGET)
+        content = content or tags.AnyTokens("" if thinking == "open" else reasoning.begin, BUDGET)
     if content is None:
         return guide
+    # Elsewhere each guide in the tag says so of itself.
+    any_whitespace = guide is None or guide.kind != KIND or guide.any_whitespace
     if reasoning is None or (thinking == "none" and reasoning.read is None):
-        return guide if isinstance(content, tags.Nested) else Guide(KIND, tags.encode(content))
+        is_plain = isinstance(content, tags.Nested)
+        return guide if is_plain else Guide(KIND, tags.encode(content), any_whitespace)
     if reasoning.read is not None:
         kind = KIND if guide is None else guide.kind
         raise InvalidRequest(
@@ -81,22 +93,23 @@ def output_guide(
         )
     begin = "" if thinking == "open" else reasoning.begin
     thought: list[tags.Element] = [
-        tags.Tag(begin, tags.AnyText(), reasoning.end),
+        tags.Tag(begin, tags.AnyText(most), reasoning.end),
         tags.Optional(tags.Regex(LINE_BREAKS)),
     ]
     behind = tags.Sequential(thought)
     whole = tags.Sequential([behind if thinking == "open" else tags.Optional(behind), content])
-    return Guide(KIND, tags.encode(whole))
+    return Guide(KIND, tags.encode(whole), any_whitespace)
 
 
 def _content(guide: Guide | None, calls: HeldCalls) -> tags.Element | None:
     """Return the answer behind reasoning; None where it may be any."""
     family, tools = calls.family, calls.tools
-    nested = (
-        None
-        if guide is None
-        else tags.Nested(cast(tags.NestedKind, guide.kind), guide.text, guide.any_whitespace)
-    )
+    nested: tags.Element | None = None
+    if guide is not None and guide.kind == KIND:
+        nested = tags.decode(guide.text)
+    elif guide is not None:
+        kind = cast(tags.NestedKind, guide.kind)
+        nested = tags.Nested(kind, guide.text, guide.any_whitespace)
     if family is None or not tools.names:
         return nested
     if calls.is_forced:

@@ -32,7 +32,7 @@ NAMES = {**PARAM_NAMES, "prompt": "messages", "structural_tag": "tools"}
 async def create_chat_completion(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, ChatBody)
-    server.check_model(body.model)
+    model = server.served_model(body.model)
     server.check_serving()
     check_stream_options(body)
     sampling = sampling_params(
@@ -49,6 +49,7 @@ async def create_chat_completion(request: Request) -> Response:
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
         guide=guide.params,
+        adapter=model.adapter,
     )
     options.update(
         template_options(body.add_generation_prompt, body.continue_final_message, body.chat_template_kwargs)
@@ -62,7 +63,7 @@ async def create_chat_completion(request: Request) -> Response:
     asked = submissions_for([conversation(body.messages)], sampling, options, labels, stream=body.stream)
     check_size(asked, server.config.context_length)
     view = ChatView(
-        model=server.config.model_names[0],
+        model=model.name,
         num_choices=sampling.n,
         shows_logprobs=sampling.logprobs is not None,
         num_prompt_logprobs=body.prompt_logprobs,

@@ -8,6 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from carousel.client.core.request_builder import RequestOptions, Submission
+from carousel.lora import LoRARequest
 from carousel.server.guides import asked_guide
 from carousel.server.openai.completion_format import CompletionFormat, CompletionView
 from carousel.server.openai.logprobs import TokenSpeller
@@ -37,19 +38,19 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, CompletionBody)
-    server.check_model(body.model)
+    model = server.served_model(body.model)
     server.check_serving()
     check_stream_options(body)
     max_tokens = _max_tokens(body, server.config.default_max_tokens or DEFAULT_MAX_TOKENS)
     sampling = _sampling(body, server, max_tokens)
     guide = asked_guide(body)
-    options = _options(body, guide.params)
+    options = _options(body, guide.params, model.adapter)
     prompts = prompts_of(body.prompt)
     labels = request_labels(request.state.request_id, len(prompts))
     asked = submissions_for(prompts, sampling, options, labels, stream=body.stream)
     check_size(asked, server.config.context_length)
     view = CompletionView(
-        model=server.config.model_names[0],
+        model=model.name,
         num_choices=sampling.n,
         num_logprobs=_num_logprobs(body),
         num_prompt_logprobs=body.prompt_logprobs,
@@ -134,13 +135,16 @@ def _shows_ids(body: CompletionBody, server: ServerState) -> bool:
     return not server.tokenizer.is_there if body.return_token_ids is None else body.return_token_ids
 
 
-def _options(body: CompletionBody, guide: StructuredOutputsParams | None) -> RequestOptions:
+def _options(
+    body: CompletionBody, guide: StructuredOutputsParams | None, adapter: LoRARequest | None
+) -> RequestOptions:
     options = request_options(
         priority=body.priority,
         cache_salt=body.cache_salt,
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
         guide=guide,
+        adapter=adapter,
     )
     if body.add_special_tokens is not None:
         options["add_special_tokens"] = body.add_special_tokens

@@ -1,4 +1,4 @@
-"""/v1/models: the one model that this server has, by each of its names."""
+"""/v1/models: the one model that this server has, by each of its names, and its adapters."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ async def list_models(request: Request) -> Response:
 async def retrieve_model(request: Request) -> Response:
     server: ServerState = request.app.state.server
     name = request.path_params["name"]
-    server.check_model(name)
-    return _json(next((card for card in _cards(server) if card.id == name), _cards(server)[0]))
+    served = server.served_model(name)
+    wanted = name if served.adapter is None else served.name
+    return _json(next((card for card in _cards(server) if card.id == wanted), _cards(server)[0]))
 
 
 def _cards(server: ServerState) -> list[ModelCard]:
-    names = server.config.model_names
-    return [ModelCard(name, server.created, server.config.context_length, root=names[0]) for name in names]
+    """The model's, and those of its adapters."""
+    names, length = server.config.model_names, server.config.context_length
+    cards = [ModelCard(name, server.created, length, root=names[0]) for name in names]
+    adapters = server.config.adapter_paths if server.config.enable_lora else ()
+    return cards + [ModelCard(name, server.created, length, root=name, parent=names[0]) for name in adapters]
 
 
 def _json(body: msgspec.Struct) -> Response:

@@ -181,10 +181,11 @@ class ModelCard(Struct):
     created: int
     max_model_len: int
     root: str
-    """The first of the names: what it was loaded from is nobody's business."""
+    """The first of the names, or an adapter's own: what it was loaded from is nobody's business."""
     object: Literal["model"] = "model"
     owned_by: str = "carousel"
-    parent: None = None
+    parent: str | None = None
+    """Model that an adapter belongs to."""
 
 
 class ModelList(Struct):

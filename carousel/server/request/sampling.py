@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from carousel.client.core.request_builder import RequestOptions
+from carousel.lora import LoRARequest
 from carousel.retention import KvCacheRetentionConfig, TokenRangeRetentionConfig
 from carousel.server.openai.types import GenerationBody, RetentionBody
 from carousel.structured_outputs import StructuredOutputsParams
@@ -19,7 +20,7 @@ from runtime.base.errors import InvalidRequest
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.wire.sampling_params import SamplingParams
 
-PARAM_NAMES = {"label": "X-Request-Id"}
+PARAM_NAMES = {"label": "X-Request-Id", "lora_request": "model"}
 """Names in OpenAI's bodies of what the client library calls otherwise."""
 
 
@@ -69,6 +70,7 @@ def request_options(
     time_limit: float | None,
     retention: RetentionBody | None = None,
     guide: StructuredOutputsParams | None = None,
+    adapter: LoRARequest | None = None,
 ) -> RequestOptions:
     options = RequestOptions()
     if priority is not None:
@@ -81,6 +83,8 @@ def request_options(
         options["kv_cache_retention_config"] = _retention(retention)
     if guide is not None:
         options["structured_outputs"] = guide
+    if adapter is not None:
+        options["lora_request"] = adapter
     return options
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from carousel.client.core.request_builder import Prompt, Submission
+from carousel.client.core.request_builder import Prompt, RequestOptions, Submission
 from carousel.server.guides import asked_guide_of_sampling
 from carousel.server.http.errors import respelled
 from carousel.server.request.body import read_body
@@ -38,6 +39,7 @@ PARAM_NAMES = {
     "prompt_logprobs": "logprob_start_len",
     "prompt_logprobs_start": "logprob_start_len",
     "label": "rid",
+    "lora_request": "lora_path",
 }
 
 
@@ -64,6 +66,7 @@ async def generate(request: Request) -> Response:
         else:
             labels = _labels(body.rid, len(prompts), is_list=is_list)
         asked = submissions_for(prompts, sampling, options, labels, stream=body.stream)
+        asked = _with_adapters(asked, server, body.lora_path)
         check_size(asked, server.config.context_length)
         _check_logits(asked, server, num_prompt_tokens=0)
         view = GenerateView(
@@ -90,6 +93,22 @@ async def generate(request: Request) -> Response:
     return Generation(
         server, asked, GenerateFormat(view, len(prompts)), names, labels_are_chosen=body.rid is not None
     )
+
+
+def _with_adapters(
+    asked: list[Submission], server: ServerState, names: str | list[str | None] | None
+) -> list[Submission]:
+    """Return the requests, each with the adapter of its name. Raises InvalidRequest."""
+    if isinstance(names, list) and len(names) != len(asked):
+        raise InvalidRequest(
+            f"lora_path: {len(names)} for {len(asked)} prompts; give one, or one for each", param="lora_path"
+        )
+    each = names if isinstance(names, list) else [names] * len(asked)
+    adapters = [server.adapter(name) if name else None for name in each]
+    return [
+        replace(submission, options=RequestOptions({**submission.options, "lora_request": adapter}))
+        for submission, adapter in zip(asked, adapters, strict=True)
+    ]
 
 
 def _check_logits(asked: list[Submission], server: ServerState, num_prompt_tokens: int) -> None:

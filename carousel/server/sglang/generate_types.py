@@ -21,6 +21,8 @@ from carousel.server.openai.types import (
 from runtime.wire.format import MAX_LABEL_CHARS
 from runtime.wire.sampling_params import TokenId
 
+AdapterName: TypeAlias = Annotated[str, Meta(max_length=MAX_LABEL_CHARS)]
+"""Empty for none."""
 RequestLabel: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
 
 
@@ -68,6 +70,7 @@ class GenerateSampling(Struct, forbid_unknown_fields=True, kw_only=True):
     json_schema: str | None = None
     regex: str | None = None
     ebnf: str | None = None
+    structural_tag: str | None = None
 
 
 class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
@@ -85,6 +88,8 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     priority: Priority | None = None
     cache_salt: CacheSalt | None = None
     kv_cache_retention_config: RetentionBody | None = None
+    lora_path: AdapterName | Annotated[list[AdapterName | None], Meta(max_length=MAX_PROMPTS)] | None = None
+    """Name of an adapter; one, or one for each prompt."""
     time_limit: TimeLimit | None = None
     """Seconds."""
 

@@ -10,7 +10,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from model_worker.kernels.native.library import DTYPES, ExpertProgram, ExpertsCall, NativeKernels
+from model_worker.kernels.native.library import ExpertProgram, ExpertsCall, NativeKernels
 from model_worker.kernels.native.program import Arena, Program
 
 # Rows of an expert's program; more tokens go through it in turns. Enough for a weight to be read rarely.
@@ -71,7 +71,7 @@ class NativeExperts:
             num_per_token=num_per_token,
             chunk=CHUNK,
             renormalizes=renormalizes,
-            is_bf16=DTYPES[scratch.x.dtype],
+            dtype=kernels.number_of(scratch.x.dtype),
             num_threads=torch.get_num_threads(),
         )
 

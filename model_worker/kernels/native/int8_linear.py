@@ -14,7 +14,7 @@ MAX_IN_FEATURES = 1 << 16  # sums of 255 * 127 stay below 2^31
 
 
 def can_pack_int8(weight: Tensor, dtype: torch.dtype) -> bool:
-    """Tell whether there is a kernel for int8 weight [N, K] and activations of dtype."""
+    """Tell whether int8 weight [N, K] has a kernel for activations of dtype."""
     k = weight.shape[1]
     return dtype in DTYPES and k % LANES == 0 and k <= MAX_IN_FEATURES and can_fill(weight)
 
@@ -52,8 +52,8 @@ class Int8Linear:
         self._quantize = kernels.quantize_rows
         self._run = kernels.int8_linear
         num_threads = torch.get_num_threads()
-        is_bf16 = DTYPES[dtype]
-        self._rows = QuantizeCall(size=size, is_bf16=is_bf16, num_threads=num_threads)
+        number = kernels.number_of(dtype)
+        self._rows = QuantizeCall(size=size, dtype=number, num_threads=num_threads)
         self._call = LinearCall(
             weight=weight.data_ptr(),
             weight_scale=scale.data_ptr(),
@@ -61,7 +61,7 @@ class Int8Linear:
             bias=None if bias is None else bias.data_ptr(),
             n=self._width,
             k=size,
-            is_bf16=is_bf16,
+            dtype=number,
             out_is_float=self._out_dtype is torch.float32,
             num_threads=num_threads,
         )

@@ -18,7 +18,7 @@ from model_worker.kernels.native.build import BuildError, build_library, trusted
 from model_worker.kernels.native.sample_calls import DrawCall, LogprobsCall, MaskCall, PenaltyCall
 from runtime.base.cpu_isa import CpuIsa
 
-DTYPES = {torch.float32: 0, torch.bfloat16: 1}
+DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 MAX_HEAD_DIM = 256
 HEAD_DIM_STEP = 16
 
@@ -74,7 +74,7 @@ class LinearCall(ctypes.Structure):
         ("num_rows", ctypes.c_int32),
         ("n", ctypes.c_int32),
         ("k", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("out_is_float", ctypes.c_int32),
         ("gate", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
@@ -137,7 +137,7 @@ class LoraCall(ctypes.Structure):
         ("k", ctypes.c_int32),
         ("max_hidden", ctypes.c_int32),
         ("num_slots", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"
@@ -152,7 +152,7 @@ class QuantizeCall(ctypes.Structure):
         ("scale", ctypes.c_void_p),
         ("num_rows", ctypes.c_int32),
         ("size", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"
@@ -172,7 +172,7 @@ class NormCall(ctypes.Structure):
         ("heads", ctypes.c_int32),
         ("size", ctypes.c_int32),
         ("weight_stride", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("weight_is_float", ctypes.c_int32),
         ("centers", ctypes.c_int32),
         ("is_wide", ctypes.c_int32),
@@ -192,7 +192,7 @@ class ActivateCall(ctypes.Structure):
         ("size", ctypes.c_int32),
         ("has_up", ctypes.c_int32),
         ("activation", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "rows"
@@ -207,7 +207,7 @@ class CombineCall(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("rows", ctypes.c_int32),
         ("size", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
         ("scale", ctypes.c_float),
         ("cap", ctypes.c_float),
@@ -238,7 +238,7 @@ class ExpertsCall(ctypes.Structure):
         ("num_per_token", ctypes.c_int32),
         ("chunk", ctypes.c_int32),
         ("renormalizes", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_tokens"
@@ -254,8 +254,8 @@ class TakeCall(ctypes.Structure):
         ("out", ctypes.c_void_p),
         ("row_bytes", ctypes.c_int64),
         ("num_rows", ctypes.c_int32),
-        ("is_packed", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("packed_bytes", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"
@@ -321,7 +321,7 @@ class Tape(Protocol):
 
 class NativeKernels:
     """One loaded library. A call's pointers must be into tensors on the CPU, of the layout that the C++ side
-    says and of one dtype, float32 or bfloat16; they must stay alive while it runs.
+    says and of one of DTYPES; they must stay alive while it runs.
     """
 
     def __init__(self, path: Path, dtype: torch.dtype | None = None) -> None:
@@ -345,7 +345,7 @@ class NativeKernels:
         self.quantize_rows = self._recordable(library, "carousel_quantize_rows", QuantizeCall)
         self.int8_linear = self._recordable(library, "carousel_int8_linear", LinearCall)
         pointer, size, count = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
-        self.pack_panels = _function(library, "carousel_pack_panels", pointer, size, size, count)
+        self.pack_panels = _function(library, "carousel_pack_panels", pointer, size, size, count, count)
         self.run_program = _function(library, "carousel_run_program", ctypes.c_void_p)
         self.run_step = _function(library, "carousel_run_step", ctypes.c_void_p)
         self.draw = _function(library, "carousel_draw", ctypes.POINTER(DrawCall))
@@ -371,6 +371,11 @@ class NativeKernels:
                 function()
         finally:
             self._condition = None
+
+    def number_of(self, dtype: torch.dtype) -> int:
+        """The number by which calls name dtype."""
+        assert dtype is torch.float32 or self.dtype in (None, dtype), f"compiled for {self.dtype} alone"
+        return DTYPES[dtype]
 
     def _recordable(
         self, library: ctypes.CDLL, name: str, call_type: type[ctypes.Structure]
@@ -410,7 +415,8 @@ def load_kernels(
     cache_dir: Path, isa: CpuIsa | None = None, dtype: torch.dtype | None = None
 ) -> NativeKernels:
     """Build the library if need be and load it, once per process. isa: as of build_library, which may raise
-    BuildError. dtype: the only one for which there is attention, the most to compile; None: all.
+    BuildError. dtype: the only one, beside float32, that kernels know, and the only one of attention; None:
+    all.
     """
     defines = () if dtype is None else (f"CAROUSEL_DTYPE={DTYPES[dtype]}",)
     with trusted_cache(cache_dir) as cache:

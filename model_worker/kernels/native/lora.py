@@ -110,7 +110,7 @@ class NativeLora:
             k=in_features,
             max_hidden=self._max_hidden,
             num_slots=rows.num_slots,
-            is_bf16=DTYPES[dtype],
+            dtype=kernels.number_of(dtype),
             num_threads=torch.get_num_threads(),
         )
 

@@ -55,9 +55,14 @@ def pack_panels(kernels: NativeKernels, weight: Tensor, num_threads: int = 0) ->
     if len(weight) % PANEL:
         room = weight.new_empty(round_up(len(weight)), weight.shape[1])[: len(weight)]
         weight.data = room.copy_(weight)
-    words = weight.shape[1] * weight.element_size() // 4
+    n, row_bytes = weight.shape[0], weight.shape[1] * weight.element_size()
     threads = num_threads or torch.get_num_threads()
-    kernels.pack_panels(weight.data_ptr(), weight.shape[0], words, threads)
+    kernels.pack_panels(weight.data_ptr(), n, row_bytes, word_bytes(weight), threads)
+
+
+def word_bytes(weight: Tensor) -> int:
+    """Bytes of a row that stay together when it is packed."""
+    return 2 if weight.dtype is torch.float16 else 4
 
 
 def round_up(rows: int) -> int:
@@ -69,6 +74,7 @@ class TakeRows:
     """Rows of a table by their numbers: embeddings, and the tokens whose hidden states are wanted."""
 
     def __init__(self, kernels: NativeKernels) -> None:
+        self._number_of = kernels.number_of
         self._run = kernels.take
         self._call = TakeCall(num_threads=torch.get_num_threads())
 
@@ -94,15 +100,15 @@ class TakeRows:
         call.out = out.data_ptr()
         call.row_bytes = table.shape[1] * table.element_size()
         call.num_rows = index.shape[0]
-        call.is_packed = packed
+        call.packed_bytes = word_bytes(table) if packed else 0
         call.row_scale = None if row_scale is None else row_scale.data_ptr()
-        call.is_bf16 = dtype is not None and DTYPES[dtype]
+        call.dtype = 0 if dtype is None else self._number_of(dtype)
         self._run(call)
         return out
 
 
 def can_take(table: Tensor) -> bool:
-    """Tell whether TakeRows has a kernel for rows of table [N, K]."""
+    """Tell whether rows of table [N, K] are what TakeRows takes."""
     return table.shape[1] * table.element_size() % 4 == 0
 
 
@@ -157,7 +163,7 @@ class PackedLinear:
             bias=None if bias is None else bias.data_ptr(),
             n=weight.shape[0],
             k=weight.shape[1],
-            is_bf16=DTYPES[weight.dtype],
+            dtype=kernels.number_of(weight.dtype),
             out_is_float=out_dtype is torch.float32,
             num_threads=torch.get_num_threads(),
         )
@@ -218,7 +224,7 @@ class Norm:
             bias=None if bias is None else bias.data_ptr(),
             size=weight.shape[-1],
             weight_stride=weight.shape[-1] if weight.dim() == 2 else 0,
-            is_bf16=DTYPES[dtype],
+            dtype=kernels.number_of(dtype),
             weight_is_float=weight.dtype is torch.float32,
             centers=centers,
             is_wide=is_wide,
@@ -260,6 +266,7 @@ class Activate:
     """A feed-forward layer's activation, alone or as a gate."""
 
     def __init__(self, kernels: NativeKernels, activation: Activation, *, has_up: bool) -> None:
+        self._number_of = kernels.number_of
         self._run = kernels.activate
         self._parts = 2 if has_up else 1
         self._call = ActivateCall(
@@ -281,7 +288,7 @@ class Activate:
         call.out = out.data_ptr()
         call.rows = rows
         call.size = width // self._parts
-        call.is_bf16 = DTYPES[x.dtype]
+        call.dtype = self._number_of(x.dtype)
         self._run(call)
         return out
 
@@ -290,6 +297,7 @@ class Combine:
     """See kernels/combine.py, whose arguments it has."""
 
     def __init__(self, kernels: NativeKernels) -> None:
+        self._number_of = kernels.number_of
         self._run = kernels.combine
         self._call = CombineCall(num_threads=torch.get_num_threads())
 
@@ -311,7 +319,7 @@ class Combine:
         call.add = None if add is None else add.data_ptr()
         call.out = out.data_ptr()
         call.rows, call.size = x.shape
-        call.is_bf16 = DTYPES[x.dtype]
+        call.dtype = self._number_of(x.dtype)
         call.scale = scale
         call.cap = cap or 0.0
         self._run(call)

@@ -6,11 +6,12 @@ last. A slot that another n-gram has taken since is a match lost; what is found 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 
 import numpy as np
 
-from runtime.wire.format import IntArray
+from runtime.wire.format import IntArray, pack_ids
 
 MAX_NGRAM = 8
 SLOTS_A_TOKEN = 16
@@ -22,9 +23,8 @@ MAX_BULK = 1 << 14
 FEW_TOKENS = 16
 """So many are added one by one."""
 
-# The hash of an n-gram is FACTOR * that of its first n - 1 tokens + its last token, in as many bits as the
-# largest table needs; of no tokens it is EMPTY. So no product exceeds 30 bits, where Python computes fastest.
-HASH_MASK = MAX_SLOTS - 1
+# The hash of an n-gram is FACTOR * that of its first n - 1 tokens + its last token, in as many bits as number
+# the table's slots; of no tokens it is EMPTY. So no product exceeds 30 bits, where Python computes fastest.
 FACTOR = 1501
 EMPTY = 0x2545F
 
@@ -34,16 +34,13 @@ class NgramIndex:
 
     def __init__(self, tokens: IntArray, max_len: int) -> None:
         """`max_len`: tokens that the sequence may come to have; the table has room for about so many."""
-        self.tokens: list[int] = []
-        self._mask = (1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()) - 1 & HASH_MASK
+        self.tokens = array("i")  # not a list: its ints would be all over the memory
+        self._mask = (1 << (SLOTS_A_TOKEN * max_len - 1).bit_length()) - 1 & MAX_SLOTS - 1
         self._table = np.zeros(self._mask + 1, np.int32)
         self._slots = self._table.data
         self._end: Sequence[int] = ()
         """Hashes of the n-grams at the end, of one token, of two, ..."""
         self._extend_at_once(tokens)
-
-    def __len__(self) -> int:
-        return len(self.tokens)
 
     def extend(self, new: Sequence[int]) -> None:
         """Add tokens at the end."""
@@ -54,31 +51,33 @@ class NgramIndex:
         at = len(self.tokens)
         for token in new:
             for h in end:
-                slots[h & mask] = at
+                slots[h] = at
             if len(end) < MAX_NGRAM:
-                end = [h * FACTOR + token & HASH_MASK for h in (EMPTY, *end)]
+                end = [h * FACTOR + token & mask for h in (EMPTY, *end)]
             else:  # the same written out: half as long
                 a, b, c, d, e, f, g, _ = end
                 end = (
-                    EMPTY * FACTOR + token & HASH_MASK,
-                    a * FACTOR + token & HASH_MASK,
-                    b * FACTOR + token & HASH_MASK,
-                    c * FACTOR + token & HASH_MASK,
-                    d * FACTOR + token & HASH_MASK,
-                    e * FACTOR + token & HASH_MASK,
-                    f * FACTOR + token & HASH_MASK,
-                    g * FACTOR + token & HASH_MASK,
+                    EMPTY * FACTOR + token & mask,
+                    a * FACTOR + token & mask,
+                    b * FACTOR + token & mask,
+                    c * FACTOR + token & mask,
+                    d * FACTOR + token & mask,
+                    e * FACTOR + token & mask,
+                    f * FACTOR + token & mask,
+                    g * FACTOR + token & mask,
                 )
             at += 1
-        self.tokens += new
+        self.tokens.extend(new)
         self._end = end
 
     def find(self, other: NgramIndex | None = None) -> int:
         """Return the position of the token that followed the longest n-gram at the end when it came up last,
-        -1 if it never has. other: the index whose end is looked for, in place of its own.
+        -1 if it never has. other: the index whose end is looked for, in place of its own; it has room for
+        as many tokens.
         """
         tokens, slots, mask = self.tokens, self._slots, self._mask
         of = self if other is None else other
+        assert mask <= of._mask
         end, hashes = of.tokens[-MAX_NGRAM:], of._end
         for n in range(len(hashes), 0, -1):
             at = slots[hashes[n - 1] & mask]
@@ -90,7 +89,7 @@ class NgramIndex:
         """Return what followed there. Where it runs into the end the sequence repeats itself, so it goes on
         from there.
         """
-        found = self.tokens[at : at + num_tokens]
+        found = self.tokens[at : at + num_tokens].tolist()
         while len(found) < num_tokens:
             found += found[: num_tokens - len(found)]
         return found
@@ -99,7 +98,7 @@ class NgramIndex:
         """Do the same as `extend`, for many tokens: their cost is that of a few passes over them."""
         num_old = len(self.tokens)
         first = max(0, num_old - MAX_NGRAM)
-        self.tokens += new.tolist()
+        self.tokens.frombytes(pack_ids(new))
         num_tokens = len(self.tokens)
         if num_tokens - first > MAX_BULK:
             first = num_tokens - MAX_BULK
@@ -108,8 +107,8 @@ class NgramIndex:
         end: list[int] = []
         for n in range(1, min(MAX_NGRAM, len(seen)) + 1):
             # Then h[i] is of the n tokens up to first + n - 1 + i; what follows is one behind.
-            h = h[:-1] * FACTOR + seen[n - 1 :] & HASH_MASK
+            h = h[:-1] * FACTOR + seen[n - 1 :] & self._mask
             # Of equal slots the last one is written last.
-            self._table[h[:-1] & self._mask] = np.arange(first + n, num_tokens, dtype=np.int32)
+            self._table[h[:-1]] = np.arange(first + n, num_tokens, dtype=np.int32)
             end.append(h.item(-1))
         self._end = end

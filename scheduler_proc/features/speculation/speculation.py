@@ -80,9 +80,7 @@ class Speculation(RequestFeature):
                 self._cost.note_verified(num_drafted, num_accepted)
         else:
             self._length.note_without()
-        # Where one was right there is likely more: it is looked for when the row is planned.
-        wanted = bool(self._drafts) or num_accepted > 0 or self._has_guesses(sampled.ids)
-        self._plan_when_committed(wanted)
+        self._plan_when_committed(bool(self._drafts) or self._has_guesses(sampled.ids))
         return sampled.ids
 
     def closing(self, closed: Closed) -> Closed:
@@ -100,18 +98,26 @@ class Speculation(RequestFeature):
         return self._length.num_drafts(min(self._most, cost.most), cost.bar)
 
     def _has_guesses(self, new: list[int]) -> bool:
-        """Tell whether there is something to guess behind the new tokens, which are not yet the request's."""
-        if not self._num_drafts():
+        """Tell whether there is something to guess behind the new tokens, which are not yet the request's.
+        Where one was right there is likely more: it is looked for when the row is planned.
+        """
+        is_likely = len(new) > 1
+        if not (is_likely or self._num_drafts()):
             return False
         index = self._index_upto_now(new)
-        return index.find() >= 0 or (self._prediction is not None and self._prediction.find(index) >= 0)
+        return (
+            is_likely
+            or index.find() >= 0
+            or (self._prediction is not None and self._prediction.find(index) >= 0)
+        )
 
     def _guesses(self, room: int) -> Sequence[int]:
         self._is_adaptive = self._is_predicted = False
         if self._drafts:
             req = self._req
-            num_output = req.num_output
-            if req.tokens[req.num_prompt :].tolist() == self._drafts[:num_output]:
+            output = req.tokens[req.num_prompt :].tolist()
+            num_output = len(output)
+            if num_output < len(self._drafts) and output == self._drafts[:num_output]:
                 return self._drafts[num_output : num_output + room]
             self._drafts = []
         num_tokens = min(room, self._num_drafts())
@@ -129,17 +135,19 @@ class Speculation(RequestFeature):
         """Return what follows in the prediction: at first its beginning."""
         assert self._prediction is not None
         at = self._prediction.find(index) if self._req.num_output else 0
-        return self._prediction.tokens[at : at + num_tokens] if at >= 0 else []
+        return self._prediction.tokens[at : at + num_tokens].tolist() if at >= 0 else []
 
     def _index_upto_now(self, new: Sequence[int] = ()) -> NgramIndex:
         """The index of all committed tokens, and of some that are about to be."""
         req, index = self._req, self._index
         num_tokens = req.num_tokens
-        if index is None or len(index) > num_tokens:
-            max_len = min(req.max_len, num_tokens + MAX_OUTPUT_INDEXED)
+        num_indexed = 0 if index is None else len(index.tokens)
+        if index is None or num_indexed > num_tokens:
+            num_predicted = 0 if self._prediction is None else len(self._prediction.tokens)
+            max_len = max(min(req.max_len, num_tokens + MAX_OUTPUT_INDEXED), num_predicted)
             index = self._index = NgramIndex(req.tokens, max_len)
-        elif len(index) < num_tokens:
-            index.extend(req.tokens[len(index) :].tolist())
+        elif num_indexed < num_tokens:
+            index.extend(req.tokens[num_indexed:].tolist())
         if new:
             index.extend(new)
         return index

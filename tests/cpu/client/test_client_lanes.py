@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from carousel import AsyncClient, Client, RingClosed, SamplingParams
+from runtime.base.errors import InvalidRequest
 from runtime.wire.format import Message
 from runtime.wire.handle import client_of, split_handle
 from runtime.wire.messages import (
@@ -173,3 +174,18 @@ def test_an_asynchronous_client_uses_all_lanes(ring: FakeRing) -> None:
     asyncio.run(main())
     lanes = Counter(client_of(request.handle) for request in ring.requests)
     assert set(lanes.values()) == {40 // NUM_DETOKENIZERS}
+
+
+def test_a_timeline_is_asked_of_every_detokenizer(client: Client, ring: FakeRing) -> None:
+    ring.sampled = {"mine"}
+    assert client.timeline("mine") == [{"label": "mine", "lane": lane} for lane in range(NUM_DETOKENIZERS)]
+    assert client.timeline("other") == []
+
+    async def ask() -> list[dict[str, object]]:
+        async with AsyncClient(ring.run_dir, connect_timeout=WAIT_S) as client:
+            return await client.timeline("mine")
+
+    assert len(asyncio.run(ask())) == NUM_DETOKENIZERS
+    for wrong in ("", "x" * 257):
+        with pytest.raises(InvalidRequest, match="label: text of 1 to 256 characters"):
+            client.timeline(wrong)

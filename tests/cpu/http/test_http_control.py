@@ -234,6 +234,28 @@ def test_ten_who_look_are_one_question_in_a_quarter_of_a_second(front: Front) ->
     assert 1 <= questions() <= 4
 
 
+def test_a_timeline_is_found_by_the_request_id(front: Front) -> None:
+    front.ring.sampled = {"mine/1"}
+    assert front.http.get("/timelines/mine/1").json() == [{"label": "mine/1", "lane": 0}]
+    response = front.http.get("/timelines/other")
+    assert (response.status_code, response.json()["error"]["code"]) == (404, "timeline_not_found")
+    assert front.http.get("/timelines/" + "x" * 257).status_code == 400
+
+
+@pytest.mark.parametrize(("flags", "is_sampled"), [("01", True), ("00", False)])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_is_sampled_as_its_caller_says(
+    front: Front, flags: str, is_sampled: bool, stream: bool
+) -> None:
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-{flags}"}
+    front.http.post("/v1/completions", json={"prompt": ["x", "y"], "stream": stream}, headers=headers)
+    traces = [request.trace for request in front.ring.requests]
+    assert len(traces) == 2
+    for trace in traces:
+        assert (trace is not None) == is_sampled
+        assert trace is None or trace.context.hex() == "a" * 32 + "b" * 16 + "01"
+
+
 def test_server_info_has_the_settings_but_not_the_key(tmp_path_factory: pytest.TempPathFactory) -> None:
     with http_front(tmp_path_factory.mktemp("run"), api_key="secret") as front:
         response = front.http.get("/server_info", headers={"Authorization": "Bearer secret"})

@@ -30,7 +30,6 @@ from tests.harness.ring.launched import (
 
 NOWHERE = str(ROOT / "tests/nowhere")
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-LONG = SamplingParams(max_tokens=100, ignore_eos=True)
 ENDLESS = SamplingParams(max_tokens=1500, ignore_eos=True)
 SEVERAL = ("--tokenizer-workers=2", "--detokenizer-workers=2", "--api-workers=2")
 # Of a launch whose model does not matter; its worker is there at once.
@@ -248,16 +247,9 @@ def start_with_stderr(tmp_path: Path) -> Iterator[Callable[[int], subprocess.Pop
     processes: list[subprocess.Popen[bytes]] = []
 
     def start_one(stderr: int) -> subprocess.Popen[bytes]:
-        command = [
-            sys.executable,
-            str(ROOT / "launch.py"),
-            "--no-http",
-            "--restart=never",
-            "--decode-log-interval",
-            "1",
-        ]
+        command = [sys.executable, "-m", SLEEPING, "--no-http", "--restart=never", "--decode-log-interval=1"]
         process = subprocess.Popen(
-            [*command, "--run-dir", str(tmp_path / "run")], stdout=stderr, stderr=stderr
+            [*command, NO_TEXT, "--run-dir", str(tmp_path / "run")], stdout=stderr, stderr=stderr, cwd=ROOT
         )
         processes.append(process)
         page = tmp_path / "run" / "state.json"
@@ -277,11 +269,11 @@ def test_a_log_that_nobody_reads_holds_up_nothing(
 ) -> None:
     reader, writer = os.pipe()
     try:
-        fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        size = fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, 4096)
+        os.write(writer, bytes(size))  # so full that no line finds room
         launch = start_with_stderr(writer)
         with Client(tmp_path / "run") as client:
-            for _ in range(3):
-                assert len(client.generate("x", LONG, timeout=60).token_ids) == 100
+            assert len(client.generate([5], SHORT, timeout=60).token_ids) == 4
         launch.send_signal(signal.SIGINT)
         assert launch.wait(2.0 * SLACK) == 0
     finally:
@@ -297,7 +289,7 @@ def test_a_log_whose_reader_is_gone_changes_no_exit_code(
     launch = start_with_stderr(writer)
     os.close(writer)
     with Client(tmp_path / "run") as client:
-        assert len(client.generate("x", SHORT, timeout=60).token_ids) == 4
+        assert len(client.generate([5], SHORT, timeout=60).token_ids) == 4
     state = json.loads((tmp_path / "run" / "state.json").read_bytes())
     os.kill(next(child["pid"] for child in state["children"] if child["role"] == "tokenizer"), signal.SIGKILL)
     assert launch.wait(5.0 * SLACK) == 70

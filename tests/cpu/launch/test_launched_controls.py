@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -104,6 +105,34 @@ def test_a_profile_over_http_goes_where_the_launch_says(launch: Launched, profil
         assert ended["num_steps"] >= 3
         assert http.post("/stop_profile").status_code == 409
         assert json.loads((profiles / ended["file"]).read_bytes())["traceEvents"]
+
+
+def test_a_sampled_request_is_shown_while_it_runs_and_leaves_a_timeline(launch: Launched) -> None:
+    headers = {"traceparent": f"00-{'a' * 32}-{'b' * 16}-01", "X-Request-Id": "sampled/1"}
+    with httpx.Client(base_url=launch.url, timeout=60) as http:
+        body = {"prompt": "def f(x):", "max_tokens": 200, "n": 2, "ignore_eos": True, "stream": True}
+        with http.stream("POST", "/v1/completions", json=body, headers=headers) as response:
+            lines = response.iter_lines()
+            next(lines)
+            shown = http.get("/snapshot").json()
+            for _ in lines:
+                pass
+        assert shown["num_running"] == len(shown["rows"]["row"]) > 0
+        assert set(shown["rows"]["max_tokens"]) == {shown["rows"]["num_prompt"][0] + 200}
+        found = http.get("/timelines/sampled/1").json()
+        assert sorted(each["index"] for each in found) == [0, 1]
+        for each in found:
+            names = [name for name, _, _ in each["stamps"]]
+            assert each["trace_id"] == "a" * 32
+            assert names[:4] == ["tokenizer_in", "tokenizer_out", "scheduler", "row"]
+            assert names[-4:] == ["first_token", "last_token", "closed", "detokenizer"]
+            times = [seconds for _, seconds, _ in each["stamps"]]
+            assert times == sorted(times)
+            assert each["completion_tokens"] == 200
+            assert abs(time.time() - each["started_s"]) < 60
+        plain = {"X-Request-Id": "plain"}
+        http.post("/v1/completions", json={"prompt": "x"}, headers=plain).raise_for_status()
+        assert http.get("/timelines/plain").status_code == 404
 
 
 def test_the_kernel_takes_the_engine_first_and_the_launcher_last_when_memory_is_short(

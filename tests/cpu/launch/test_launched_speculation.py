@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,15 +11,9 @@ import httpx
 import pytest
 
 from carousel import Client, Completion, InvalidRequest, SamplingParams
+from tests.harness.ring.drawn_requests import PROMPTS, check_equal
 from tests.harness.ring.launched import Launched, launched
 
-CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n"
-PROMPTS = [
-    CODE + CODE + "def add(a, b):\n",
-    "for i in range(10):\n    print(i)\n" * 3,
-    "import numpy as np\n",
-    "x = 1\n" * 12,
-]
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 1": {},
@@ -53,16 +48,6 @@ def client(launch: Launched) -> Iterator[Client]:
 
 def sampling(kind: str, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 48, "seed": 7, "logprobs": 2, **KINDS[kind], **fields})
-
-
-def check_equal(found: Completion, expected: Completion) -> None:
-    for one, other in zip(found.outputs, expected.outputs, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.text == other.text
-        assert (one.finish_reason, one.matched_stop) == (other.finish_reason, other.matched_stop)
-        for left, right in zip(one.logprobs, other.logprobs, strict=True):
-            assert math.isclose(left.logprob, right.logprob, abs_tol=1e-5)
-            assert [token for token, _ in left.top] == [token for token, _ in right.top]
 
 
 def num_accepted(completion: Completion) -> int:
@@ -104,6 +89,43 @@ def test_drafts_of_a_request_change_nothing_but_the_steps(client: Client, kind: 
 def test_text_that_repeats_takes_fewer_steps(client: Client) -> None:
     completion = client.generate(PROMPTS[3], sampling("greedy", max_tokens=100, ignore_eos=True))
     assert num_accepted(completion) > 20
+
+
+def test_sums_agree_over_a_thousand_requests(launch: Launched, client: Client) -> None:
+    """What each caller is told, against what the server counts in all and shows as metrics."""
+    count = re.compile(r"^sglang:spec_decode_num_(\w+)_total\S* (\S+)$", re.MULTILINE)
+
+    def totals() -> list[float]:
+        info, metrics = (httpx.get(launch.url + path, timeout=60) for path in ("/server_info", "/metrics"))
+        body, metric = info.json(), dict(count.findall(metrics.text))
+        by_position = body["draft_tokens_by_position"], body["accepted_draft_tokens_by_position"]
+        assert [sum(each) for each in by_position] == [
+            body["num_draft_tokens"],
+            body["num_accepted_draft_tokens"],
+        ]
+        assert float(metric["draft_tokens"]) == body["num_draft_tokens"]
+        assert float(metric["accepted_tokens"]) == body["num_accepted_draft_tokens"]
+        return [body["num_draft_tokens"], body["num_accepted_draft_tokens"]]
+
+    kinds = list(KINDS)
+    before = totals()
+    found = client.generate(
+        [PROMPTS[i % len(PROMPTS)] for i in range(1000)],
+        [
+            sampling(kinds[i % len(kinds)], seed=i, max_tokens=1 + i % 12, min_tokens=i % 2)
+            for i in range(1000)
+        ],
+        timeout=600.0,
+    )
+    after = totals()
+    for completion in found:
+        usage = completion.usage
+        assert usage.completion_tokens == len(completion.token_ids)
+        assert usage.drafts is not None
+        assert usage.drafts.num_accepted <= min(usage.drafts.num_drafted, usage.completion_tokens - 1)
+    drafts = [completion.usage.drafts for completion in found if completion.usage.drafts is not None]
+    assert sum(each.num_drafted for each in drafts) == after[0] - before[0]
+    assert sum(each.num_accepted for each in drafts) == after[1] - before[1] > 100
 
 
 def test_guesses_behind_a_prompt_whose_logprobs_are_wanted(client: Client) -> None:

@@ -104,7 +104,7 @@ def test_what_has_no_kernel_is_named_with_what_torch_costs(
     monkeypatch.setattr(linear_cost, "measure_linear_costs", lambda *_: costs(FAST, FAST))
     monkeypatch.setattr("model_worker.ops.selection.kernel_cache_dir", lambda: tmp_path)
     ops = make_ops("auto", device="cpu", dtype=torch.float32, head_dim=64)
-    ops.head(LinearWeight(torch.zeros(96, 64, dtype=torch.float16), torch.float16))
+    ops.head(LinearWeight(torch.zeros(96, 64, dtype=torch.float64), torch.float64))
     caplog.clear()
     ops.table.log()
     (line,) = caplog.messages

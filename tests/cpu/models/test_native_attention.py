@@ -23,7 +23,7 @@ pytestmark = needs_compiler
 
 # Of the result's norm. bfloat16 has 8 bits: 2^-9 for q, k and v it is given exactly, so what is left is the
 # rounding of the result (2^-9) and of the weights (2^-9 each, which average out).
-TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3}
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 4e-3, torch.float16: 5e-4}
 # (cached tokens, new tokens): decodes around blocks of 64 and splits of 256, chunks, whole prompts.
 MIXED = [
     (0, 1),
@@ -204,7 +204,7 @@ def _check(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 1, 8, 100, 1000])
 @pytest.mark.parametrize("page_size", [1, 3, 16])
 def test_mixed_batch_equals_dense_attention(
@@ -215,7 +215,7 @@ def test_mixed_batch_equals_dense_attention(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 100])
 @pytest.mark.parametrize("softcap", [2.5, 50.0])
 def test_a_soft_cap_bends_the_scores_before_the_softmax(
@@ -228,7 +228,7 @@ def test_a_soft_cap_bends_the_scores_before_the_softmax(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("head_dim", [16, 48, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (14, 2), (9, 1)])
 def test_every_supported_shape_equals_dense_attention(
@@ -254,7 +254,7 @@ def test_a_decode_s_few_rows_equal_dense_attention(page_size: int, window: int |
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "head_dim", "window", "page_size"),
     [(5, 5, 64, None, 16), (14, 2, 64, 300, 16), (9, 3, 96, 40, 3), (24, 24, 16, None, 1), (6, 6, 32, 8, 24)],
@@ -287,7 +287,7 @@ def test_many_decodes_have_the_bits_of_each_alone(
         assert torch.equal(alone, got)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_more_heads_than_a_tile_has_rows_share_a_key_head(dtype: torch.dtype) -> None:
     layer = _layer(71, 1, 256)
     _check(layer, _sequences(layer, [(300, 1), (10, 3)], dtype))
@@ -310,7 +310,7 @@ def test_scores_far_apart_neither_overflow_nor_lose_the_largest(
 
 
 @pytest.mark.parametrize("variant", VARIANTS, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 8, 300])
 def test_a_sequence_is_bit_equal_alone_and_in_any_batch_page_size_and_number_of_threads(
     window: int | None, dtype: torch.dtype, variant: Variant
@@ -328,7 +328,7 @@ def test_a_sequence_is_bit_equal_alone_and_in_any_batch_page_size_and_number_of_
 
 
 @pytest.mark.parametrize("variant", DETERMINISTIC, ids=str)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("window", [None, 8, 300])
 def test_a_token_is_bit_equal_in_a_decode_in_a_chunk_and_in_a_whole_prompt(
     window: int | None, dtype: torch.dtype, variant: Variant
@@ -356,7 +356,8 @@ def test_an_empty_batch_attends_to_nothing(variant: Variant) -> None:
 
 
 def test_other_dtypes_and_head_sizes_are_not_claimed() -> None:
-    assert not attention_supports(torch.float16, 64)
+    assert attention_supports(torch.float16, 64)
+    assert not attention_supports(torch.float64, 64)
     assert not attention_supports(torch.float32, 8)
     assert not attention_supports(torch.float32, 72)
     assert not attention_supports(torch.float32, 512)

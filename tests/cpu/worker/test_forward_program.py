@@ -140,7 +140,7 @@ def _recording(records: list[BatchPlan], runner: ModelRunner) -> None:
     program.run = note  # type: ignore[method-assign]
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("quant", [UNQUANTIZED, Int8(stored=False)], ids=["unquantized", "int8"])
 @pytest.mark.parametrize("isa", usable_isas())
 def test_a_recorded_forward_gives_the_same_bits(isa: CpuIsa, quant: QuantMethod, dtype: torch.dtype) -> None:

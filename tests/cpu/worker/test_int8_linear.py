@@ -19,9 +19,9 @@ from tests.harness.models.native import NATIVE_ISAS, native_kernels, needs_compi
 
 pytestmark = needs_compiler
 
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # One rounding to the output's dtype, and the scales' product and the bias in float32.
-RTOL = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8}
+RTOL = {torch.float32: 1e-6, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}
 
 
 @pytest.fixture(params=NATIVE_ISAS)
@@ -118,7 +118,8 @@ def test_the_largest_products_do_not_overflow(kernels: NativeKernels) -> None:
 def test_rows_are_quantised_as_by_torch(kernels: NativeKernels, dtype: torch.dtype) -> None:
     """But for values in the middle of two steps, where the product is rounded once or twice."""
     linear, *_ = _linear(kernels, 16, 400, dtype, with_bias=False)
-    x = _normal(301, 400, dtype=dtype) * torch.logspace(-20, 20, 301).unsqueeze(1)
+    powers = 3 if dtype is torch.float16 else 20
+    x = _normal(301, 400, dtype=dtype) * torch.logspace(-powers, powers, 301).unsqueeze(1)
     x = x.to(dtype)
     x[7] = 0.0
     got, scale = linear.quantize(x)
@@ -160,6 +161,7 @@ def test_other_shapes_and_dtypes_have_no_kernel() -> None:
         return torch.zeros(n, k, dtype=torch.int8)
 
     assert can_pack_int8(weight(32, 48), torch.bfloat16)
-    assert not can_pack_int8(weight(32, 48), torch.float16)
+    assert can_pack_int8(weight(32, 48), torch.float16)
+    assert not can_pack_int8(weight(32, 48), torch.float64)
     assert can_pack_int8(weight(40, 48), torch.bfloat16)
     assert not can_pack_int8(weight(32, 40), torch.bfloat16)

@@ -51,12 +51,14 @@ pytestmark = needs_compiler
 
 # Where float32 before a rounding to bfloat16 lies near the middle of two, the results are one step (2^-7)
 # apart; the norm and the gate round twice. Sums of a few hundred float32 differ by a few steps.
-RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6}
-DTYPES = [torch.float32, torch.bfloat16]
+RTOL = {torch.float32: 3e-6, torch.bfloat16: 2.0**-6, torch.float16: 2.0**-9}
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 LINEAR_DTYPES = [
     (torch.float32, torch.float32),
     (torch.bfloat16, torch.bfloat16),
     (torch.bfloat16, torch.float32),
+    (torch.float16, torch.float16),
+    (torch.float16, torch.float32),
 ]
 
 
@@ -73,7 +75,9 @@ def test_only_fitting_shapes_are_packed() -> None:
     assert can_pack(_normal(32, 34, dtype=torch.bfloat16))
     assert not can_pack(_normal(32, 33, dtype=torch.bfloat16))  # half a word of 32 bits
     assert can_pack(_normal(32, 33))
-    assert not can_pack(_normal(32, 34, dtype=torch.float16))
+    assert can_pack(_normal(32, 34, dtype=torch.float16))
+    assert not can_pack(_normal(32, 33, dtype=torch.float16))
+    assert not can_pack(_normal(32, 34, dtype=torch.float64))
     for dtype in DTYPES:
         assert can_pack(_normal(40, 34, dtype=dtype))
         assert not can_pack(_normal(2, 40, 34, dtype=dtype)[0])  # its memory is not all its own
@@ -134,7 +138,7 @@ def test_packed_linear_equals_float64(
         assert torch.equal(linear(rows[100 : 100 + num_rows]), together[100 : 100 + num_rows])
 
 
-@pytest.mark.parametrize("value", [0.0, 1e-40, 3e38, torch.inf, torch.nan])
+@pytest.mark.parametrize("value", [0.0, 1e-40, 6e-8, 65504.0, 3e38, torch.inf, torch.nan])
 @pytest.mark.parametrize("isa", usable_isas())
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_of_an_extreme_value_are_exact(dtype: torch.dtype, isa: CpuIsa, value: float) -> None:

@@ -47,7 +47,7 @@ def test_without_a_compiler_auto_is_torch_and_one_line_says_why(
     assert "there is no C++ compiler" in record.getMessage()
 
 
-@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float16, 64), (torch.float32, 72)])
+@pytest.mark.parametrize(("dtype", "head_dim"), [(torch.float64, 64), (torch.float32, 72)])
 def test_auto_is_torch_for_what_has_no_kernel(dtype: torch.dtype, head_dim: int) -> None:
     backend = make_attention_backend("auto", device="cpu", dtype=dtype, head_dim=head_dim)
     assert isinstance(backend, TorchNativeAttention)
@@ -65,7 +65,7 @@ def test_auto_does_not_look_for_a_compiler_off_the_cpu(
     ("device", "dtype", "head_dim", "reason"),
     [
         ("cuda", torch.float32, 64, "cuda"),
-        ("cpu", torch.float16, 64, "float16"),
+        ("cpu", torch.float64, 64, "float64"),
         ("cpu", torch.float32, 72, "heads of 72"),
         ("cpu", torch.float32, 64, "compiler"),
     ],

@@ -155,7 +155,7 @@ HTTP_CASES = (
     completion("a bias beyond the vocabulary", "logit_bias", logit_bias={str(VOCABULARY * 16): 1}),
     completion("5,000 biases", "logit_bias", logit_bias={str(i): 1 for i in range(5000)}),
     # fields
-    completion("not built", "structural_tag", structural_tag="{}", code=UNSUPPORTED),
+    completion("an empty tag", "structural_tag", structural_tag="{}", part="/format: it is needed"),
     completion("two guides", "guided_regex", guided_json={}, guided_regex="a", part="guided_json"),
     completion("an empty guide", "guided_regex", guided_regex="", part="empty"),
     completion("nothing to choose from", "guided_choice", guided_choice=[], part="at least one"),
@@ -218,7 +218,7 @@ HTTP_CASES = (
         "a structural tag",
         "response_format",
         response_format={"type": "structural_tag"},
-        part="structural_tag is not supported",
+        part="format or structures or triggers is needed",
     ),
     chat("a response format without a schema", "response_format", response_format={"type": "json_schema"}),
     chat("top_logprobs alone", "top_logprobs", top_logprobs=2),

@@ -149,6 +149,8 @@ class FakeRing:
         """Everything that came to a tokenizer, with its number."""
         self.info: dict[str, Any] = {}
         """What it adds to the name of the operation when it is asked about itself."""
+        self.sampled: set[str] = set()
+        """Labels of which each detokenizer has a timeline."""
         self.shakes_hands = True
         self.lets_in = threading.Event()
         """While it is cleared nothing is read after a Hello, which is answered when it is set."""
@@ -317,7 +319,11 @@ class FakeRing:
             if not self.answers_questions:
                 return
             stats = NO_STATS if message.op in STATS_OPS else {}
-            body = msgspec.Raw(msgspec.msgpack.encode({"op": message.op, **stats, **self.info}))
+            answer: Any = {"op": message.op, **stats, **self.info}
+            if message.op == "timeline":
+                is_known = message.label in self.sampled
+                answer = [{"label": message.label, "lane": self._lane_of_client(message)}] * is_known
+            body = msgspec.Raw(msgspec.msgpack.encode(answer))
             reply = ControlReply(message.client, message.number, body)
             self._send(self._lane_of(reply), reply)
         else:
@@ -325,6 +331,9 @@ class FakeRing:
             for each in self.answer(message):
                 batch = OutputBatch((each,))
                 self._send(self._lane_of(batch), batch)
+
+    def _lane_of_client(self, question: ControlRequest) -> int:
+        return question.client % self.num_detokenizers
 
     def _lane_of(self, message: Any) -> int:
         client = 0

@@ -29,6 +29,7 @@ from runtime.wire.format import SILENCE_S, pack_ids
 from runtime.wire.handle import MAX_ATTEMPT, attempt_of
 from runtime.wire.messages import (
     AbortRequest,
+    ControlRequest,
     Finish,
     GenerateRequest,
     OutputBatch,
@@ -187,6 +188,38 @@ def test_a_lost_engine_is_waited_for_and_the_request_goes_on_where_it_was() -> N
     state.receive(mailbox.take_now())
     assert (state.text, state.ended, state.error) == ("abc", True, None)
     assert events.session.num_in_flight == 0
+
+
+def test_a_sampled_sequence_tells_of_its_attempts() -> None:
+    events, traceparent = Events(), f"00-{'a' * 32}-{'b' * 16}-01"
+    options = RequestOptions(traceparent=traceparent)
+    events.session.open_request(Submission("x", SamplingParams(n=2, seed=3), True, options))
+    first = events.last_request()
+    assert first.trace is not None
+    assert first.trace.stamps == ()
+    times = []
+    for _ in range(2):
+        events.lose("engine")
+        events.pass_time(4.0)
+        events.replace("engine")
+        times.append(events.now)
+    again = [each for each in events.sent if isinstance(each, GenerateRequest)][-2:]
+    for each in again:
+        assert each.trace is not None
+        assert each.trace.context == first.trace.context
+        expected = [("attempt", at, number + 1) for number, at in enumerate(times)]
+        assert [(stamp.name, stamp.at_s, stamp.value) for stamp in each.trace.stamps] == expected
+
+
+@pytest.mark.parametrize("lane", [0, 1])
+def test_a_question_is_asked_again_when_who_carries_it_is_replaced(lane: int) -> None:
+    events = Events()
+    with events.session.asking("timeline", lane, label="mine"):
+        assert [each.client for each in events.sent if isinstance(each, ControlRequest)] == [CLIENT_IDS[lane]]
+        events.lose("tokenizer")
+        events.replace("tokenizer")
+        num_asked = sum(isinstance(each, ControlRequest) for each in events.sent)
+        assert num_asked == (2 if lane == 0 else 1), "the first tokenizer was replaced"
 
 
 def test_an_engine_that_never_comes_back_ends_all_requests_when_the_time_is_over() -> None:

@@ -40,7 +40,7 @@ FLOORS: dict[str, set[str]] = {
     "grammar_proc": {*RUNTIME, "runtime.guides"},
     "detokenizer_proc": {*RUNTIME, "runtime.text"},
     "model_worker": RUNTIME,
-    "carousel": {"runtime.base", "runtime.wire"},
+    "carousel": {"runtime.base", "runtime.wire", "runtime.guides"},
     "carousel.client": {
         "carousel.client.connection",
         "carousel.client.core",
@@ -51,11 +51,12 @@ FLOORS: dict[str, set[str]] = {
         "runtime.ring",
     },
     "carousel.client.core": {
-        *("carousel.retention", "carousel.structured_outputs"),
+        *("carousel.lora", "carousel.retention", "carousel.structured_outputs"),
         *("runtime.base", "runtime.sampling", "runtime.wire", "runtime.ring"),
     },
     "carousel.client.connection": {"carousel.client.core", "runtime.base", "runtime.wire", "runtime.ring"},
     "carousel.trtllm": {
+        "carousel.lora",
         "carousel.retention",
         "carousel.structured_outputs",
         "carousel.client",
@@ -68,7 +69,7 @@ FLOORS: dict[str, set[str]] = {
     },
     # text: logprobs show tokens
     "carousel.server": {
-        *("carousel.client", "carousel.retention", "carousel.structured_outputs"),
+        *("carousel.client", "carousel.lora", "carousel.retention", "carousel.structured_outputs"),
         *(*RUNTIME, "runtime.text", "runtime.guides"),
     },
     "bench_serving": {"carousel.client", *RUNTIME, "runtime.text"},  # text: prompts of a wanted length

@@ -299,14 +299,10 @@ def test_what_the_kv_cache_cannot_do_is_refused_by_name(tmp_path: Path) -> None:
 
 def test_deterministic_is_refused_where_it_cannot_be_promised(tmp_path: Path) -> None:
     wanted = RuntimeConfig(model=str(tmp_path), device="cpu", deterministic=True)
-    for dtype in ("auto", "bfloat16", "float32"):
+    for dtype in ("auto", "bfloat16", "half", "float32"):
         assert resolved(msgspec.structs.replace(wanted, dtype=dtype), tmp_path).deterministic
-    for changed, reason in (
-        ({"device": "cuda"}, "CUDA"),
-        ({"dtype": "half"}, "float16"),
-    ):
-        with pytest.raises(ConfigError, match=f"^deterministic: .*{reason}"):
-            resolved(msgspec.structs.replace(wanted, **changed), tmp_path)
+    with pytest.raises(ConfigError, match=r"^deterministic: .*CUDA"):
+        resolved(msgspec.structs.replace(wanted, device="cuda"), tmp_path)
     with pytest.raises(ConfigError, match="transformers"):
         resolve(wanted, context_length=64, dtype="bfloat16", model_path=tmp_path, has_spec=False)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -69,6 +71,20 @@ def test_drafts_count_up_to_the_first_wrong_one() -> None:
     output, counts, _ = run(request, budget=256)
     assert output == expected
     assert counts == DraftCounts(20, 5)
+
+
+def test_n_grams_guess_as_soon_as_all_drafts_are_used() -> None:
+    """The prompt's step has room for four of five drafts; its token is the fifth. Two more steps of five."""
+    sampling = {"allowed_token_ids": (3,)}
+    request = message(1, [3, 3, 3], max_tokens=15, draft_ids=pack_ids([3] * 5), sampling=sampling)
+    with running(speculation=NGRAM, budget=11) as system:
+        cost = system.scheduler.step_cost
+        assert cost is not None
+        cost.most = 4
+        cost.note_step = lambda *_: None  # type: ignore[method-assign]
+        run_until_idle(system, request)
+        assert system.detokenizer.tokens[request.handle] == [3] * 15
+        assert system.scheduler.num_steps == 3
 
 
 def test_drafts_that_a_step_has_no_room_for_are_verified_in_the_next() -> None:
@@ -153,29 +169,64 @@ def test_who_wants_no_guesses_gets_none() -> None:
     assert num_steps == NUM_TOKENS
 
 
-def test_counts_agree_over_many_requests() -> None:
-    """Tokens less the steps that gave a row some are the accepted ones, of each and of all."""
-    with running(speculation=NGRAM, depth=2, max_rows=4, budget=64) as system:
-        requests = [
-            message(i, [3, i % 5, 3, i % 5], 1 + i % 30, sampling={"allowed_token_ids": (3, i % 5)})
-            for i in range(200)
-        ]
-        run_until_idle(system, *requests, max_steps=5000)
-        closed = [system.detokenizer.closed[r.handle].drafts for r in requests]
+def counted_requests() -> list[TokenizedRequest]:
+    """A thousand: two ids are allowed, so n-grams are found; some have drafts or a prediction of them, right
+    in places, or stop at one of them, or want logprobs.
+    """
+    rng = random.Random(4)
+    requests = []
+    for i in range(1000):
+        ids = (3, i % 5)
+        guesses = pack_ids(rng.choices(ids, k=rng.randrange(1, 20)))
+        fields: dict[str, Any] = rng.choice([{}, {}, {"draft_ids": guesses}, {"prediction_ids": guesses}])
+        sampling: dict[str, Any] = {"allowed_token_ids": ids, **rng.choice([{}, {"logprobs": 1}])}
+        if i % 7 == 0:
+            sampling["stop_token_ids"] = (i % 5,)
+        requests.append(message(i, [3, i % 5, 3, i % 5], 1 + i % 30, sampling=sampling, **fields))
+    return requests
+
+
+@pytest.mark.parametrize(("depth", "num_pages"), [(1, 64), (2, 20)])
+def test_counts_agree_over_a_thousand_requests(depth: int, num_pages: int) -> None:
+    """Tokens less the steps that gave a row some are the accepted ones, of each and of all; in a small pool
+    rows are taken back, too.
+    """
+    requests = counted_requests()
+    with running(
+        speculation=NGRAM, depth=depth, num_pages=num_pages, max_len=48, max_iterations=30_000
+    ) as system:
+        num_steps: Counter[bytes] = Counter()
+        add = system.output.add
+
+        def count(handle: bytes, tokens: list[int]) -> None:
+            num_steps[handle] += 1
+            add(handle, tokens)
+
+        system.output.add = count  # type: ignore[method-assign]
+        run_until_idle(system, *requests, max_steps=30_000)
+        assert (system.lifecycle.num_retracted > 0) == (num_pages == 20)
+        closed = [system.detokenizer.closed[r.handle].drafts or DraftCounts() for r in requests]
+        for request, each in zip(requests, closed, strict=True):
+            num_tokens = len(system.detokenizer.tokens[request.handle])
+            assert each.num_accepted == num_tokens - num_steps[request.handle]
+            num_predicted = each.num_accepted_prediction + each.num_rejected_prediction
+            assert num_predicted <= each.num_drafted
+            assert bool(request.prediction_ids) or not num_predicted
         totals: dict[str, Any] = dict(system.stats.totals())
-        assert sum(each.num_accepted for each in closed if each) == totals["num_accepted_draft_tokens"] > 100
-        assert sum(each.num_drafted for each in closed if each) == totals["num_draft_tokens"]
+        assert sum(each.num_accepted for each in closed) == totals["num_accepted_draft_tokens"] > 1000
+        assert sum(each.num_accepted_prediction for each in closed) > 50
+        assert sum(each.num_rejected_prediction for each in closed) > 50
+        assert sum(each.num_drafted for each in closed) == totals["num_draft_tokens"]
         assert sum(totals["draft_tokens_by_position"]) == totals["num_draft_tokens"]
         assert sum(totals["accepted_draft_tokens_by_position"]) == totals["num_accepted_draft_tokens"]
-        records = system.stats.iterations_after(0, 10_000).records
-        verified = [each.spec_dec_stats for each in records if each.spec_dec_stats is not None]
-        kept = [each for each in verified if each.num_draft_tokens]
-        assert len(kept) == len(verified) > 0
-        for each in verified:
-            length = (each.num_accepted_tokens + each.num_requests_with_draft_tokens) / (
-                each.num_requests_with_draft_tokens
-            )
-            assert each.acceptance_length == length >= 1.0
+        records = [each.spec_dec_stats for each in system.stats.iterations_after(0, 30_000).records]
+        verified = [step for step in records if step is not None]
+        assert sum(step.num_requests_with_draft_tokens for step in verified) == totals["num_drafts"]
+        assert sum(step.num_draft_tokens for step in verified) == totals["num_draft_tokens"]
+        assert sum(step.num_accepted_tokens for step in verified) == totals["num_accepted_draft_tokens"]
+        for step in verified:
+            length = step.num_accepted_tokens / step.num_requests_with_draft_tokens + 1
+            assert step.acceptance_length == pytest.approx(length)
 
 
 def test_statistics_of_a_request_tell_its_tokens_a_step() -> None:

@@ -20,6 +20,7 @@ from runtime.wire.messages import (
     StreamOpen,
     TokenizedRequest,
 )
+from runtime.wire.perf_metrics import Stamp, TraceStamps
 from runtime.wire.sampling_params import SamplingParams
 from runtime.wire.status_page import Status
 from tests.harness.ring.tokenizer_ring import (
@@ -315,3 +316,18 @@ def test_namespaces_depend_on_salt_and_secret_and_no_salt_shares() -> None:
     # The cache tells tenants apart by the first part.
     assert namespace("t", "x", secret)[:8] == namespace("t", "", secret)
     assert namespace("", "x", secret)[:8] == bytes(8)
+
+
+def test_a_sampled_request_is_stamped_on_its_way(demo: Tokenizer) -> None:
+    ring = Ring(demo)
+    context = bytes(range(1, 26))
+    trace = TraceStamps(context, (Stamp("attempt", 990.0, 1),))
+    sampling = SamplingParams(seed=1, n=2)
+    sampled = passed_on(ring, request(1, text="x", sampling=sampling, trace=trace))
+    assert len(sampled) == 2
+    for each in sampled:
+        assert each.trace.context == context
+        names = [(stamp.name, stamp.at_s) for stamp in each.trace.stamps]
+        assert names == [("attempt", 990.0), ("tokenizer_in", 1000.0), ("tokenizer_out", 1000.0)]
+    (plain,) = passed_on(ring, request(2, text="x"))
+    assert plain.trace is None

@@ -360,13 +360,19 @@ class Attention {
 
 }  // namespace carousel
 
-// CAROUSEL_DTYPE: the only one that is called with, where that is known.
+// Only the model's dtype, where that is known: attention is the most to compile.
 CAROUSEL_EXPORT void carousel_attention(const carousel::AttentionCall* call) {
   using namespace carousel;
   if (call->num_tokens == 0) return;
 #if !defined(CAROUSEL_DTYPE) || CAROUSEL_DTYPE == 0
   if (call->dtype == kFloat32) {
     Attention<FloatMath<float>>(*call).run();
+    return;
+  }
+#endif
+#if !defined(CAROUSEL_DTYPE) || CAROUSEL_DTYPE == 2
+  if (call->dtype == kFloat16) {
+    Attention<FloatMath<fp16>>(*call).run();
     return;
   }
 #endif

@@ -20,8 +20,6 @@ constexpr int kMaxFewRows = 8;                   // of a KV head, as a decode ha
 constexpr int kPrefetchLine = 64;
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
-enum DType : int32_t { kFloat32 = 0, kBfloat16 = 1 };
-
 // One layer's attention of one step. The binding mirrors it field by field.
 struct AttentionCall {
   const void* q;  // [num_tokens, num_heads, head_dim], tokens q_stride apart

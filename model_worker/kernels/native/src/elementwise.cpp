@@ -23,7 +23,7 @@ struct NormCall {
   int32_t heads;
   int32_t size;
   int32_t weight_stride;
-  int32_t is_bf16;
+  int32_t dtype;
   int32_t weight_is_float;
   int32_t centers;  // a layer norm: the mean is subtracted first
   int32_t is_wide;  // weight and bias come before the rounding; else the weight multiplies what is rounded
@@ -38,7 +38,7 @@ struct ActivateCall {
   int32_t size;
   int32_t has_up;
   int32_t activation;  // kSilu, kGelu, kGeluTanh
-  int32_t is_bf16;
+  int32_t dtype;
   int32_t num_threads;
 };
 
@@ -48,7 +48,7 @@ struct CombineCall {
   void* out;        // [rows, size] cap * tanh(x * scale / cap), plus `add`; may be x or add
   int32_t rows;
   int32_t size;
-  int32_t is_bf16;
+  int32_t dtype;
   int32_t num_threads;
   float scale;
   float cap;  // 0: none
@@ -163,16 +163,18 @@ void combine(const CombineCall& call) {
 
 CAROUSEL_EXPORT void carousel_norm(const carousel::NormCall* call) {
   using namespace carousel;
-  if (!call->is_bf16) return norm<float, float>(*call);
-  call->weight_is_float ? norm<bf16, float>(*call) : norm<bf16, bf16>(*call);
+  with_dtype(call->dtype, [&](auto element) {
+    using T = decltype(element);
+    call->weight_is_float ? norm<T, float>(*call) : norm<T, T>(*call);
+  });
 }
 
 CAROUSEL_EXPORT void carousel_activate(const carousel::ActivateCall* call) {
   using namespace carousel;
-  call->is_bf16 ? activate_rows<bf16>(*call) : activate_rows<float>(*call);
+  with_dtype(call->dtype, [&](auto element) { activate_rows<decltype(element)>(*call); });
 }
 
 CAROUSEL_EXPORT void carousel_combine(const carousel::CombineCall* call) {
   using namespace carousel;
-  call->is_bf16 ? combine<bf16>(*call) : combine<float>(*call);
+  with_dtype(call->dtype, [&](auto element) { combine<decltype(element)>(*call); });
 }

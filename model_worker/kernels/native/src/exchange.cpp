@@ -48,7 +48,7 @@ struct SumCall {
   int64_t size;
   int64_t slot_bytes;
   int32_t num_ranks;
-  int32_t dtype;  // 0 float32, 1 bfloat16
+  int32_t dtype;
 };
 
 inline int64_t now_ns() {
@@ -149,5 +149,5 @@ CAROUSEL_EXPORT void carousel_exchange(carousel::ExchangeCall* call) { carousel:
 
 CAROUSEL_EXPORT void carousel_sum(const carousel::SumCall* call) {
   using namespace carousel;
-  call->dtype == 1 ? sum<bf16>(*call) : sum<float>(*call);
+  with_dtype(call->dtype, [&](auto element) { sum<decltype(element)>(*call); });
 }

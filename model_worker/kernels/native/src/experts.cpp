@@ -30,7 +30,7 @@ struct ExpertsCall {
   int32_t num_per_token;
   int32_t chunk;
   int32_t renormalizes;
-  int32_t is_bf16;
+  int32_t dtype;
   int32_t num_threads;
 };
 
@@ -113,5 +113,5 @@ void run_experts(const ExpertsCall& call) {
 
 CAROUSEL_EXPORT void carousel_experts(const carousel::ExpertsCall* call) {
   using namespace carousel;
-  call->is_bf16 ? run_experts<bf16>(*call) : run_experts<float>(*call);
+  with_dtype(call->dtype, [&](auto element) { run_experts<decltype(element)>(*call); });
 }

@@ -23,7 +23,7 @@ struct LinearCall {
   int32_t num_rows;
   int32_t n;
   int32_t k;
-  int32_t is_bf16;       // x, weight and bias; else they are float32. Of int8 the bias and what is rounded to
+  int32_t dtype;         // of x, weight and bias; of int8 that of the bias and what is rounded to
   int32_t out_is_float;  // float32 whatever they are
   int32_t gate;  // 0, or 1 + the Activation of W's first half, which multiplies its second; then out is as x, and n a
                  // multiple of 32

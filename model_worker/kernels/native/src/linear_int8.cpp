@@ -13,7 +13,7 @@ struct QuantizeCall {
   float* scale;   // [num_rows]: of the row, the largest magnitude / 127
   int32_t num_rows;
   int32_t size;
-  int32_t is_bf16;
+  int32_t dtype;
   int32_t num_threads;
 };
 
@@ -63,10 +63,10 @@ using Bytes = BytePairs;
 
 CAROUSEL_EXPORT void carousel_quantize_rows(const carousel::QuantizeCall* call) {
   using namespace carousel;
-  call->is_bf16 ? quantize_rows<bf16>(*call) : quantize_rows<float>(*call);
+  with_dtype(call->dtype, [&](auto element) { quantize_rows<decltype(element)>(*call); });
 }
 
 CAROUSEL_EXPORT void carousel_int8_linear(const carousel::LinearCall* call) {
   using namespace carousel;
-  call->is_bf16 ? multiply_all<Bytes, uint8_t, bf16>(*call) : multiply_all<Bytes, uint8_t, float>(*call);
+  with_dtype(call->dtype, [&](auto element) { multiply_all<Bytes, uint8_t, decltype(element)>(*call); });
 }

@@ -2,12 +2,13 @@
 //
 //   Product          a word of packed W   a unit of x and of widened W   a sum
 //   Floats           one float32          one float32                    float32
-//   Widened<T>       two of T             one float32                    float32
+//   Widened<T>       two of T, 16 bits    one float32                    float32
 //   Bf16Pairs        two bf16             two bf16                       float32    AVX512-BF16
 //   ByteQuads        four int8            four uint8 of x                int32      VNNI
 //   BytePairs        four int8            two int16                      int32
 //
-// A word of what is widened becomes two units; `Plain` multiplies those. x of int8 has 128 added, because VNNI
+// units_of gives units of a panel's words from a lane on. A word of what is widened becomes two; `Plain` multiplies
+// those. x of int8 has 128 added, because VNNI
 // multiplies unsigned by signed; 128 times the sum of W's row is taken off at the end. Sums of int32 are exact: none of
 // the instructions saturates, and k is at most 2^16.
 #pragma once
@@ -15,9 +16,10 @@
 #include <cstdint>
 #include <cstring>
 
+#include "panels.h"
 #include "simd.h"
 
-#if defined(__SSE2__)
+#if defined(__AVXVNNI__)
 #include <immintrin.h>
 #endif
 
@@ -51,8 +53,8 @@ struct PlainProduct {
   static constexpr int kPanels = kMaxPanels;
 
   template <int>
-  static S units_of(const uint32_t* words) {
-    return (S)load_words(words);
+  static S units_of(const uint32_t* words, int lane) {
+    return (S)load_words(words + lane);
   }
 };
 
@@ -73,8 +75,9 @@ struct Widened : Floats {
   static constexpr int kSums = kSumRegistersInPlace;
 
   template <int unit>
-  static vfloat units_of(const uint32_t* words) {
-    const vuint bits = load_words(words);
+  static vfloat units_of(const uint32_t* words, int lane) {
+    if constexpr (std::is_same_v<T, fp16>) return load((const fp16*)words + unit * kPanel + lane);
+    const vuint bits = load_words(words + lane);
     return (vfloat)(unit == 0 ? bits << 16 : bits & 0xffff0000u);
   }
 };
@@ -112,9 +115,9 @@ inline vint multiply_pairs(vint a, vint b) {
 #if defined(__AVX512BW__)
   return (vint)_mm512_madd_epi16((__m512i)a, (__m512i)b);
 #elif defined(__AVX2__)
-  return (vint)_mm256_madd_epi16((__m256i)a, (__m256i)b);
+  return __builtin_ia32_pmaddwd256((vshort)a, (vshort)b);
 #elif defined(__SSE2__)
-  return (vint)_mm_madd_epi16((__m128i)a, (__m128i)b);
+  return __builtin_ia32_pmaddwd128((vshort)a, (vshort)b);
 #else
   return (a << 16 >> 16) * (b << 16 >> 16) + (a >> 16) * (b >> 16);
 #endif
@@ -141,8 +144,8 @@ struct BytePairs : ShortPairs {
   static constexpr int kPanels = 1;
 
   template <int unit>
-  static vint units_of(const uint32_t* words) {
-    const vshort bytes = (vshort)load_words(words);
+  static vint units_of(const uint32_t* words, int lane) {
+    const vshort bytes = (vshort)load_words(words + lane);
     return (vint)(unit == 0 ? bytes << 8 >> 8 : bytes >> 8);
   }
 };

@@ -19,6 +19,16 @@
 
 namespace carousel {
 
+// The product of weights that are kept as T.
+template <class T>
+struct ProductOf : Widened<T> {};
+template <>
+struct ProductOf<float> : Floats {};
+#if defined(__AVX512BF16__)
+template <>
+struct ProductOf<bf16> : Bf16Pairs {};
+#endif
+
 constexpr int kVectors = kPanel / kLanes;  // of a panel
 constexpr int kTaskRows = 96;
 constexpr int kTaskPanels = 16;
@@ -67,7 +77,7 @@ template <class Product, int unit, int Rows, int Panels>
 inline void add_products(const Block<Product>& block, int word, typename Product::Sum (&sum)[Rows][Panels][kVectors]) {
   typename Product::Sum w[Panels][kVectors];
   for_each_sum<1, Panels>([&](int, int p, int v) {
-    w[p][v] = Product::template units_of<unit>(block.weight[p] + word * kPanel + v * kLanes);
+    w[p][v] = Product::template units_of<unit>(block.weight[p] + word * kPanel, v * kLanes);
   });
   const typename Product::Unit* const x = block.x + word * Product::kUnits + unit;
   for_each_sum<Rows, Panels>([&](int r, int p, int v) {
@@ -208,8 +218,8 @@ class Task {
     for (int word = 0; word < num_words; ++word) {
       for (int v = 0; v < kPanel; v += kLanes) {
         float* to = panel + word * kUnits * kPanel + v;
-        store(to, (vfloat)Product::template units_of<0>(words + word * kPanel + v));
-        store(to + kPanel, (vfloat)Product::template units_of<1>(words + word * kPanel + v));
+        store(to, (vfloat)Product::template units_of<0>(words + word * kPanel, v));
+        store(to + kPanel, (vfloat)Product::template units_of<1>(words + word * kPanel, v));
       }
     }
     return (const uint32_t*)panel;

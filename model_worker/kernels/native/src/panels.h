@@ -1,6 +1,7 @@
 // How x W^T is divided among threads and registers, for any kernel whose W is packed in panels of 16 rows:
 //
-//   W [n][words]  ->  [n / 16][words][n % 16]     a word of 32 bits is a row's next few elements along k
+//   W [n][words]  ->  [n / 16][words][n % 16]     a word of 32 bits is a row's next few elements along k;
+//                                                 of float16, which is widened as it lies, 16 bits are one
 //
 // so that weights are read as one stream and a product needs no sum over lanes. Each output is summed over k
 // in one order whatever the number of rows and threads, so that a row of x gives the same bits in any batch.

@@ -2,8 +2,8 @@
 #include <algorithm>
 #include <vector>
 
+#include "panels.h"
 #include "simd.h"
-#include "team.h"
 
 namespace carousel {
 
@@ -13,14 +13,14 @@ constexpr double kPi = 3.14159265358979323846;
 
 // The binding mirrors both field by field.
 struct TakeCall {
-  const void* table;     // [n, row_bytes]; packed: as panels.h has it
+  const void* table;     // [n, row_bytes], packed as panels.h has it or plain
   const int64_t* index;  // [num_rows]
   const float* row_scale;  // [n]: the table is of int8, and rows times it are given; or null
-  void* out;             // [num_rows, row_bytes], or with scales bf16 or float32 [num_rows, row_bytes]
+  void* out;             // [num_rows, row_bytes], or with scales as many elements of dtype
   int64_t row_bytes;     // a multiple of 4
   int32_t num_rows;
-  int32_t is_packed;
-  int32_t is_bf16;       // with scales
+  int32_t packed_bytes;  // of a row that are neighbours in a panel; 0: not packed
+  int32_t dtype;         // with scales
   int32_t num_threads;
 };
 
@@ -34,12 +34,11 @@ struct RotaryCall {
   int32_t num_threads;
 };
 
-inline void take_packed_row(const TakeCall& call, int row, uint32_t* to) {
-  constexpr int kPanel = 16;
-  const int64_t pairs = call.row_bytes / 4;
-  const int64_t id = call.index[row];
-  const uint32_t* from = (const uint32_t*)call.table + id / kPanel * kPanel * pairs + id % kPanel;
-  for (int64_t u = 0; u < pairs; ++u) to[u] = from[u * kPanel];
+template <class Word>
+void take_packed_row(const TakeCall& call, int row, Word* to) {
+  const int64_t words = call.row_bytes / sizeof(Word), id = call.index[row];
+  const Word* from = (const Word*)call.table + id / kPanel * kPanel * words + id % kPanel;
+  for (int64_t u = 0; u < words; ++u) to[u] = from[u * kPanel];
 }
 
 template <class T>
@@ -55,7 +54,8 @@ void widen_row(const int8_t* row, int64_t size, float scale, T* to) {
 }
 
 inline void take_row(const TakeCall& call, int row, void* to) {
-  if (call.is_packed) return take_packed_row(call, row, (uint32_t*)to);
+  if (call.packed_bytes == 4) return take_packed_row(call, row, (uint32_t*)to);
+  if (call.packed_bytes == 2) return take_packed_row(call, row, (uint16_t*)to);
   std::memcpy(to, (const char*)call.table + call.index[row] * call.row_bytes, call.row_bytes);
 }
 
@@ -64,11 +64,9 @@ inline void take_scaled_row(const TakeCall& call, int row) {
   taken.resize(call.row_bytes);
   take_row(call, row, taken.data());
   const float scale = call.row_scale[call.index[row]];
-  if (call.is_bf16) {
-    widen_row(taken.data(), call.row_bytes, scale, (bf16*)call.out + row * call.row_bytes);
-  } else {
-    widen_row(taken.data(), call.row_bytes, scale, (float*)call.out + row * call.row_bytes);
-  }
+  with_dtype(call.dtype, [&](auto element) {
+    widen_row(taken.data(), call.row_bytes, scale, (decltype(element)*)call.out + row * call.row_bytes);
+  });
 }
 
 void take(const TakeCall& call) {

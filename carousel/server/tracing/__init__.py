@@ -1,0 +1,1 @@
+"""Notes on sampled requests, and who is told of them."""

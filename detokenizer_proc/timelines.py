@@ -1,0 +1,71 @@
+"""Timelines: moments of the sampled sequences that have ended last, for who asks by the request's label."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+from msgspec import Struct
+
+from runtime.wire.handle import attempt_of, split_handle
+from runtime.wire.messages import Finish
+
+MAX_KEPT = 1000
+
+
+class Timeline(Struct, frozen=True):
+    """One sequence. Without its text."""
+
+    label: str
+    trace_id: str
+    index: int
+    """Its number in the request;"""
+    attempt: int
+    """how often it was made again."""
+    started_s: float
+    """Seconds since 1970 of the first of its stamps."""
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    stamps: list[tuple[str, float, int]]
+    """Name, seconds since the first, value: see runtime.wire.perf_metrics.Stamp."""
+
+
+class Timelines:
+    def __init__(
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        wall_clock: Callable[[], float] = time.time,
+        max_kept: int = MAX_KEPT,
+    ) -> None:
+        self._clock = clock
+        self._wall_clock = wall_clock
+        self._kept: deque[Timeline] = deque(maxlen=max_kept)
+
+    def add(self, label: str, handle: bytes, finish: Finish) -> None:
+        """Keep the timeline of a sequence that has ended, if it was sampled."""
+        trace = finish.trace
+        if trace is None or not trace.stamps:
+            return
+        first_s = min(stamp.at_s for stamp in trace.stamps)
+        usage = finish.usage
+        self._kept.append(
+            Timeline(
+                label,
+                trace.context[:16].hex(),
+                split_handle(handle)[2],
+                attempt_of(handle),
+                self._wall_clock() - (self._clock() - first_s),
+                finish.reason,
+                usage.prompt_tokens,
+                usage.cached_tokens,
+                usage.completion_tokens,
+                [(stamp.name, stamp.at_s - first_s, stamp.value) for stamp in trace.stamps],
+            )
+        )
+
+    def of(self, label: str) -> list[Timeline]:
+        """Those of the sequences of requests with this label, the oldest first."""
+        return [timeline for timeline in self._kept if timeline.label == label]

@@ -1,0 +1,1 @@
+"""Stamps, timelines and trace contexts."""
