@@ -23,6 +23,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.tenant_table import TenantTable
 from runtime.base.errors import RequestError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, SamplingDefaults
+from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.process import ProcessContext
 
 # Between two looks at whether to stop: short against the second after which the launcher kills what is left.
@@ -81,6 +82,7 @@ async def serve(context: ProcessContext) -> None:
         sampling = SamplingDefaults()
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)
     state = ServerState(client, config, sampling, context.status, metrics, tenants)
+    state.adapters = AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
     state.vocab_size = checkpoint.vocab_size
     if config.api_workers > 1:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]
