@@ -49,6 +49,9 @@ class StructuralGrammar:
                 return self._refer(self._nested_grammar(element))
             case tags.AnyText():
                 return self._rule(TEXT, is_terminal=True)
+            case tags.AnyTokens():
+                but = f"^{self._id_of(element.but, element.param)}" if element.but else "*"
+                return f"<[{but}]>*"
             case tags.Sequential():
                 return " ".join(filter(None, map(self._of, element.elements)))
             case tags.Or():
@@ -72,7 +75,12 @@ class StructuralGrammar:
     def _rest(self, tag: tags.Tag) -> str:
         """Return what follows the beginning of a tag."""
         if isinstance(tag.content, tags.AnyText):
-            return self._up_to(tag.end)
+            most = tag.content.most
+            if most is None:
+                return self._up_to(tag.end)
+            text = self._rule(TEXT, is_terminal=True)
+            limited = self._rule(text, attributes=f"[max_tokens={most.count}]") if most.count else ""
+            return f"{limited} <[{self._id_of(tag.end, most.param)}]>"
         return f"{self._of(tag.content)} {self._text(tag.end)}".strip()
 
     def _triggered(self, element: tags.TriggeredTags) -> str:
@@ -110,6 +118,14 @@ class StructuralGrammar:
                 parts.append(f"<[{self._special[spelling]}]>")
             text = text[at + len(spelling) :]
         return " ".join(parts)
+
+    def _id_of(self, spelling: str, param: str) -> int:
+        """Raises InvalidRequest."""
+        if spelling not in self._special:
+            raise InvalidRequest(
+                f"{param}: {spelling} is no token of its own in the model's tokenizer", param=param
+            )
+        return self._special[spelling]
 
     def _rule(self, expression: str, *, is_terminal: bool = False, attributes: str = "") -> str:
         self._number += 1

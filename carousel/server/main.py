@@ -21,19 +21,24 @@ from carousel.server.http.rare_warnings import make_warnings_rare
 from carousel.server.http.server import HttpServer
 from carousel.server.server_state import ServerState
 from carousel.server.tenancy.tenant_table import TenantTable
+from carousel.server.tracing.tracing import Tracing, has_opentelemetry, wants_traces
 from runtime.base.errors import RequestError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, SamplingDefaults
 from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.process import ProcessContext
+from runtime.settings.config import RuntimeConfig
 
 # Between two looks at whether to stop: short against the second after which the launcher kills what is left.
 TICK_S = 0.05
 SHUTDOWN_S = 0.8
+FLUSH_S = 0.2
+"""Part of it for traces that wait to be sent."""
 KEEP_ALIVE_S = 20
 """Longer than callers' HTTP libraries keep an idle connection (httpx and openai 5 s, aiohttp 15 s), so
 that they close it: a request that meets the server's own end of it gets no answer but an error.
 """
 
+logger = logging.getLogger(__name__)
 
 SWITCH_S = 0.001
 """Longest time that the event loop keeps the interpreter while the client's thread waits for it."""
@@ -84,6 +89,7 @@ async def serve(context: ProcessContext) -> None:
     state = ServerState(client, config, sampling, context.status, metrics, tenants)
     state.adapters = AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
     state.vocab_size = checkpoint.vocab_size
+    state.tracing = make_tracing(config, metrics)
     if config.api_workers > 1:
         places = [context.endpoints.api_orders(index) for index in range(config.api_workers)]
         state.siblings = Siblings(places, context.index, state.running.abort)
@@ -116,7 +122,22 @@ async def serve(context: ProcessContext) -> None:
         error = RequestError("the server is shutting down", code="shutting_down", status=503)
         await client.aclose(client.error or error)
         server.should_exit = True
-        await asyncio.wait((serving,), timeout=SHUTDOWN_S)
+        await asyncio.wait((serving,), timeout=SHUTDOWN_S - FLUSH_S)
+        state.tracing.close(FLUSH_S)
+
+
+def make_tracing(config: RuntimeConfig, metrics: Metrics) -> Tracing:
+    """Send traces where there is a collector. Without the packages for it a variable of the environment says
+    so in vain; the flag has been checked before anything started.
+    """
+    if not wants_traces(config):
+        return Tracing(config.timeline_sample_rate)
+    if not has_opentelemetry():
+        logger.warning("OTEL_* names a collector, but OpenTelemetry is missing: pip install carousel[otel]")
+        return Tracing(config.timeline_sample_rate)
+    from carousel.server.tracing.otlp import OtlpTracing
+
+    return OtlpTracing(config, metrics)
 
 
 def _http_server(state: ServerState) -> HttpServer:

@@ -22,6 +22,7 @@ from carousel.server.running import RunningRequests
 from carousel.server.tenancy.entrance import Entrance
 from carousel.server.tenancy.places import Places
 from carousel.server.tenancy.tenant_table import TenantTable
+from carousel.server.tracing.tracing import Tracing
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
 from runtime.ring.adapters_file import AdaptersFile
@@ -59,6 +60,7 @@ class ServerState:
     siblings: Siblings | None = None
     """None: this is the only HTTP process."""
     ignored: IgnoredLog = field(default_factory=IgnoredLog)
+    tracing: Tracing = field(default_factory=Tracing)
     entrance: Entrance = field(default_factory=Entrance)
     pace: WritePace = field(default_factory=WritePace)
     probe: asyncio.Task[tuple[str, str]] | None = None

@@ -43,6 +43,25 @@ class Nested(Struct, tag="guide"):
 class AnyText(Struct, tag="any_text"):
     """A text without special tokens, as the content of a tag up to the tag's end."""
 
+    most: MaxTokens | None = None
+
+
+class MaxTokens(Struct):
+    """Bound of a free text, whose tag then begins and ends with tokens of their own."""
+
+    count: int
+    param: str
+    """Field of the request that has it, for errors."""
+
+
+class AnyTokens(Struct, tag="any_tokens"):
+    """Whatever the model says."""
+
+    but: str
+    """Special token that may not come; empty for none."""
+    param: str
+    """Field of the request that needs it to be one, for errors."""
+
 
 class Sequential(Struct, tag="sequence"):
     elements: list[Element]
@@ -91,6 +110,7 @@ Element: TypeAlias = (
     | JsonSchema
     | Nested
     | AnyText
+    | AnyTokens
     | Sequential
     | Or
     | Optional

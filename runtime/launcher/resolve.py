@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import ssl
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Literal
 
@@ -59,10 +60,12 @@ HTTP_SETTINGS = (
     "max_connections",
     "max_connections_per_address",
     "metrics_open",
+    "otlp_traces_endpoint",
     "root_path",
     "sampling_defaults",
     "ssl_certfile",
     "ssl_keyfile",
+    "timeline_sample_rate",
     "unknown_fields",
 )
 KEY_FILES = ("api_key_file", "api_keys")
@@ -108,6 +111,7 @@ def resolve(
         raise ConfigError(f"tp_size: {config.tp_size} ranks need as many GPUs; there are {num_gpus}")
     own = DTYPE_SPELLINGS.get(config.dtype, config.dtype)
     _check_names(config)
+    _check_traces(config)
     _check_attention_backend(config.attention_backend, device)
     _check_tokenizer(config)
     _check_task(config, model_path)
@@ -156,6 +160,19 @@ def resolve(
 
 def _absolute(path: str) -> str:
     return str(Path(path).absolute()) if path else ""
+
+
+def _check_traces(config: RuntimeConfig) -> None:
+    endpoint = config.otlp_traces_endpoint
+    if not endpoint:
+        return
+    if not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"otlp_traces_endpoint: {endpoint!r} is no URL; it begins with http:// or https://")
+    if find_spec("opentelemetry") is None:
+        raise ConfigError(
+            "otlp_traces_endpoint: OpenTelemetry is not installed; pip install 'carousel[otel]'"
+            " (docs/observability.md)"
+        )
 
 
 def _check_names(config: RuntimeConfig) -> None:

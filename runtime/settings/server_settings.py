@@ -155,6 +155,14 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "--uvicorn-log-level",
         ),
     ] = "auto"
+    otlp_traces_endpoint: Annotated[
+        str,
+        setting(
+            "URL of an OpenTelemetry collector that takes traces, such as http://localhost:4318/v1/traces; "
+            "needs carousel[otel]; default: what OTEL_EXPORTER_OTLP_* name, else none are sent "
+            "(docs/observability.md)"
+        ),
+    ] = ""
     timeline_sample_rate: Annotated[
         float,
         setting(

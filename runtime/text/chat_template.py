@@ -15,7 +15,7 @@ from functools import cached_property
 from typing import Any
 
 import msgspec
-from jinja2 import TemplateError
+from jinja2 import Environment, TemplateError, meta
 from transformers import PreTrainedTokenizerFast
 from transformers.utils.chat_template_utils import render_jinja_template
 
@@ -65,6 +65,16 @@ class ChatTemplate:
     @property
     def exists(self) -> bool:
         return self._wrapper.chat_template is not None
+
+    @cached_property
+    def variables(self) -> frozenset[str]:
+        """Names of the variables that the template reads; empty where they cannot be told."""
+        template = self._wrapper.chat_template
+        try:
+            parsed = Environment(extensions=["jinja2.ext.loopcontrols"]).parse(template)
+        except (TemplateError, TypeError):
+            return frozenset()
+        return frozenset(meta.find_undeclared_variables(parsed))
 
     def render(
         self,

@@ -60,6 +60,10 @@ class Codec(PromptEncoder, Protocol):
         """One more than the highest id."""
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the variables that the chat template reads; the first to ask opens it."""
+
+    @property
     def special_texts(self) -> frozenset[str]:
         """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
 

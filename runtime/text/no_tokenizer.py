@@ -51,6 +51,10 @@ class NoTokenizer:
         raise needs_tokenizer("messages")
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        return frozenset()
+
+    @property
     def special_texts(self) -> frozenset[str]:
         return frozenset()
 

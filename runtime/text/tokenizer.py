@@ -132,6 +132,11 @@ class Tokenizer:
         return np.concatenate([np.array(around[0], np.int32), ids, np.array(around[1], np.int32)])
 
     @property
+    def template_variables(self) -> frozenset[str]:
+        """Names of the variables that the chat template reads; the first to ask opens it."""
+        return self._chat_template.variables
+
+    @property
     def special_texts(self) -> frozenset[str]:
         """Spellings of the tokens that `skip_special_tokens` leaves out of text."""
         return frozenset(self.vocabulary[token_id] for token_id in self.special_ids)

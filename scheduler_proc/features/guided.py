@@ -37,6 +37,9 @@ class Guided(RequestFeature):
         allowed = req.sampling.allowed_token_ids
         self._allowed = bits_of(allowed) if allowed else None
         self._stops = bits_of(req.stops.ids)
+        self._own_stops = bits_of(req.sampling.stop_token_ids)
+        """Those that a guide may know as text; end tokens it does not."""
+        self._is_plain = self._allowed is None and not len(self._own_stops)
         client.open(self)
 
     @property
@@ -79,12 +82,15 @@ class Guided(RequestFeature):
         state, req = self.state, self._req
         assert state is not None
         may_stop = state.is_complete and req.num_tokens >= req.min_len
-        if self._allowed is None and not may_stop and state.mask:
+        if self._is_plain and not may_stop and state.mask:
             return state.mask
         mask = np.frombuffer(state.mask, np.uint8)
         stops = self._stops if may_stop else self._stops[:0]
         if self._allowed is not None:
             mask, stops = _both(mask, self._allowed), _both(stops, self._allowed)
+        if not may_stop:
+            text = _without(mask, self._own_stops)
+            mask = text if text.any() else mask
         if not mask.any():
             if state.is_complete:
                 return NoMask.COMPLETE
@@ -107,6 +113,13 @@ def bits_of(ids: Collection[int]) -> BitArray:
 def _both(one: BitArray, other: BitArray) -> BitArray:
     size = min(len(one), len(other))
     return one[:size] & other[:size]
+
+
+def _without(one: BitArray, other: BitArray) -> BitArray:
+    made = one.copy()
+    size = min(len(one), len(other))
+    made[:size] &= ~other[:size]
+    return made
 
 
 def _either(one: BitArray, other: BitArray) -> BitArray:

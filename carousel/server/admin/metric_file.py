@@ -22,6 +22,7 @@ CELL_BYTES = 8
 class CounterSpec(NamedTuple):
     name: str
     text: str
+    prefix: str = "sglang:"
 
 
 class HistogramSpec(NamedTuple):

@@ -29,6 +29,8 @@ from runtime.wire.messages import Usage
 from runtime.wire.status_page import Status
 
 PREFIX = "sglang:"
+OWN_PREFIX = "carousel:"
+"""Prefix of what SGLang has no name for."""
 LABELS = ("model_name",)
 COUNTERS = (
     CounterSpec("num_requests", "Sequences asked for over HTTP."),
@@ -36,6 +38,9 @@ COUNTERS = (
     CounterSpec("prompt_tokens", "Prompt tokens of finished requests."),
     CounterSpec("cached_tokens", "Those of them that were in the cache."),
     CounterSpec("generation_tokens", "Output tokens of finished sequences."),
+    CounterSpec("trace_spans_exported", "Spans that the collector has taken.", OWN_PREFIX),
+    CounterSpec("trace_spans_failed", "Spans that it has not, or not in time.", OWN_PREFIX),
+    CounterSpec("trace_spans_dropped", "Spans that came faster than they were sent.", OWN_PREFIX),
 )
 HISTOGRAMS = (
     HistogramSpec(
@@ -69,6 +74,9 @@ class Metrics:
             self.prompt_tokens,
             self.cached_tokens,
             self.generation_tokens,
+            self.spans_exported,
+            self.spans_failed,
+            self.spans_dropped,
         ) = self._file.counters
         self.time_to_first_token, self.inter_token_latency, self.e2e_latency = self._file.histograms
 
@@ -78,7 +86,7 @@ class Metrics:
         families = _Families(self._model)
         counters, histograms = self._file.totals()
         for spec, value in zip(COUNTERS, counters, strict=True):
-            families.add_counter(spec.name, spec.text, value)
+            families.add_counter(spec.name, spec.text, value, spec.prefix)
         for each, total in zip(HISTOGRAMS, histograms, strict=True):
             families.add_histogram(each.name, each.text, each.bounds, total.counts, total.sum)
         by_name = {spec.name: value for spec, value in zip(COUNTERS, counters, strict=True)}
@@ -153,8 +161,8 @@ class _Families(Collector):
     def collect(self) -> Iterable[Metric]:
         return self._families
 
-    def add_counter(self, name: str, text: str, value: float) -> None:
-        family = CounterMetricFamily(PREFIX + name, text, labels=LABELS)
+    def add_counter(self, name: str, text: str, value: float, prefix: str = PREFIX) -> None:
+        family = CounterMetricFamily(prefix + name, text, labels=LABELS)
         family.add_metric(self._labels, value)
         self._families.append(family)
 

@@ -14,6 +14,7 @@ from runtime.guides import structural_tag as tags
 from runtime.wire.guide import Guide, GuideKind
 
 KIND: GuideKind = "structural_tag"
+BUDGET = "thinking_token_budget"
 LINE_BREAKS = r"\n{1,2}"
 """Between the end of reasoning and the answer."""
 
@@ -60,13 +61,21 @@ class HeldCalls:
 
 
 def output_guide(
-    params: Any, calls: HeldCalls, reasoning: ReasoningFormat | None, thinking: Thinking
+    params: Any,
+    calls: HeldCalls,
+    reasoning: ReasoningFormat | None,
+    thinking: Thinking,
+    budget: int | None = None,
 ) -> Guide | None:
-    """Return what holds an answer; None for nothing. `params`: the guide of its content. Raises
-    InvalidRequest.
+    """Return what holds an answer; None for nothing. `params`: the guide of its content. `budget`: tokens of
+    reasoning between its tags, at most. Raises InvalidRequest.
     """
     guide = guide_for_wire(params)
     content = _content(guide, calls)
+    most = None
+    if reasoning is not None and thinking != "none" and budget is not None:
+        most = tags.MaxTokens(budget, BUDGET)
+        content = content or tags.AnyTokens("" if thinking == "open" else reasoning.begin, BUDGET)
     if content is None:
         return guide
     # Elsewhere each guide in the tag says so of itself.
@@ -84,7 +93,7 @@ def output_guide(
         )
     begin = "" if thinking == "open" else reasoning.begin
     thought: list[tags.Element] = [
-        tags.Tag(begin, tags.AnyText(), reasoning.end),
+        tags.Tag(begin, tags.AnyText(most), reasoning.end),
         tags.Optional(tags.Regex(LINE_BREAKS)),
     ]
     behind = tags.Sequential(thought)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from typing import Any
 
 import msgspec
 
@@ -13,16 +14,20 @@ from carousel.server.chat.answer import AnswerPlan
 from carousel.server.chat.call_tags import call_tags
 from carousel.server.chat.definitions import read_tools
 from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, ReasoningFormat, Thinking
-from carousel.server.chat.output_guide import HeldCalls, output_guide
+from carousel.server.chat.output_guide import BUDGET, HeldCalls, output_guide
 from carousel.server.chat.reader import Markers
 from carousel.server.chat.tools import NO_TOOLS, ToolSet
 from carousel.server.guides import AskedGuide
 from carousel.server.http.errors import respelled
-from carousel.server.openai.types import ChatBody, ToolChoiceBody
+from carousel.server.openai.types import ChatBody, ReasoningEffort, ToolChoiceBody
 from carousel.server.request.tokenizer import Vocabulary
 from carousel.server.server_state import ServerState
 from runtime.base.errors import InvalidRequest
 from runtime.wire.sampling_params import SamplingParams
+
+EFFORT = "reasoning_effort"
+SWITCHES = ("enable_thinking", "thinking")
+"""Variables of chat templates that turn reasoning on and off."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +56,11 @@ async def plan_answer(
         options["tools"] = bytes(body.tools)
     reasoning = REASONING_FORMATS.get(config.reasoning_parser)
     reads_reasoning = reasoning is not None and body.separate_reasoning is not False
-    if not tools.names and not reads_reasoning and (guide.params is None or reasoning is None):
+    if body.reasoning_effort is not None:
+        await _add_effort(server, body.reasoning_effort, options)
+    budget = _budget(server, body, reasoning)
+    is_held = guide.params is not None or budget is not None
+    if not tools.names and not reads_reasoning and (reasoning is None or not is_held):
         return PlannedAnswer(None, sampling, None)
     vocabulary = await server.tokenizer.vocabulary()
     special = vocabulary.special_texts
@@ -61,7 +70,7 @@ async def plan_answer(
     if reasoning is not None:
         thinking = await _thinking(server, body, reasoning, options, tenant)
     try:
-        options["structured_outputs"] = output_guide(guide.params, calls, reasoning, thinking)
+        options["structured_outputs"] = output_guide(guide.params, calls, reasoning, thinking, budget)
     except InvalidRequest as error:
         raise respelled(error, guide.names) from None
     if not reads_reasoning:
@@ -129,6 +138,40 @@ def _are_tools(tools: bytes) -> bool:
         return bool(len(tools) and msgspec.json.decode(tools, type=list[msgspec.Raw] | None))
     except (msgspec.MsgspecError, RecursionError):
         return True
+
+
+async def _add_effort(server: ServerState, effort: ReasoningEffort, options: RequestOptions) -> None:
+    """Add to the chat template's variables what it knows of efforts. Raises InvalidRequest."""
+    variables = await server.tokenizer.template_variables()
+    made: dict[str, Any] = {name: effort != "none" for name in SWITCHES if name in variables}
+    if EFFORT in variables and (effort != "none" or not made):
+        made[EFFORT] = effort
+    if not made and effort != "none":
+        raise InvalidRequest(
+            f"{EFFORT}: the model's chat template has no variable for it",
+            param=EFFORT,
+            code="unsupported_parameter",
+        )
+    if made:
+        options["chat_template_kwargs"] = {**made, **(options.get("chat_template_kwargs") or {})}
+
+
+def _budget(server: ServerState, body: ChatBody, reasoning: ReasoningFormat | None) -> int | None:
+    """Return the most tokens of reasoning; None for any number. Raises InvalidRequest."""
+    budget = body.thinking_token_budget
+    if budget is None:
+        return None
+    config = server.config
+    why = ""
+    if reasoning is None:
+        why = "this server tells no reasoning apart (--reasoning-parser)"
+    elif reasoning.read is not None:
+        why = f"it is not supported with --reasoning-parser {config.reasoning_parser}"
+    elif config.grammar_backend == "none":
+        why = "it needs structured output, which this server has not (--grammar-backend none)"
+    if why:
+        raise InvalidRequest(f"{BUDGET}: {why}", param=BUDGET, code="unsupported_parameter")
+    return budget if budget < config.context_length else None
 
 
 async def _thinking(

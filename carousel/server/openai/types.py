@@ -36,6 +36,7 @@ TimeLimit: TypeAlias = Annotated[float, Meta(gt=0.0, le=MAX_TIME_LIMIT_S)]
 PromptIds: TypeAlias = Annotated[list[TokenId], Meta(min_length=1)]
 
 
+ReasoningEffort: TypeAlias = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Duration: TypeAlias = Annotated[int, Meta(ge=1, lt=1 << 31)]
 
 
@@ -195,4 +196,7 @@ class ChatBody(GenerationBody, forbid_unknown_fields=True, kw_only=True):
     """SGLang's: false leaves reasoning in the text."""
     include_reasoning: bool | None = None
     """vLLM's: false leaves it out of the answer."""
+    reasoning_effort: ReasoningEffort | None = None
+    thinking_token_budget: NumTokensOrNone | None = None
+    """vLLM's: tokens of reasoning, at most."""
     prediction: PredictionBody | None = None

@@ -275,6 +275,7 @@ HINTS = {
     "usage": "an answer has it, a stream with stream_options.include_usage",
     "max_completion_tokens": "it is called max_tokens here",
     "max_output_tokens": "it is called max_tokens here",
+    "max_thinking_tokens": "chats have thinking_token_budget",
     "request_output_len": "it is called max_tokens here",
     "prompt_token_ids": "it is called prompt here",
     "return_log_probs": "it is called logprobs here",

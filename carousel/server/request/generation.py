@@ -28,7 +28,7 @@ from carousel.server.server_state import ServerState
 from carousel.server.tenancy.auth import tenant_of
 from carousel.server.tenancy.entrance import TURN_BYTES
 from carousel.server.tenancy.places import HeldPlaces
-from carousel.server.tracing.sampling import sampled_traceparent
+from carousel.server.tracing.tracing import Asked, EndedSequence, RequestTrace
 from runtime.base.errors import InvalidRequest, RequestError
 from runtime.ring.tenants import THE_OWNER
 from runtime.wire.messages import Usage
@@ -167,8 +167,7 @@ class Generation(Response):
         self._labels_are_chosen = labels_are_chosen
         self._answer = answer
         self._received_s = 0.0
-        self._traceparent: str | None = None
-        """None: the request is not sampled."""
+        self._trace = RequestTrace(None)
         self._aborted: set[int] = set()
         """Prompts whose answers somebody has asked to end."""
         self._open: dict[int, AsyncResultStream] = {}
@@ -199,19 +198,40 @@ class Generation(Response):
         self._tenant = tenant_of(scope)
         self._client = self._server.client.of_tenant(self._tenant.name)
         self._received_s = state["received_s"]
-        self._traceparent = sampled_traceparent(scope["headers"], self._server.config.timeline_sample_rate)
+        asked = Asked(
+            scope,
+            self._submissions[0],
+            len(self._submissions),
+            self._received_s,
+            self._server.config.model_names[0],
+        )
+        self._trace = self._server.tracing.begin(asked)
         if self._submissions[0].stream:
             assert isinstance(self._answer, StreamFormat)
             writer = EventWriter(send, state["send_body"], state["write_chunk"])
             work = self._stream(writer, self._answer)
         else:
             work = self._complete(scope, receive, send)
+        failure: BaseException | None = None
         try:
             await run_until_disconnect(receive, work)
         except RequestError as error:
+            failure = error
             raise respelled(error, self._param_names) from None
         finally:
+            if self._trace.traceparent is not None:
+                self._trace.end(self._ended(), failure)
             self._open.clear()
+
+    def _ended(self) -> list[EndedSequence]:
+        """The sequences that have ended, for its trace."""
+        return [
+            EndedSequence(prompt, sequence.index, sequence.finish)
+            for prompt, stream in self._open.items()
+            if stream.state is not None
+            for sequence in stream.state.sequences
+            if sequence.finish is not None
+        ]
 
     @contextmanager
     def _hold(self, prompts_at_once: int) -> Iterator[tuple[list[Submission], HeldPlaces]]:
@@ -229,9 +249,10 @@ class Generation(Response):
             yield [self._traced(submission) for submission in named], places
 
     def _traced(self, submission: Submission) -> Submission:
-        if self._traceparent is None:
+        traceparent = self._trace.traceparent
+        if traceparent is None:
             return submission
-        options = RequestOptions({**submission.options, "traceparent": self._traceparent})
+        options = RequestOptions({**submission.options, "traceparent": traceparent})
         return replace(submission, options=options)
 
     async def _complete(self, scope: Scope, receive: Receive, send: Send) -> None:

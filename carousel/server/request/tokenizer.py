@@ -131,6 +131,10 @@ class Vocabulary:
             self._max_token_chars = self._tokenizer.max_token_chars()
         return None if self._max_token_chars is None else num_tokens * self._max_token_chars
 
+    @property
+    def template_variables(self) -> frozenset[str]:
+        return self._tokenizer.template_variables
+
     def render(self, messages: Sequence[dict[str, Any]], options: RequestOptions) -> str:
         """Return a conversation as the chat template writes it. Raises InvalidRequest."""
         continues = options.get("continue_final_message", False)
@@ -169,6 +173,7 @@ class ServerTokenizer:
         self._vocabulary: Vocabulary | None = None
         self._prompt_ends: dict[bytes, str] = {}
         """By the template's variables, as JSON."""
+        self._variables: frozenset[str] | None = None
 
     @property
     def is_there(self) -> bool:
@@ -224,6 +229,13 @@ class ServerTokenizer:
         if len(key) <= MAX_KEY_BYTES and len(self._prompt_ends) < MAX_ENDS:
             self._prompt_ends[key] = end
         return end
+
+    async def template_variables(self) -> frozenset[str]:
+        """Return the names of the variables that the chat template reads."""
+        if self._variables is None:
+            vocabulary = await self.vocabulary()
+            self._variables = await self._threads.run(OWNER, lambda: vocabulary.template_variables, 0)
+        return self._variables
 
     async def decode(self, ids: Sequence[int], *, skip_special_tokens: bool, tenant: str = OWNER) -> str:
         """The text of a tenant's ids. Raises Overloaded."""

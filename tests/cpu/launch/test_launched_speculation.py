@@ -11,15 +11,9 @@ import httpx
 import pytest
 
 from carousel import Client, Completion, InvalidRequest, SamplingParams
+from tests.harness.ring.drawn_requests import PROMPTS, check_equal
 from tests.harness.ring.launched import Launched, launched
 
-CODE = "def add(a, b):\n    return a + b\n\n\ndef sub(a, b):\n    return a - b\n\n\n"
-PROMPTS = [
-    CODE + CODE + "def add(a, b):\n",
-    "for i in range(10):\n    print(i)\n" * 3,
-    "import numpy as np\n",
-    "x = 1\n" * 12,
-]
 KINDS: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
     "temperature 1": {},
@@ -54,16 +48,6 @@ def client(launch: Launched) -> Iterator[Client]:
 
 def sampling(kind: str, **fields: Any) -> SamplingParams:
     return SamplingParams(**{"max_tokens": 48, "seed": 7, "logprobs": 2, **KINDS[kind], **fields})
-
-
-def check_equal(found: Completion, expected: Completion) -> None:
-    for one, other in zip(found.outputs, expected.outputs, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.text == other.text
-        assert (one.finish_reason, one.matched_stop) == (other.finish_reason, other.matched_stop)
-        for left, right in zip(one.logprobs, other.logprobs, strict=True):
-            assert math.isclose(left.logprob, right.logprob, abs_tol=1e-5)
-            assert [token for token, _ in left.top] == [token for token, _ in right.top]
 
 
 def num_accepted(completion: Completion) -> int:

@@ -88,6 +88,54 @@ def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]
         yield client
 
 
+def test_a_budget_ends_reasoning_at_so_many_tokens(thinker: openai.OpenAI) -> None:
+    """Between the tags, the first of which is in the prompt: nothing leads the model to end it sooner."""
+    greedy: dict[str, Any] = {"temperature": 0.0, "max_tokens": 60}
+    free = Answer(thinker, stream=False, **greedy)
+    assert (free.content, free.reason, free.num_reasoning) == ("", "length", 60)
+    for budget in (0, 1, 7, 30):
+        for stream in (False, True):
+            more = {"thinking_token_budget": budget}
+            answer = Answer(thinker, stream=stream, extra_body=more, **greedy)
+            assert answer.num_reasoning == (budget + 1 if budget else 0)  # with the closing tag
+            assert answer.content
+            assert free.reasoning.startswith(answer.reasoning)
+            assert bool(answer.reasoning) is bool(budget)
+
+
+def test_reasoning_may_end_before_its_budget(thinker: openai.OpenAI) -> None:
+    options: dict[str, Any] = {"logit_bias": {"2": 100.0}, "max_tokens": 10}
+    answer = Answer(thinker, stream=False, extra_body={"thinking_token_budget": 50}, **options)
+    assert answer.content
+    assert (answer.reasoning, answer.num_reasoning) == ("", 0)
+
+
+def test_a_budget_goes_with_calls_and_guides(thinker: openai.OpenAI) -> None:
+    budget = {"thinking_token_budget": 5}
+    options: dict[str, Any] = {"extra_body": budget, "parallel_tool_calls": False, "tools": TOOLS}
+    for answer in answers(thinker, 8, tool_choice="required", **options):
+        assert (answer.reason, len(answer.calls)) == ("tool_calls", 1)
+        assert answer.num_reasoning <= 6
+        answer.check_calls()
+    for answer in answers(thinker, 8, response_format=FORMAT, extra_body=budget):
+        assert answer.num_reasoning <= 6
+        jsonschema.validate(json.loads(answer.content), SCHEMAS["move"])
+
+
+def test_a_budget_changes_nothing_where_there_is_no_reasoning(thinker: openai.OpenAI) -> None:
+    made = [
+        Answer(
+            thinker,
+            stream=False,
+            seed=2,
+            max_tokens=20,
+            extra_body={"chat_template_kwargs": {"enable_thinking": False}, **more},
+        )
+        for more in ({}, {"thinking_token_budget": 3})
+    ]
+    assert made[0].content == made[1].content != ""
+
+
 class Answer:
     """One answer, whole or put together from its stream."""
 
@@ -96,13 +144,19 @@ class Answer:
         self.content, self.reasoning = "", ""
         self.calls: list[list[str]] = []
         if not stream:
-            choice = client.chat.completions.create(**options).choices[0]
+            whole = client.chat.completions.create(**options)
+            self._count(whole.usage)
+            choice = whole.choices[0]
             self.reason = choice.finish_reason
             self._add(choice.message)
             for call in choice.message.tool_calls or ():
                 self.calls.append([call.function.name, call.function.arguments])
             return
+        options["stream_options"] = {"include_usage": True}
         for chunk in client.chat.completions.create(stream=True, **options):
+            if chunk.usage is not None:
+                self._count(chunk.usage)
+                continue
             (choice,) = chunk.choices
             self.reason = choice.finish_reason or ""
             self._add(choice.delta)
@@ -110,6 +164,10 @@ class Answer:
                 if call.index == len(self.calls):
                     self.calls.append([call.function.name, ""])
                 self.calls[call.index][1] += call.function.arguments or ""
+
+    def _count(self, usage: Any) -> None:
+        details = usage.completion_tokens_details
+        self.num_reasoning = 0 if details is None else details.reasoning_tokens
 
     def _add(self, message: Any) -> None:
         self.content += message.content or ""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from runtime.wire.messages import GenerateRequest, SequenceOutput
@@ -81,3 +83,72 @@ def test_what_the_template_refuses_is_said_by_the_request_itself(front: Front) -
 def test_other_paths_give_all_of_it_as_text(front: Front) -> None:
     assert front.complete().json()["choices"][0]["text"] == ANSWER
     assert front.post("/generate", text="x").json()["text"] == ANSWER
+
+
+# -- effort and budget ---------------------------------------------------------------------------------------
+
+
+def variables_of(tmp_path: Path, template: str, **body: Any) -> Any:
+    """What the template gets of a chat, or the error."""
+    path = tmp_path / "chat.jinja"
+    path.write_text("{% for m in messages %}{{ m.content }}{% endfor %}" + template)
+    asked: list[GenerateRequest] = []
+
+    def say(request: GenerateRequest) -> list[SequenceOutput]:
+        asked.append(request)
+        return answer(request)
+
+    with http_front(tmp_path, say, chat_template=str(path), reasoning_parser="qwen3") as front:
+        got = front.chat(**body).json()
+    if "error" in got:
+        return got["error"]["param"]
+    kwargs = asked[-1].template_kwargs
+    return msgspec.msgpack.decode(kwargs) if kwargs else {}
+
+
+SWITCH = "{% if enable_thinking %}<think>{% endif %}"
+EFFORT = "{{ reasoning_effort }}"
+DEEPSEEK = "{% if thinking is defined and thinking %}<think>{% endif %}"
+PROSE = "{# reasoning_effort #}thinking {{ messages[0].thinking }}"
+
+
+@pytest.mark.parametrize(
+    ("template", "effort", "expected"),
+    [
+        (SWITCH, "high", {"enable_thinking": True}),
+        (SWITCH, "none", {"enable_thinking": False}),
+        (DEEPSEEK, "low", {"thinking": True}),
+        (EFFORT, "low", {"reasoning_effort": "low"}),
+        (EFFORT, "none", {"reasoning_effort": "none"}),
+        (EFFORT + SWITCH, "none", {"enable_thinking": False}),
+        (EFFORT + SWITCH, "minimal", {"enable_thinking": True, "reasoning_effort": "minimal"}),
+        ("", "none", {}),
+        ("", "high", "reasoning_effort"),
+        (PROSE, "high", "reasoning_effort"),
+    ],
+)
+def test_an_effort_is_what_the_template_knows_of_it(
+    tmp_path: Path, template: str, effort: str, expected: Any
+) -> None:
+    assert variables_of(tmp_path, template, reasoning_effort=effort) == expected
+
+
+def test_variables_of_the_request_win_over_its_effort(tmp_path: Path) -> None:
+    body = {"reasoning_effort": "high", "chat_template_kwargs": {"enable_thinking": False, "x": 1}}
+    assert variables_of(tmp_path, SWITCH, **body) == {"enable_thinking": False, "x": 1}
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"reasoning_parser": "none"}, {"reasoning_parser": "gpt_oss"}, {"grammar_backend": "none"}],
+)
+def test_a_budget_that_cannot_be_held_is_refused_by_name(tmp_path: Path, settings: Any) -> None:
+    given = {"reasoning_parser": "qwen3", **settings}
+    with http_front(tmp_path, answer, **given) as front:
+        error = front.chat(thinking_token_budget=5).json()["error"]
+    assert error["param"] == "thinking_token_budget"
+    assert error["message"].startswith("thinking_token_budget: ")
+
+
+def test_only_a_chat_has_a_budget(front: Front) -> None:
+    assert front.complete(thinking_token_budget=5).json()["error"]["param"] == "thinking_token_budget"

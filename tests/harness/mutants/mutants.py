@@ -22,6 +22,7 @@ from tests.harness.mutants.mutant_table import STEP_MUTANTS, Mutant
 from tests.harness.mutants.mutant_table_adapters import ADAPTER_MUTANTS
 from tests.harness.mutants.mutant_table_batching import BATCHING_MUTANTS
 from tests.harness.mutants.mutant_table_guesses import GUESS_MUTANTS
+from tests.harness.mutants.mutant_table_guides import GUIDE_MUTANTS
 from tests.harness.mutants.mutant_table_shares import SHARES_MUTANTS
 from tests.harness.mutants.mutant_table_stats import STATS_MUTANTS
 from tests.harness.mutants.mutant_table_tenants import TENANT_MUTANTS
@@ -37,6 +38,8 @@ PLAIN: dict[str, Any] = {
     "cuts_prompts": True,
     "speculation": SpeculationSettings(),
     "has_adapters": False,
+    "guided": 0.0,
+    "late": 0.0,
 }
 """Most shows in a model that sees all of its context, where nobody is in a hurry and prompts are cut; the
 rest is for those mistakes that need it.
@@ -46,6 +49,7 @@ MUTANTS = [
     *ADAPTER_MUTANTS,
     *BATCHING_MUTANTS,
     *GUESS_MUTANTS,
+    *GUIDE_MUTANTS,
     *SHARES_MUTANTS,
     *STATS_MUTANTS,
     *TENANT_MUTANTS,

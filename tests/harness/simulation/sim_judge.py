@@ -7,6 +7,7 @@ from runtime.wire.messages import Closed
 from tests.harness.simulation.fake_sampling import fake_logits, fake_logprobs
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_detokenizer import FakeDetokenizer, Logprobs
+from tests.harness.simulation.sim_grammar import REFUSED
 from tests.harness.simulation.sim_reference import Spec, prompt_hashes, reference
 
 GRAMMAR_ERRORS = ("invalid_grammar", "grammar_error")
@@ -25,7 +26,7 @@ def judge(spec: Spec, detokenizer: FakeDetokenizer) -> str:
         adapter = spec.message.adapter
         assert adapter is None or adapter.name != BAD_ADAPTER or have == given, "computed without its adapter"
         assert have == want, f"output differs at {first_difference(have, want)} of {len(want)}"
-        assert closed.reason == reason
+        assert closed.reason == ("stop" if reason == "complete" else reason)
         assert closed.stop_token == (want[-1] if reason == "stop" else -1)
     else:
         assert have == want[: len(have)], "output of an ended sequence"
@@ -56,6 +57,14 @@ def check_early_end(spec: Spec, closed: Closed, detokenizer: FakeDetokenizer) ->
             assert (spec.message.tenant, closed.error.status) != ("", 400)
             assert spec.message.priority > 0
             assert not detokenizer.tokens[spec.handle]
+        elif spec.message.guide is not None and closed.error.code == "invalid_guide":
+            assert spec.message.guide.text == REFUSED
+            assert not detokenizer.tokens[spec.handle]
+        elif closed.error.code == "grammar_unsatisfiable":
+            want, _, reason = reference(spec)
+            given = unpack_ids(spec.message.output_ids).tolist()
+            assert reason == "unsatisfiable"
+            assert given + detokenizer.tokens[spec.handle] == want
         else:
             assert "grammar" in spec.traits
             assert closed.error.code in GRAMMAR_ERRORS

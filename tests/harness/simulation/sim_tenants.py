@@ -121,7 +121,10 @@ class TenantWatch:
             if account.bucket is None:
                 continue
             per_minute, name = float(account.bucket.per_minute), account.tenant.name
-            level = self._level(account) if name in self._levels else per_minute
+            if name in self._levels:
+                level = self._level(account)
+            else:  # its limit may have changed since it came
+                level = account.bucket.level - (self._num_used(account) - account.num_used)
             self._levels[name] = min(per_minute, level + per_minute * seconds / 60)
             self._used[name] = self._num_used(account)
             self._history[name].append(self._used[name])

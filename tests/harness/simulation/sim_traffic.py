@@ -10,6 +10,7 @@ import msgspec
 from runtime.ring.tenants import OWNER
 from runtime.sampling.table import MAX_DRAFT_TOKENS
 from runtime.wire.format import TOKEN_BYTES, pack_ids, unpack_ids
+from runtime.wire.guide import Guide
 from runtime.wire.handle import make_handle, sequence_key, sibling, split_handle
 from runtime.wire.messages import StreamOpen, TokenizedRequest
 from runtime.wire.plan import AdapterRef
@@ -18,6 +19,7 @@ from runtime.wire.sampling_params import SamplingParams
 from scheduler_proc.cache.tenants import TENANT_BYTES
 from tests.harness.simulation.fake_sampling import NAMESPACE_SHIFT, NUM_TOP, VOCAB_SIZE
 from tests.harness.simulation.fakes import BAD_ADAPTER
+from tests.harness.simulation.sim_grammar import GUIDES, REFUSED
 from tests.harness.simulation.sim_reference import Spec, reference
 from tests.harness.simulation.sim_system import STEP_S, TENANTS, Setting, aside
 from tests.harness.simulation.sim_tenants import NAMES
@@ -38,6 +40,7 @@ class Traffic:
     def __init__(self, rng: random.Random, setting: Setting, specs: dict[bytes, Spec]) -> None:
         self._rng = rng
         self._aside = aside(rng)
+        self._guides = aside(rng)
         self._setting = setting
         self._specs = specs
         self._stems = [[rng.randrange(VOCAB_SIZE) for _ in range(rng.randrange(4, 40))] for _ in range(3)]
@@ -104,7 +107,14 @@ class Traffic:
         setting = self._setting
         assert sampling.max_tokens is not None
         max_len = min(num_prompt + sampling.max_tokens, setting.max_len)
-        return self._with_guesses(Spec(message, traits, max_len, window=setting.window))
+        return self._with_guesses(self._with_guide(Spec(message, traits, max_len, window=setting.window)))
+
+    def _with_guide(self, spec: Spec) -> Spec:
+        share = self._setting.guided
+        if share and "grammar" not in spec.traits and self._guides.random() < share:
+            kind = self._guides.choice([*GUIDES, *GUIDES, *GUIDES, REFUSED])
+            spec.message = msgspec.structs.replace(spec.message, guide=Guide("regex", kind))
+        return spec
 
     def _draw_retention(self) -> Retention | None:
         rng = self._aside

@@ -34,6 +34,7 @@ from runtime.wire.messages import (
 from scheduler_proc.core.request import Request, Status, StopIds
 from scheduler_proc.features.base import RequestFeature
 from tests.harness.models.stand_ins import Adapter, ParityGrammar, Speculation, WideStart
+from tests.harness.simulation.sim_grammar import FakeGrammar
 from tests.harness.simulation.sim_judge import judge
 from tests.harness.simulation.sim_reference import Spec, next_token, reference, stop_ids_of
 from tests.harness.simulation.sim_system import STEP_S, Setting, System
@@ -55,6 +56,8 @@ class Simulation:
         self.rng = random.Random(seed)
         self.setting = setting or dataclasses.replace(Setting.draw(self.rng), **changes)
         self.specs: dict[bytes, Spec] = {}
+        self.grammar: FakeGrammar | None = None
+        self._grammar_dies = seed % 2 == 0  # in the others nobody opens again what was lost
         self.system = self._make_system()
         self.counts: Counter[str] = Counter()
         traffic = self._traffic = Traffic(self.rng, self.setting, self.specs)
@@ -68,7 +71,15 @@ class Simulation:
             self._todo.append(sequences)
 
     def _make_system(self) -> System:
-        return System(self.setting, self.rng, (self._features,))
+        setting = self.setting
+        if not setting.guided:
+            return System(setting, self.rng, (self._features,))
+        grammar = self.grammar = FakeGrammar(setting.late, seed=setting.num_pages, refusal=0.1)
+        client = grammar.client(lambda: self.system.port.now_s())
+        system = System(setting, self.rng, (self._features,), grammar=client)
+        grammar.pass_time, grammar.now_s = system.pass_time, system.port.now_s
+        grammar.refuse = self._send
+        return system
 
     # -- traffic --------------------------------------------------------------------------------------------
 
@@ -181,6 +192,15 @@ class Simulation:
                 spec.ended_from_outside |= mine
             self._send(AbortRequest(client=3, tenant=tenant))
 
+    def _hurt_grammar(self, grammar: FakeGrammar) -> None:
+        """It dies every now and then, and the next one comes some steps later."""
+        if grammar.is_dead:
+            if self._aside.random() < 0.2:
+                grammar.start()
+        elif self._aside.random() < 0.02:
+            grammar.die()
+            self.counts["grammar deaths"] += 1
+
     def _abort_stale(self) -> None:
         """The abort of an attempt that a higher one has replaced ends nothing."""
         resumed = [spec for spec in self._live() if attempt_of(spec.handle)]
@@ -285,6 +305,11 @@ class Simulation:
         self.counts["predicted right"] += sum(each.num_accepted_prediction for each in drafts)
         self.counts["adapters loaded"] += system.slots.counts.num_loads
         self.counts["adapters evicted"] += system.slots.counts.num_evicted
+        if self.grammar is not None:
+            self.grammar.catch_up()
+            assert self.grammar.num_open == 0, "a matcher of a sequence that has ended"
+            self.counts["guided"] += sum(spec.message.guide is not None for spec in self.specs.values())
+            self.counts["late masks"] += self.grammar.num_late
         self.counts["evicted pages"] += system.kv.counts.num_evicted
         self.counts["given back"] += len(system.gave_back)
         self.counts["steps that somebody starved"] += system.waiting_watch.num_starved
@@ -300,6 +325,8 @@ class Simulation:
                 self._send_request(self._todo.pop(0))
             self._interfere()
             self._pause()
+            if self.grammar is not None and self._grammar_dies:
+                self._hurt_grammar(self.grammar)
             if self.setting.tenants:
                 self._interfere_as_tenant()
             system.step()

@@ -55,6 +55,10 @@ def test_without_overrides_the_settings_are_the_same(tmp_path: Path) -> None:
     assert read_overridden(config, tmp_path)[0] is config
 
 
+DEEP = '{"a":' * 200_000 + "1" + "}" * 200_000
+"""Deeper than any release of Python goes."""
+
+
 @pytest.mark.parametrize("raw", [OLD, NEW])
 def test_keys_take_the_place_of_the_files(raw: dict[str, Any], tmp_path: Path) -> None:
     overrides = {"rms_norm_eps": 0.5, "eos_token_id": [7, 8], "rope_theta": 77, "max_position_embeddings": 64}
@@ -118,7 +122,11 @@ def test_the_context_is_as_long_as_the_scaling_is_for(
             for value in (5, "yarn", [1])
         ),
         ({"rope_parameters": "x", "rope_theta": 5}, None, "hf_overrides: rope_parameters: an object or null"),
-        ('{"rope_scaling": ' + '{"a":' * 200_000 + "1" + "}" * 200_001, None, "hf_overrides: .* nested too deeply"),
+        (
+            '{"rope_scaling": ' + '{"a":' * 200_000 + "1" + "}" * 200_001,
+            None,
+            "hf_overrides: .* nested too deeply",
+        ),
         (None, '{"a":' * 200_000 + "1" + "}" * 200_000, "rope_scaling: .* nested too deeply"),
         (None, {"rope_type": "linear", "factor": 1e308}, "rope_scaling: no context is 1e.308 times as long"),
         (None, {"rope_type": "linear", "factor": 1e9}, "rope_scaling: what --rope-scaling says"),

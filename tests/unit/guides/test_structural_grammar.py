@@ -266,3 +266,29 @@ def test_a_guide_where_all_has_one_form_is_refused() -> None:
         with pytest.raises(InvalidRequest, match="gpt_oss") as caught:
             output_guide(params, HeldCalls("none"), REASONING_FORMATS["gpt_oss"], thinking)
         assert caught.value.param == "json"
+
+
+def held_by(budget: int, thinking: Thinking) -> Guide:
+    guide = output_guide(None, HeldCalls("hermes"), REASONING_FORMATS["qwen3"], thinking, budget)
+    assert guide is not None
+    return guide
+
+
+@pytest.mark.parametrize("thinking", ["open", "may begin"])
+def test_a_budget_bounds_reasoning_and_leaves_the_rest_free(thinking: Thinking) -> None:
+    matching = Matching("<think>", "</think>")
+    begin = "" if thinking == "open" else "<think>"
+    for budget, thought in ((0, ""), (2, ""), (2, "a"), (2, "a\n")):
+        assert matching.takes(held_by(budget, thinking), f"{begin}{thought}</think>\n\nHi </think>")
+    for thought in ("ab cd ef gh", "a</thin"):
+        assert not matching.takes(held_by(2, thinking), f"{begin}{thought}</think>Hi")
+    again = matching.takes(held_by(2, thinking), f"{begin}a</think>Hi<think>b")
+    assert again is (thinking == "open")
+    assert matching.takes(held_by(2, thinking), "Hi there, so.") is (thinking == "may begin")
+
+
+def test_a_budget_needs_tags_that_are_tokens() -> None:
+    matching = Matching("<x>", "<y>")
+    compiled = try_guide(held_by(2, "open"), matching.vocabulary)
+    assert compiled.error is not None
+    assert compiled.error.param == "thinking_token_budget"

@@ -21,6 +21,7 @@ RUN_THERE = (
 PLUGINS = {"pytest-timeout", "pytest-xdist"}  # `timeout` in pyproject.toml; `-n` in steps.py
 OPTIONAL = {
     "flashinfer": "--attention-backend flashinfer is refused without it, and its test skipped",
+    "opentelemetry": "no traces are sent without it, and --otlp-traces-endpoint is refused",
     "cudnn": "a way to attend that is measured where it is installed",
     "flash_attn": "the same",
 }

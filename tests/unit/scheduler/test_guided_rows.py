@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,118 +13,24 @@ import numpy as np
 import pytest
 
 from runtime.base.errors import RequestError
-from runtime.wire.format import Message, unpack_ids
 from runtime.wire.guide import Guide
-from runtime.wire.messages import (
-    AbortRequest,
-    AdvanceMatchers,
-    CloseMatcher,
-    ErrorInfo,
-    ForgetMatchers,
-    FromGrammar,
-    GrammarStarted,
-    GuideRefused,
-    MatcherState,
-    MatcherStates,
-    OpenMatcher,
-    TokenizedRequest,
-)
+from runtime.wire.messages import AbortRequest, ErrorInfo, GuideRefused, TokenizedRequest
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
-from scheduler_proc.features.grammar_client import MAX_WAIT_S, GrammarClient
+from scheduler_proc.features.grammar_client import MAX_WAIT_S
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
-from tests.harness.simulation.fake_sampling import VOCAB_SIZE
+from tests.harness.simulation.sim_grammar import CLOSES_AT, FakeGrammar, allowed_after
 from tests.harness.simulation.sim_system import System
 
 PROMPTS = [[i + 1] * (5 + 3 * i) for i in range(4)]
-MAX_DELAY_S = 0.4
-CLOSES_AT = 11
-"""Output tokens with which the guide `short` is complete, and nothing may follow."""
-
-
-def allowed_after(ids: list[int]) -> list[int]:
-    """A third of the vocabulary, by the output so far."""
-    rest = sum((at + 1) * token for at, token in enumerate(ids)) % 3
-    return [token for token in range(1, VOCAB_SIZE) if token % 3 == rest]
-
-
-class FakeGrammar:
-    """The grammar process: holds its matchers alone, forgets them when it dies, answers when it likes."""
-
-    def __init__(self, late: float, seed: int = 0) -> None:
-        self.late = late
-        """How many of its answers take up to MAX_DELAY_S."""
-        self.pass_time: Callable[[float], None] = lambda _: None
-        self.now_s: Callable[[], float] = lambda: 0.0
-        self.num_waits = 0
-        self._rng = random.Random(seed)
-        self._kinds: dict[bytes, str] = {}
-        self._ids: dict[bytes, list[int]] = {}
-        self._answers: list[tuple[float, FromGrammar]] = []
-        self.is_dead = False
-
-    @property
-    def num_open(self) -> int:
-        return len(self._ids)
-
-    def send(self, message: Message) -> bool:
-        if self.is_dead:
-            return True  # into a socket that nobody reads
-        if isinstance(message, OpenMatcher):
-            self._kinds[message.handle] = message.guide.text
-            self._ids[message.handle] = unpack_ids(message.output_ids).tolist()
-            self._answer(message.handle)
-        elif isinstance(message, AdvanceMatchers):
-            for handle, num_tokens, packed in message.entries:
-                ids = self._ids.get(handle)
-                new = unpack_ids(packed).tolist()
-                if ids is not None and len(ids) + len(new) == num_tokens:
-                    ids += new
-                    self._answer(handle)
-        elif isinstance(message, CloseMatcher):
-            self._ids.pop(message.handle, None)
-        else:
-            assert isinstance(message, ForgetMatchers)
-        return True
-
-    def _answer(self, handle: bytes) -> None:
-        ids = self._ids[handle]
-        is_closed = self._kinds[handle] == "short" and len(ids) >= CLOSES_AT
-        bits = np.zeros(VOCAB_SIZE, np.uint8)
-        bits[allowed_after(ids)] = 1
-        mask = b"" if is_closed else np.packbits(bits, bitorder="little").tobytes()
-        delay_s = self._rng.uniform(0.0, MAX_DELAY_S) if self._rng.random() < self.late else 0.0
-        state = MatcherState(handle, len(ids), mask, is_closed)
-        self._answers.append((self.now_s() + delay_s, MatcherStates((state,))))
-
-    def news(self, wait_s: float) -> list[FromGrammar]:
-        if wait_s > 0.0:
-            self.num_waits += 1
-            if not self._is_due():
-                self.pass_time(wait_s)
-        due = self._is_due()
-        self._answers = [each for each in self._answers if each not in due]
-        return [answer for _, answer in due]
-
-    def _is_due(self) -> list[tuple[float, FromGrammar]]:
-        return [each for each in self._answers if each[0] <= self.now_s() and not self.is_dead]
-
-    def die(self) -> None:
-        self.is_dead = True
-        self._ids.clear()
-        self._answers.clear()
-
-    def start(self) -> None:
-        self.is_dead = False
-        self._answers.append((self.now_s(), GrammarStarted()))
 
 
 @contextmanager
 def serving(late: float = 0.0, **changes: Any) -> Iterator[tuple[System, FakeGrammar]]:
     grammar = FakeGrammar(late)
     systems: list[System] = []
-    client = GrammarClient(grammar.send, grammar.news, lambda: systems[0].port.now_s())
+    client = grammar.client(lambda: systems[0].port.now_s())
     # Rows end or are taken back, and time passes, after the commit of a turn: its record is not of its end.
     setting = dataclasses.replace(SETTING, **{"max_iterations": 1, **changes})
     system = System(setting, random.Random(0), grammar=client)

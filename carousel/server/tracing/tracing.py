@@ -1,0 +1,79 @@
+"""Tracing: which HTTP requests are sampled, and what becomes of their moments at their end. This is what a
+server has that sends no traces; OtlpTracing is the other.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+from starlette.types import Scope
+
+from carousel.client.core.request_builder import Submission
+from carousel.server.tracing.sampling import sampled_traceparent
+from runtime.settings.config import RuntimeConfig
+from runtime.wire.messages import Finish
+
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+
+
+@dataclass(frozen=True, slots=True)
+class EndedSequence:
+    """A sequence that has ended, and which prompt of the request it is of."""
+
+    prompt: int
+    index: int
+    finish: Finish
+
+
+class RequestTrace:
+    """Trace of one HTTP request."""
+
+    def __init__(self, traceparent: str | None) -> None:
+        self.traceparent = traceparent
+        """Traceparent that its sequences carry; None: it is not sampled."""
+
+    def end(self, sequences: Sequence[EndedSequence], error: BaseException | None) -> None:
+        """The answer has gone out, or there was none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Facts of a request that a trace tells: nothing of its prompt."""
+
+    scope: Scope
+    submission: Submission
+    """Submission of its first prompt,"""
+    num_prompts: int
+    """of so many."""
+    received_s: float
+    """By CLOCK_MONOTONIC."""
+    model: str
+
+
+class Tracing:
+    """One for each HTTP process."""
+
+    def __init__(self, sample_rate: float = 0.0) -> None:
+        self._sample_rate = sample_rate
+
+    def begin(self, asked: Asked) -> RequestTrace:
+        return RequestTrace(sampled_traceparent(asked.scope["headers"], self._sample_rate))
+
+    def close(self, timeout_s: float) -> None:
+        """Send what waits, as far as the time allows."""
+
+
+def wants_traces(config: RuntimeConfig, environment: Mapping[str, str] = os.environ) -> bool:
+    """Tell whether there is a collector to send to, by the settings or by OpenTelemetry's variables."""
+    if environment.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return False
+    if environment.get("OTEL_TRACES_EXPORTER", "otlp") != "otlp":
+        return False
+    return bool(config.otlp_traces_endpoint or any(environment.get(name) for name in ENDPOINTS))
+
+
+def has_opentelemetry() -> bool:
+    return find_spec("opentelemetry") is not None and find_spec("opentelemetry.sdk") is not None

@@ -1,0 +1,1 @@
+"""Traces over HTTP, taken by a collector of the tests."""

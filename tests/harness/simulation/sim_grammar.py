@@ -1,0 +1,145 @@
+"""A grammar process for the real scheduler: late, full, dead, refusing; its guides and what they allow."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from runtime.wire.format import Message, unpack_ids
+from runtime.wire.guide import Guide
+from runtime.wire.messages import (
+    AdvanceMatchers,
+    CloseMatcher,
+    ErrorInfo,
+    ForgetMatchers,
+    FromGrammar,
+    GrammarStarted,
+    GuideRefused,
+    MatcherState,
+    MatcherStates,
+    OpenMatcher,
+)
+from scheduler_proc.features.grammar_client import GrammarClient
+from tests.harness.simulation.fake_sampling import VOCAB_SIZE
+
+MAX_DELAY_S = 0.4
+CLOSES_AT = 11
+"""Output tokens with which the guide `short` is complete, and nothing may follow."""
+GUIDES = ("short", "long", "open")
+REFUSED = "refused"
+
+
+def allowed_after(ids: list[int]) -> list[int]:
+    """A third of the vocabulary, by the output so far."""
+    rest = sum((at + 1) * token for at, token in enumerate(ids)) % 3
+    return [token for token in range(1, VOCAB_SIZE) if token % 3 == rest]
+
+
+class Place(NamedTuple):
+    """Where an output stands in a guide."""
+
+    allowed: list[int]
+    is_complete: bool
+
+
+def place_in(guide: str, ids: list[int]) -> Place:
+    if guide == "short" and len(ids) >= CLOSES_AT:
+        return Place([], is_complete=True)
+    return Place(allowed_after(ids), is_complete=guide == "open" and len(ids) % 3 == 2)
+
+
+class FakeGrammar:
+    """The grammar process: holds its matchers alone, forgets them when it dies, answers when it likes."""
+
+    def __init__(self, late: float, seed: int = 0, refusal: float = 0.0) -> None:
+        """`refusal`: probability that it has no room for a message."""
+        self.late = late
+        """How many of its answers take up to MAX_DELAY_S."""
+        self.pass_time: Callable[[float], None] = lambda _: None
+        self.now_s: Callable[[], float] = lambda: 0.0
+        self.refuse: Callable[[GuideRefused], object] = lambda _: None
+        self.num_waits = 0
+        self.num_late = 0
+        self._refusal = refusal
+        self._rng = random.Random(seed)
+        self._guides: dict[bytes, str] = {}
+        self._ids: dict[bytes, list[int]] = {}
+        self._answers: list[tuple[float, FromGrammar]] = []
+        self.is_dead = False
+
+    @property
+    def num_open(self) -> int:
+        return len(self._ids)
+
+    def client(self, clock: Callable[[], float]) -> GrammarClient:
+        made = self._client = GrammarClient(self.send, self.news, clock)
+        return made
+
+    def catch_up(self) -> None:
+        """Have sent what waits for room: without a guided request nobody asks for that."""
+        self._refusal = 0.0
+        self._client.take_news()
+
+    def send(self, message: Message) -> bool:
+        if self._refusal and self._rng.random() < self._refusal:
+            return False
+        if self.is_dead:
+            return True  # into a socket that nobody reads
+        if isinstance(message, OpenMatcher):
+            self._open(message.handle, message.guide, unpack_ids(message.output_ids).tolist())
+        elif isinstance(message, AdvanceMatchers):
+            for handle, num_tokens, packed in message.entries:
+                ids = self._ids.get(handle)
+                new = unpack_ids(packed).tolist()
+                if ids is not None and len(ids) + len(new) == num_tokens:
+                    ids += new
+                    self._answer(handle)
+        elif isinstance(message, CloseMatcher):
+            self._ids.pop(message.handle, None)
+        else:
+            assert isinstance(message, ForgetMatchers)
+        return True
+
+    def _open(self, handle: bytes, guide: Guide, ids: list[int]) -> None:
+        if guide.text == REFUSED:
+            self.refuse(GuideRefused(handle, ErrorInfo("no", "invalid_guide", guide.kind, 400)))
+            return
+        self._guides[handle] = guide.text
+        self._ids[handle] = ids
+        self._answer(handle)
+
+    def _answer(self, handle: bytes) -> None:
+        ids = self._ids[handle]
+        place = place_in(self._guides[handle], ids)
+        bits = np.zeros(VOCAB_SIZE, np.uint8)
+        bits[place.allowed] = 1
+        mask = np.packbits(bits, bitorder="little").tobytes() if place.allowed else b""
+        is_late = self._rng.random() < self.late
+        self.num_late += is_late
+        delay_s = self._rng.uniform(0.0, MAX_DELAY_S) if is_late else 0.0
+        state = MatcherState(handle, len(ids), mask, place.is_complete)
+        self._answers.append((self.now_s() + delay_s, MatcherStates((state,))))
+
+    def news(self, wait_s: float) -> list[FromGrammar]:
+        if wait_s > 0.0:
+            self.num_waits += 1
+            if not self._is_due():
+                self.pass_time(wait_s)
+        due = self._is_due()
+        self._answers = [each for each in self._answers if each not in due]
+        return [answer for _, answer in due]
+
+    def _is_due(self) -> list[tuple[float, FromGrammar]]:
+        return [each for each in self._answers if each[0] <= self.now_s() and not self.is_dead]
+
+    def die(self) -> None:
+        self.is_dead = True
+        self._ids.clear()
+        self._answers.clear()
+
+    def start(self) -> None:
+        self.is_dead = False
+        self._answers.append((self.now_s(), GrammarStarted()))
