@@ -4,32 +4,26 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 
 from runtime.base.errors import Forbidden, InvalidRequest
 from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.tenants import OWNER
 from runtime.wire.plan import NO_LORA, AdapterRef
 
 PARAM = "lora_request"
-FIRST_LAUNCHED_ID = 1 << 32
-"""Ids of adapters that the launch names begin here; callers' own are below."""
 MAX_KNOWN = 4096
 """Directories whose version is remembered."""
 
 
 class AdapterTable:
-    """`launched`: directories of the adapters that the launch names; None: no adapters are served."""
+    """`listed`: adapters that are served by name; None: no adapters are served."""
 
-    def __init__(self, launched: Mapping[str, str] | None = None, max_rank: int = 0) -> None:
-        self._is_on = launched is not None
-        self._launched = {
-            name: AdapterRef(name, FIRST_LAUNCHED_ID + index, "", path)
-            for index, (name, path) in enumerate((launched or {}).items())
-        }
+    def __init__(self, listed: AdaptersFile | None = None, max_rank: int = 0) -> None:
+        self._listed = listed
         self._max_rank = max_rank
         self._versions: OrderedDict[str, tuple[object, str]] = OrderedDict()
 
@@ -39,17 +33,17 @@ class AdapterTable:
         """
         if asked is None:
             return None
-        if not self._is_on:
+        if self._listed is None:
             raise InvalidRequest(NO_LORA, param=PARAM, code="lora_not_enabled")
         if not asked.path:
-            known = self._launched.get(asked.name)
+            known = self._listed.read().get(asked.name)
             if known is None:
                 raise InvalidRequest(
                     f"lora_request: there is no adapter {asked.name!r:.100}",
                     param=PARAM,
                     code="unknown_adapter",
                 )
-            asked = known
+            asked = AdapterRef(asked.name, known.id, "", known.path)
         elif tenant != OWNER:
             raise Forbidden("lora_request: this key may name adapters of the launch, and no paths")
         return msgspec.structs.replace(asked, version=self._version(asked.path))

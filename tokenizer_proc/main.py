@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.known_tenants import KnownTenants
 from runtime.ring.process import HEARTBEAT_S, ProcessContext, run_process
 from runtime.ring.tcp_gate import TcpGate
@@ -93,7 +94,12 @@ def _make_loop(context: ProcessContext, inbox: JoinedInbox, tenants: KnownTenant
         is_recovering=lambda: is_recovering(context.status, time.monotonic_ns()),
         has_tenants=lambda: bool(config.curve_dir) or tenants.has_names,
         tenant_named=tenants.named,
-        adapters=AdapterTable(config.adapter_paths if config.enable_lora else None, config.max_lora_rank),
+        adapters=AdapterTable(
+            AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
+            if config.enable_lora
+            else None,
+            config.max_lora_rank,
+        ),
     )
 
 

@@ -267,6 +267,10 @@ class AsyncClient:
     async def continue_generation(self, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
         return await self._control("continue_generation", timeout)
 
+    @documented_as(Client.drop_adapter)
+    async def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        return await self._control("drop_adapter", timeout, label=check_label(name))
+
     @documented_as(Client.start_profile)
     async def start_profile(
         self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S

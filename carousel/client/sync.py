@@ -289,6 +289,13 @@ class Client:
         """Go on after `pause_generation`; without effect otherwise. Returns and raises as it does."""
         return self._control("continue_generation", timeout)
 
+    def drop_adapter(self, name: str, *, timeout: float = CONTROL_TIMEOUT_S) -> dict[str, Any]:
+        """Free the device's memory of adapters with this name: num_dropped of them, at once or as soon as the
+        requests that run with them have ended. Who asks for one later has it loaded again. Raises
+        RequestError, RingClosed, TimeoutError.
+        """
+        return self._control("drop_adapter", timeout, label=check_label(name))
+
     def start_profile(
         self, num_steps: int | None = None, *, timeout: float = CONTROL_TIMEOUT_S
     ) -> dict[str, Any]:

@@ -9,6 +9,13 @@ from typing import Any
 
 from carousel.server.admin import control, info, probes
 from carousel.server.admin.control_types import EmptyBody, PauseBody, ProfileBody
+from carousel.server.admin.lora_updates import (
+    LoadAdapterBody,
+    UnloadAdapterBody,
+    UpdateAnswer,
+    load_adapter,
+    unload_adapter,
+)
 from carousel.server.openai.chat import create_chat_completion
 from carousel.server.openai.completions import create_completion
 from carousel.server.openai.embedding_types import EmbeddingBody, EmbeddingResponse
@@ -202,6 +209,22 @@ ENDPOINTS = (
         ("GET", "POST"),
         get_needs_key=True,
         statuses=RUNTIME,
+    ),
+    *(
+        Endpoint(
+            f"{prefix}/{what}_lora_adapter",
+            handler,
+            summary,
+            UpdateAnswer,
+            ("POST",),
+            body,
+            statuses=(403, *statuses, *WITH_BODY, 503),
+        )
+        for prefix in ("", "/v1")
+        for what, handler, summary, body, statuses in (
+            ("load", load_adapter, "Serve an adapter by a name", LoadAdapterBody, ()),
+            ("unload", unload_adapter, "Serve an adapter no longer", UnloadAdapterBody, (404,)),
+        )
     ),
     _command("/pause_generation", control.pause_generation, "Launch no more steps", PauseBody),
     _command("/continue_generation", control.continue_generation, "Go on after a pause", EmptyBody),

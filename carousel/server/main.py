@@ -24,6 +24,7 @@ from carousel.server.tenancy.tenant_table import TenantTable
 from carousel.server.tracing.tracing import Tracing, has_opentelemetry, wants_traces
 from runtime.base.errors import RequestError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig, SamplingDefaults
+from runtime.ring.adapters_file import AdaptersFile
 from runtime.ring.process import ProcessContext
 from runtime.settings.config import RuntimeConfig
 
@@ -86,6 +87,7 @@ async def serve(context: ProcessContext) -> None:
         sampling = SamplingDefaults()
     tenants = TenantTable(context.endpoints.tenants_file if config.has_api_keys else None)
     state = ServerState(client, config, sampling, context.status, metrics, tenants)
+    state.adapters = AdaptersFile(context.endpoints.adapters_file, config.adapter_paths)
     state.vocab_size = checkpoint.vocab_size
     state.tracing = make_tracing(config, metrics)
     if config.api_workers > 1:

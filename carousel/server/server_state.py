@@ -25,6 +25,7 @@ from carousel.server.tenancy.tenant_table import TenantTable
 from carousel.server.tracing.tracing import Tracing
 from runtime.base.errors import InvalidRequest, RequestError, RingClosed
 from runtime.checkpoint.checkpoint_config import SamplingDefaults
+from runtime.ring.adapters_file import AdaptersFile
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import NO_LORA
 from runtime.wire.status_page import StatusPage
@@ -52,6 +53,7 @@ class ServerState:
     metrics: Metrics
     tenants: TenantTable = field(default_factory=TenantTable)
     tokenizer: ServerTokenizer = field(init=False)
+    adapters: AdaptersFile = field(init=False)
     vocab_size: int = 0
     """Ids that the model gives logits for."""
     running: RunningRequests = field(default_factory=RunningRequests)
@@ -77,6 +79,7 @@ class ServerState:
             allow_special_tokens=config.allow_special_tokens,
             is_divided=self._has_several_tenants,
         )
+        self.adapters = AdaptersFile(None, config.adapter_paths)
         self.snapshots = SharedSnapshot(lambda: self.ask(self.client.snapshot))
         self.bodies = BodyPool(self._has_several_tenants)
         self.places = Places(config, self._has_several_tenants, self._is_only_client)
@@ -150,7 +153,7 @@ class ServerState:
         """Return the adapter of this name. Raises InvalidRequest when there is none."""
         if not self.config.enable_lora:
             raise InvalidRequest(f"lora_path: {NO_LORA}", param="lora_path", code="lora_not_enabled")
-        if name not in self.config.adapter_paths:
+        if name not in self.adapters.read():
             raise InvalidRequest(
                 f"lora_path: there is no adapter {name!r:.100}", param="lora_path", code="unknown_adapter"
             )
@@ -165,7 +168,7 @@ class ServerState:
             base, colon, adapter = name.rpartition(":")
             if colon and base in config.model_names:
                 name = adapter
-            if name in config.adapter_paths:
+            if name in self.adapters.read():
                 return ServedModel(name, self.adapter(name))
         self.check_model(name)
         return ServedModel(config.model_names[0])

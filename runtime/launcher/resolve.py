@@ -263,7 +263,7 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
     paths = config.adapter_paths
     if not (config.enable_lora or paths):
         default = RuntimeConfig()
-        for name in ("max_loras", "max_lora_rank"):
+        for name in ("max_loras", "max_lora_rank", "allow_lora_updates", "lora_dir"):
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
         return config
@@ -282,8 +282,16 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
             read_adapter(path, config.max_lora_rank)
         except InvalidRequest as error:
             raise ConfigError(f"lora_modules: {error.message}") from None
-    listed = ",".join(f"{name}={path}" for name, path in modules.items())
-    return msgspec.structs.replace(config, enable_lora=True, lora_modules=listed)
+    if config.allow_lora_updates and not config.lora_dir:
+        raise ConfigError("allow_lora_updates: say with --lora-dir below which directory adapters are")
+    if config.lora_dir and not os.path.isdir(config.lora_dir):
+        raise ConfigError(f"lora_dir: there is no directory {config.lora_dir}")
+    return msgspec.structs.replace(
+        config,
+        enable_lora=True,
+        lora_modules=",".join(f"{name}={path}" for name, path in modules.items()),
+        lora_dir=os.path.abspath(config.lora_dir) if config.lora_dir else "",
+    )
 
 
 def _check_tokenizer(config: RuntimeConfig) -> None:

@@ -115,6 +115,11 @@ class Endpoints:
         return self.run_dir / "tenants.json"
 
     @property
+    def adapters_file(self) -> Path:
+        """Table of adapters that are served by name, once it has been changed."""
+        return self.run_dir / "adapters.json"
+
+    @property
     def keys_dir(self) -> Path:
         """Keys of a launch that is served over TCP and was given none: as `runtime.ring.keys` makes them."""
         return self.run_dir / "keys"

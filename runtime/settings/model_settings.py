@@ -204,6 +204,10 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
     max_lora_rank: Annotated[
         int, setting("largest rank of an adapter; one with more is refused", ge=1, le=512)
     ] = 64
+    allow_lora_updates: Annotated[
+        bool, setting("adapters may be loaded and unloaded over HTTP while it runs; needs --lora-dir")
+    ] = False
+    lora_dir: Annotated[str, setting("directory below which adapters are that may be loaded over HTTP")] = ""
 
 
 class RecordedStepSettings(AdapterSettings, frozen=True, forbid_unknown_fields=True):

@@ -147,7 +147,9 @@ class AbortRequest(Message, frozen=True):
 QuestionOp: TypeAlias = Literal[
     "server_info", "flush_cache", "iteration_stats", "request_stats", "snapshot", "timeline"
 ]
-CommandOp: TypeAlias = Literal["pause_generation", "continue_generation", "start_profile", "stop_profile"]
+CommandOp: TypeAlias = Literal[
+    "pause_generation", "continue_generation", "start_profile", "stop_profile", "drop_adapter"
+]
 ControlOp: TypeAlias = Literal[QuestionOp, CommandOp]
 PauseMode: TypeAlias = Literal["in_place", "retract", "abort"]
 CloseReason: TypeAlias = Literal["stop", "length", "abort", "timeout", "stop_string", "error"]
@@ -172,7 +174,9 @@ class ControlRequest(Message, frozen=True):
     tenant: Label = ""
     """Tenant that asks, as in GenerateRequest; only an admin may."""
     label: Label = ""
-    """For timeline: the request's label. The detokenizer whose client asks answers, with what it has seen."""
+    """For drop_adapter: the adapter's name. For timeline: the request's label; the detokenizer whose client
+    asks answers, with what it has seen.
+    """
 
 
 # -- tokenizer → scheduler → detokenizer -------------------------------------------------------------------

@@ -45,6 +45,8 @@ class Slot:
     was_leased: bool = False
     """Since it was loaded."""
     num_bytes: int = 0
+    is_retired: bool = False
+    """It is emptied when nobody leases it."""
 
 
 @dataclass(slots=True)
@@ -183,6 +185,7 @@ class SlotPool:
         slots = [self._slot_of[key] for key in keys]
         for slot in slots:
             slot.num_leases += 1
+            slot.is_retired = False
             if slot.was_leased:
                 self.counts.num_hits += 1
             else:
@@ -199,6 +202,8 @@ class SlotPool:
             assert slot.num_leases > 0
             slot.num_leases -= 1
             self._touch(slot)
+            if slot.is_retired and not slot.num_leases:
+                self._drop(slot)
 
     def _touch(self, slot: Slot) -> None:
         self._num_events += 1
@@ -221,6 +226,8 @@ class SlotPool:
             slot.is_ready = True
             slot.num_bytes = answer.num_bytes
             self.counts.load_s += answer.load_s
+            if slot.is_retired:
+                self._drop(slot)
             return
         self.counts.num_failed += 1
         self._failures[slot.key] = (answer.message, self._clock() + FAILED_S)
@@ -228,7 +235,25 @@ class SlotPool:
 
     def _forget(self, slot: Slot) -> None:
         del self._slot_of[slot.key]
-        slot.key, slot.is_ready, slot.num_bytes = None, False, 0
+        slot.key, slot.is_ready, slot.is_retired, slot.num_bytes = None, False, False, 0
+
+    # -- unloading ------------------------------------------------------------------------------------------
+
+    def retire(self, name: str) -> int:
+        """Empty the slots of adapters with this name, each when nobody leases it any more. Return how many.
+        What a later request asks for has its slot again.
+        """
+        slots = [slot for slot in self._slots if getattr(slot.key, "name", None) == name]
+        for slot in slots:
+            slot.is_retired = True
+            if slot.is_ready and not slot.num_leases:
+                self._drop(slot)
+        return len(slots)
+
+    def _drop(self, slot: Slot) -> None:
+        if self.device is not None:
+            self.device.drop_adapter(slot.number)
+        self._forget(slot)
 
     # -- figures --------------------------------------------------------------------------------------------
 

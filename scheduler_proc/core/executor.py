@@ -70,5 +70,8 @@ class AdapterDevice(Protocol):
         before have the earlier one; the slot may be used by plans launched once it is said to be loaded.
         """
 
+    def drop_adapter(self, slot: int) -> None:
+        """Give back the memory of a slot, which no plan uses that is launched from now on."""
+
     def adapter_answers(self) -> Sequence[AdapterLoaded | AdapterFailed]:
         """Take what has become of loads since the last call: one answer to each, of all ranks together."""

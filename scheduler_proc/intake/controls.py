@@ -61,6 +61,7 @@ class Controls:
             "continue_generation": lambda _: self._continue(),
             "start_profile": lambda request: self.profile.start(request.num_steps),
             "stop_profile": lambda _: self.profile.stop(),
+            "drop_adapter": lambda request: {"num_dropped": lifecycle.slots.retire(request.label)},
             "snapshot": lambda _: snapshots.make(),
             "timeline": _ask_detokenizers,
         }

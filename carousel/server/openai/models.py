@@ -26,7 +26,7 @@ def _cards(server: ServerState) -> list[ModelCard]:
     """The model's, and those of its adapters."""
     names, length = server.config.model_names, server.config.context_length
     cards = [ModelCard(name, server.created, length, root=names[0]) for name in names]
-    adapters = server.config.adapter_paths if server.config.enable_lora else ()
+    adapters = server.adapters.read() if server.config.enable_lora else ()
     return cards + [ModelCard(name, server.created, length, root=name, parent=names[0]) for name in adapters]
 
 

@@ -199,6 +199,10 @@ class FakeExecutor:
         last = self._launched[-1][1] if self._launched else None
         self._loads.append(FakeLoad(slot, ref, 1 + len(self._loads) + slot, last))
 
+    def drop_adapter(self, slot: int) -> None:
+        assert all(load.slot != slot for load in self._loads), "a slot is dropped that is loading"
+        del self.slots[slot]
+
     def adapter_answers(self) -> list[AdapterLoaded | AdapterFailed]:
         """Reading takes some turns, and what was launched before comes before."""
         answers: list[AdapterLoaded | AdapterFailed] = []

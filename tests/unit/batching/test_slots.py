@@ -21,6 +21,9 @@ class Device:
     def load_adapter(self, slot: int, ref: Any) -> None:
         self.loads.append((slot, ref))
 
+    def drop_adapter(self, slot: int) -> None:
+        self.loads.append((slot, None))
+
     def adapter_answers(self) -> Sequence[AdapterLoaded | AdapterFailed]:
         return []
 
@@ -199,3 +202,29 @@ def test_requests_are_counted_by_the_name_of_their_adapter() -> None:
         slots.take((ref,), seq)
         slots.give_back((ref,))
     assert slots.num_requests_of == {"x": 3, "y": 1}
+
+
+def test_a_retired_adapter_is_dropped_when_nobody_leases_it() -> None:
+    slots, device = pool(3)
+    refs = [AdapterRef(name, number, "1", "/there") for number, name in enumerate("aab", 1)]
+    for slot, ref in enumerate(refs):
+        assert not slots.prepare((ref,), slot)
+    for slot in (0, 1):
+        slots.receive(loaded(slot))
+    slots.begin_step()
+    assert slots.prepare((refs[0],), 1)
+    slots.take((refs[0],), 1)
+    del device.loads[:]
+    assert slots.retire("a") == 2
+    assert device.loads == [(1, None)], "the leased one runs on"
+    slots.give_back((refs[0],))
+    assert device.loads == [(1, None), (0, None)]
+    assert slots.retire("b") == 1
+    assert len(device.loads) == 2, "it is loading"
+    slots.receive(loaded(2))
+    assert device.loads[-1] == (2, None)
+    assert (slots.num_held, slots.retire("c")) == (0, 0)
+    slots.begin_step()
+    assert not slots.prepare((refs[2],), 9)
+    assert device.loads[-1][1] == refs[2], "who asks later has it loaded again"
+    slots.check()

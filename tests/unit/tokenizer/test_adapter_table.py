@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from runtime.base.errors import Forbidden, InvalidRequest
+from runtime.ring.adapters_file import FIRST_ID, AdaptersFile
 from runtime.wire.plan import AdapterRef
 from tests.harness.adapters import write_adapter
-from tokenizer_proc.adapters import FIRST_LAUNCHED_ID, AdapterTable
+from tokenizer_proc.adapters import AdapterTable
 from tokenizer_proc.sequences import namespace
 
 SHAPES = {"model.layers.0.self_attn.q_proj": (8, 8)}
@@ -37,17 +38,17 @@ def test_adapters_are_refused_where_none_are_served(folder: Path) -> None:
 
 
 def test_a_name_stands_for_the_launchs_directory(folder: Path) -> None:
-    table = AdapterTable({"other": "/none", "sql": str(folder)}, 64)
+    table = AdapterTable(AdaptersFile(None, {"other": "/none", "sql": str(folder)}), 64)
     ref = table.resolved(named("sql"), "a tenant")
     assert ref is not None
-    assert (ref.name, ref.id, ref.path) == ("sql", FIRST_LAUNCHED_ID + 1, str(folder))
+    assert (ref.name, ref.id, ref.path) == ("sql", FIRST_ID + 1, str(folder))
     assert len(ref.version) == 32
     with pytest.raises(InvalidRequest, match="there is no adapter 'sq'"):
         table.resolved(named("sq"), "")
 
 
 def test_a_path_is_the_owners_to_name(folder: Path) -> None:
-    table = AdapterTable({}, 64)
+    table = AdapterTable(AdaptersFile(None, {}), 64)
     ref = table.resolved(named("mine", folder), "")
     assert ref is not None
     assert (ref.name, ref.id, ref.path) == ("mine", 7, str(folder))
@@ -56,7 +57,7 @@ def test_a_path_is_the_owners_to_name(folder: Path) -> None:
 
 
 def test_what_cannot_be_served_is_refused_with_its_reason(folder: Path) -> None:
-    table = AdapterTable({}, 4)
+    table = AdapterTable(AdaptersFile(None, {}), 4)
     for path, reason in ((folder, "rank 8 is above"), (folder.parent / "none", "no such directory")):
         with pytest.raises(InvalidRequest, match=reason) as caught:
             table.resolved(named("x", path), "")
@@ -67,7 +68,7 @@ def test_what_cannot_be_served_is_refused_with_its_reason(folder: Path) -> None:
 
 
 def test_other_files_are_another_version_with_a_cache_of_its_own(folder: Path) -> None:
-    table = AdapterTable({"sql": str(folder)}, 64)
+    table = AdapterTable(AdaptersFile(None, {"sql": str(folder)}), 64)
     first = table.resolved(named("sql"), "")
     assert table.resolved(named("sql"), "") == first
     write_adapter(folder, SHAPES, seed=1)

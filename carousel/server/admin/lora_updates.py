@@ -1,0 +1,166 @@
+"""/v1/load_lora_adapter, /v1/unload_lora_adapter in vLLM's words, /load_lora_adapter, /unload_lora_adapter in
+SGLang's: adapters that come and go while the server runs. Off without --allow-lora-updates.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta, Struct
+from starlette.requests import Request
+from starlette.responses import Response
+
+from carousel.lora import LoRARequest
+from carousel.server.request.body import read_body
+from carousel.server.server_state import CONTROL_TIMEOUT_S, ServerState
+from runtime.base.errors import Forbidden, InvalidRequest, RequestError
+from runtime.checkpoint.adapters.lora_config import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from runtime.ring.adapters_file import ListedAdapter
+from runtime.wire.format import MAX_LABEL_CHARS
+from runtime.wire.plan import NO_LORA
+from runtime.wire.sampling_params import SamplingParams
+
+TRIAL_TIMEOUT_S = 60.0
+"""Timeout of the request of one token that is made of an adapter before it is said to be loaded."""
+TRIAL_PRIORITY = 1000
+MAX_PATH_CHARS = 4096
+
+AdapterName = Annotated[str, Meta(min_length=1, max_length=MAX_LABEL_CHARS)]
+
+
+class LoadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    lora_name: AdapterName
+    lora_path: Annotated[str, Meta(min_length=1, max_length=MAX_PATH_CHARS)]
+    """Directory below --lora-dir; relative to it, or absolute."""
+    load_inplace: bool | None = None
+    """Take the place of an adapter that has the name."""
+
+
+class UnloadAdapterBody(Struct, forbid_unknown_fields=True, kw_only=True):
+    lora_name: AdapterName
+
+
+class UpdateAnswer(Struct):
+    success: bool
+    loaded_adapters: dict[str, str]
+    """Directories by name, of all that are served."""
+
+
+async def load_adapter(request: Request) -> Response:
+    """Serve an adapter by a name. It is there, and fits the model, when the answer comes."""
+    body = await read_body(request, LoadAdapterBody)
+    server = _allowed(request)
+    name = body.lora_name
+    _check_name(server, name)
+    path = await asyncio.to_thread(_checked_path, server, body.lora_path)
+
+    def decide(known: ListedAdapter | None) -> str:
+        if known is not None and not body.load_inplace:
+            raise InvalidRequest(
+                f"lora_name: {name} is an adapter already; load_inplace: true puts another one in its place",
+                param="lora_name",
+                code="adapter_exists",
+            )
+        return path
+
+    before = server.adapters.read().get(name)
+    await asyncio.to_thread(server.adapters.change, name, decide)
+    try:
+        await _try(server, name)
+    except BaseException:
+        await asyncio.to_thread(server.adapters.change, name, lambda _: before.path if before else None)
+        raise
+    return _answer(server)
+
+
+async def unload_adapter(request: Request) -> Response:
+    """Serve an adapter no longer: new requests are refused, those that run end, then its memory is free."""
+    body = await read_body(request, UnloadAdapterBody)
+    server = _allowed(request)
+    name = body.lora_name
+
+    def decide(known: ListedAdapter | None) -> None:
+        if known is None:
+            raise RequestError(
+                f"lora_name: there is no adapter {name!r:.100}",
+                param="lora_name",
+                code="unknown_adapter",
+                status=404,
+            )
+
+    await asyncio.to_thread(server.adapters.change, name, decide)
+    await server.client.drop_adapter(name, timeout=CONTROL_TIMEOUT_S)
+    return _answer(server)
+
+
+def _allowed(request: Request) -> ServerState:
+    """Raises Forbidden where nobody may, or not who asks; InvalidRequest where no adapters are served."""
+    server: ServerState = request.app.state.server
+    config = server.config
+    if not config.enable_lora:
+        raise InvalidRequest(NO_LORA, code="lora_not_enabled")
+    if not config.allow_lora_updates:
+        raise Forbidden("this server was started without --allow-lora-updates")
+    if not config.has_api_keys and not _is_loopback(request):
+        raise Forbidden("without API keys adapters are loaded and unloaded from this machine alone")
+    server.check_serving()
+    return server
+
+
+def _is_loopback(request: Request) -> bool:
+    try:
+        return request.client is not None and ipaddress.ip_address(request.client.host).is_loopback
+    except ValueError:
+        return False
+
+
+def _check_name(server: ServerState, name: str) -> None:
+    if "/" in name or name in server.config.model_names:
+        what = "has a slash" if "/" in name else "is the name of the model"
+        raise InvalidRequest(f"lora_name: {name!r} {what}", param="lora_name")
+
+
+def _checked_path(server: ServerState, given: str) -> str:
+    """Return the directory, which is below --lora-dir with all its files, and can be read. Raises
+    InvalidRequest.
+    """
+    allowed = os.path.realpath(server.config.lora_dir)
+    try:
+        path = os.path.realpath(os.path.join(allowed, given))
+        inside = [path, *(os.path.realpath(os.path.join(path, name)) for name in (CONFIG_FILE, WEIGHTS_FILE))]
+    except (OSError, ValueError):
+        raise InvalidRequest("lora_path: it is no path", param="lora_path") from None
+    if any(os.path.commonpath([allowed, each]) != allowed for each in inside):
+        raise InvalidRequest("lora_path: it leads out of --lora-dir", param="lora_path")
+    try:
+        read_adapter(Path(path), server.config.max_lora_rank)
+    except InvalidRequest as error:
+        raise InvalidRequest(f"lora_path: {error.message}", param="lora_path", code=error.code) from None
+    return path
+
+
+async def _try(server: ServerState, name: str) -> None:
+    """Make one token with it, so that what does not fit the model is found now. Raises RequestError."""
+    try:
+        await server.client.generate(
+            [0],
+            SamplingParams(max_tokens=1, temperature=0.0),
+            timeout=TRIAL_TIMEOUT_S,
+            priority=TRIAL_PRIORITY,
+            lora_request=LoRARequest(name, 1),
+        )
+    except TimeoutError:
+        raise RequestError("the adapter was not loaded in time", code="timeout", status=503) from None
+    except InvalidRequest as error:
+        raise InvalidRequest(f"lora_path: {error.message}", param="lora_path", code=error.code) from None
+
+
+def _answer(server: ServerState) -> Response:
+    listed: dict[str, Any] = {name: each.path for name, each in server.adapters.read().items()}
+    body = UpdateAnswer(success=True, loaded_adapters=listed)
+    return Response(msgspec.json.encode(body), media_type="application/json")

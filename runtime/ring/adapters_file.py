@@ -1,0 +1,82 @@
+"""AdaptersFile: which adapters the processes of a launch serve by name, which may change while it runs."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from runtime.ring.launch_state import write_atomically
+
+FIRST_ID = 1 << 32
+"""Ids of adapters with names begin here; callers' own are below."""
+
+
+class ListedAdapter(msgspec.Struct, frozen=True):
+    path: str
+    id: int
+    """Stands for this name and path; not used again."""
+
+
+class _Content(msgspec.Struct):
+    next_id: int
+    adapters: dict[str, ListedAdapter]
+
+
+class AdaptersFile:
+    """The table in the run directory: what the launch says until somebody changes it, for all processes."""
+
+    def __init__(self, path: Path | None = None, launched: Mapping[str, str] | None = None) -> None:
+        """`path`: None for what never changes."""
+        self._path = path
+        self._launched = _Content(
+            FIRST_ID + len(launched or {}),
+            {
+                name: ListedAdapter(folder, FIRST_ID + index)
+                for index, (name, folder) in enumerate((launched or {}).items())
+            },
+        )
+        self._read = self._launched.adapters
+        self._stamp: tuple[int, int] | None = None
+
+    def read(self) -> Mapping[str, ListedAdapter]:
+        """Return the adapters by name. Cheap, where the file has not changed. Raises OSError."""
+        if self._path is None:
+            return self._read
+        try:
+            info = os.stat(self._path)
+        except FileNotFoundError:
+            return self._read
+        stamp = info.st_ino, info.st_mtime_ns
+        if stamp != self._stamp:
+            self._read = self._content().adapters
+            self._stamp = stamp
+        return self._read
+
+    def change(self, name: str, decide: Callable[[ListedAdapter | None], str | None]) -> None:
+        """Let `decide`, which is given what the name stands for, say which directory it is to stand for, or
+        None for nothing. It may raise, and nothing changes. Another process that changes the file waits.
+        Raises OSError.
+        """
+        assert self._path is not None
+        with self._path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            content = self._content()
+            known = content.adapters.get(name)
+            path = decide(known)
+            if path is None:
+                content.adapters.pop(name, None)
+            elif known is None or known.path != path:
+                content.adapters[name] = ListedAdapter(path, content.next_id)
+                content.next_id += 1
+            write_atomically(self._path, msgspec.json.encode(content))
+
+    def _content(self) -> _Content:
+        assert self._path is not None
+        try:
+            return msgspec.json.decode(self._path.read_bytes(), type=_Content)
+        except FileNotFoundError:
+            return _Content(self._launched.next_id, dict(self._launched.adapters))
