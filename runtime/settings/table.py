@@ -532,6 +532,10 @@ class Settings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             "--uvicorn-log-level",
         ),
     ] = "auto"
+    metrics_names: Annotated[
+        Literal["sglang", "vllm"],
+        setting("names in /metrics: SGLang's; vllm adds vLLM's for all that mean the same (docs/metrics.md)"),
+    ] = "sglang"
     otlp_traces_endpoint: Annotated[
         str,
         setting(
