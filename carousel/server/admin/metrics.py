@@ -211,13 +211,19 @@ class _Families(Collector):
     def add_processes(self, processes: Mapping[str, Status]) -> None:
         labels = (*LABELS, "process")
         ready = GaugeMetricFamily(OWN_PREFIX + "process_ready", "1: the process is ready.", labels=labels)
-        restarts = CounterMetricFamily(
-            OWN_PREFIX + "process_restarts", "Times that the process was replaced.", labels=labels
+        epoch = GaugeMetricFamily(
+            OWN_PREFIX + "process_epoch",
+            "Restarts of the launch by when it was started.",
+            labels=labels,
         )
+        newest = FIRST_EPOCH
         for name, status in processes.items():
+            newest = max(newest, status.epoch)
             ready.add_metric([*self._labels, name], float(status.state == "ready"))
-            restarts.add_metric([*self._labels, name], max(0, status.epoch - FIRST_EPOCH))
-        self._families += [ready, restarts]
+            epoch.add_metric([*self._labels, name], max(0, status.epoch - FIRST_EPOCH))
+        self._families += [ready, epoch]
+        text = "Times that a process was replaced, or the engine's together."
+        self.add_counter("restarts", text, newest - FIRST_EPOCH, OWN_PREFIX)
 
     def add_vllm_names(self) -> None:
         """Give those that mean the same under vLLM's names, too."""
