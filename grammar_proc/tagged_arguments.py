@@ -23,7 +23,7 @@ class Argument:
     name: str
     is_required: bool
     schema: Any = None
-    """Of its JSON. None: it is a text,"""
+    """Schema of its JSON. None: it is a text,"""
     texts: tuple[str, ...] = ()
     """one of these; empty for any."""
 

@@ -22,7 +22,7 @@ STDERR_FD = 2
 MAX_WRITE_BYTES = select.PIPE_BUF
 LogFormat: TypeAlias = Literal["text", "json"]
 log_context: ContextVar[Mapping[str, str]] = ContextVar("log_context", default=MappingProxyType({}))
-"""What lines in JSON say beside the message: the request that is being answered, where there is one."""
+"""Fields of lines in JSON beside the message: the request that is being answered, where there is one."""
 _json_process = ""
 """Name of this process, if what it writes is JSON."""
 NOISY_LIBRARIES = ("httpx", "asyncio", "urllib3", "filelock")

@@ -24,7 +24,7 @@ class CounterSpec(NamedTuple):
     text: str
     prefix: str = "sglang:"
     labels: tuple[tuple[str, str], ...] = ()
-    """Of its own, beside those that all have. Counters of one name follow one another."""
+    """Labels of its own, beside those that all have. Counters of one name follow one another."""
 
 
 class HistogramSpec(NamedTuple):

@@ -53,7 +53,7 @@ class RequestIdMiddleware:
 
 
 def _for_log(request_id: str, headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
-    """What the lines of the log say of the request while it is answered."""
+    """Return what the lines of the log say of the request while it is answered."""
     traceparent = traceparent_of(headers)
     return {"request_id": request_id} | ({} if traceparent is None else {"trace_id": traceparent[3:35]})
 
