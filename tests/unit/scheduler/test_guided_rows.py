@@ -115,6 +115,9 @@ def test_a_late_mask_holds_up_a_step_once_and_others_go_on_without_its_row() -> 
         assert system.now - began < MAX_WAIT_S + 40 * 0.02 + 0.5
         assert system.detokenizer.tokens[plain.handle] == alone
         assert system.lifecycle.num_retracted == 1
+        totals = system.stats.totals()
+        assert totals["num_late_masks"] == 1
+        assert totals["mask_wait_s"] == pytest.approx(MAX_WAIT_S)
         grammar.start()
         run_until_idle(system)
         assert len(system.detokenizer.tokens[request(1, "long").handle]) == 30
