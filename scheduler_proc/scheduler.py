@@ -144,6 +144,7 @@ class Scheduler:
     def _masks(self, batch: ScheduleBatch) -> SampleMasks:
         """The masks that a step waits for. A row without one is let go; what is drawn for it is dropped."""
         masks: list[tuple[int, bytes]] = []
+        began_s = self.port.now_s()
         for req, make_mask in batch.masked():
             try:
                 mask = make_mask()
@@ -153,9 +154,11 @@ class Scheduler:
             if mask is NoMask.COMPLETE:
                 self.lifecycle.finish(req, "stop")
             elif mask is NoMask.LATE:
+                self.stats.num_late_masks += 1
                 self.lifecycle.retract(req)
             else:
                 masks.append((req.row, mask))
+        self.stats.mask_wait_s += self.port.now_s() - began_s
         return SampleMasks(batch.step, tuple(masks))
 
     def _commit_oldest(self) -> None:

@@ -54,6 +54,7 @@ class GrammarClient:
         self._sequences: dict[bytes, GuidedSequence] = {}
         self._new_ids: list[tuple[bytes, int, bytes]] = []
         self._wait_until = 0.0
+        self._looked_s = -1.0
         self._outbox.send(ForgetMatchers())
 
     def open(self, sequence: GuidedSequence) -> None:
@@ -67,6 +68,12 @@ class GrammarClient:
     def close(self, handle: bytes) -> None:
         del self._sequences[handle]
         self._outbox.send(CloseMatcher(handle))
+
+    def look(self) -> None:
+        """Take what has come, once a turn for all that wait: time stands still in it."""
+        if self._clock() != self._looked_s:
+            self._looked_s = self._clock()
+            self.take_news()
 
     def take_news(self, wait_s: float = 0.0) -> None:
         self._send_ids()

@@ -56,7 +56,7 @@ class Guided(RequestFeature):
 
     def ready(self) -> bool:
         if not self.is_current:
-            self._client.take_news()
+            self._client.look()
         return self.is_current
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:

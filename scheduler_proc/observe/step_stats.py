@@ -95,6 +95,10 @@ class StepStats:
         wall_clock: Callable[[], float],
     ) -> None:
         self.drafts = DraftTotals()
+        self.mask_wait_s = 0.0
+        """Time that the turns of the scheduler have waited for masks of steps that were launched,"""
+        self.num_late_masks = 0
+        """and masks that had not come then."""
         self.is_on = settings.max_iterations > 0
         self.num_iterations = 0
         self.num_ctx_tokens = 0
@@ -269,6 +273,8 @@ class StepStats:
             "iter_latency_bounds_s": list(LATENCY_BOUNDS_S),
             "iter_latency_counts": self.latency_counts,
             "iter_latency_sum_s": self.latency_sum_s,
+            "mask_wait_s": self.mask_wait_s,
+            "num_late_masks": self.num_late_masks,
             **self.drafts.totals(),
         }
 

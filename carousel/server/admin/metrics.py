@@ -291,6 +291,8 @@ def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -
         ("kv_new_blocks", "Pages given to requests, empty.", "num_new_pages"),
         ("kv_reused_blocks", "Pages found in the cache.", "num_reused_pages"),
         ("kv_missed_blocks", "Pages not found in the cache.", "num_missed_pages"),
+        ("mask_wait_seconds", "Waits for masks of steps that were launched.", "mask_wait_s"),
+        ("num_late_masks", "Masks that had not come then.", "num_late_masks"),
         ("spec_decode_num_drafts", "Times that a sequence had guesses verified.", "num_drafts"),
         ("spec_decode_num_draft_tokens", "Guesses that were verified.", "num_draft_tokens"),
         ("spec_decode_num_accepted_tokens", "Those of them that were right.", "num_accepted_draft_tokens"),

@@ -37,6 +37,8 @@ INFO = {
     "num_drafts": 10,
     "num_draft_tokens": 30,
     "num_accepted_draft_tokens": 15,
+    "mask_wait_s": 0.5,
+    "num_late_masks": 3,
     "draft_tokens_by_position": [10, 10, 10],
     "accepted_draft_tokens_by_position": [9, 4, 2],
 }

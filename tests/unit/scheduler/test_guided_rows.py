@@ -14,7 +14,7 @@ import pytest
 
 from runtime.base.errors import RequestError
 from runtime.wire.guide import Guide
-from runtime.wire.messages import AbortRequest, ErrorInfo, GuideRefused, TokenizedRequest
+from runtime.wire.messages import AbortRequest, ErrorInfo, FromGrammar, GuideRefused, TokenizedRequest
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.grammar_client import MAX_WAIT_S
@@ -116,6 +116,9 @@ def test_a_late_mask_holds_up_a_step_once_and_others_go_on_without_its_row() -> 
         assert system.now - began < MAX_WAIT_S + 40 * 0.02 + 0.5
         assert system.detokenizer.tokens[plain.handle] == alone
         assert system.lifecycle.num_retracted == 1
+        totals = system.stats.totals()
+        assert totals["num_late_masks"] == 1
+        assert totals["mask_wait_s"] == pytest.approx(MAX_WAIT_S)
         grammar.start()
         run_until_idle(system)
         assert len(system.detokenizer.tokens[request(1, "long").handle]) == 30
@@ -175,6 +178,26 @@ def test_many_that_wait_for_their_guides_do_not_hide_who_is_behind_them() -> Non
             system.step()
         assert plain.handle in system.detokenizer.closed
         assert system.detokenizer.closed[plain.handle].reason == "length"
+
+
+def test_what_waits_looks_for_news_once_a_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    with serving() as (system, grammar):
+        grammar.is_dead = True
+        for at in range(8):
+            system.inbox.send(guided(10 + at))
+        system.step()
+        looks: list[float] = []
+
+        def note(wait_s: float) -> list[FromGrammar]:
+            looks.append(wait_s)
+            return grammar.news(wait_s)
+
+        monkeypatch.setattr(grammar._client, "_news", note)
+        for _ in range(5):
+            system.step()
+        assert len(looks) == 5
+        grammar.start()
+        run_until_idle(system)
 
 
 def test_without_a_backend_a_guide_is_refused_by_name() -> None:

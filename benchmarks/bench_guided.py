@@ -1,0 +1,183 @@
+"""What guides cost: to compile, for each mask, in memory, and in the time of a token.
+
+    python -m benchmarks.bench_guided parts [--vocab 131072]
+    python -m benchmarks.bench_guided tokens [--vocab 131072] [--rows 64] [--rounds 3] [--length 16]
+
+`parts`: one process, no model: milliseconds to compile, microseconds for a mask and for a token, MB of the
+process. `tokens`: a launch with the shape of a 0.5B model and dummy weights; milliseconds between two tokens
+of rows inside a JSON string, and of the same rows without a guide, in turns. The tokenizer is the demo
+model's with made-up words to that size.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.bench_cpu_step import QWEN
+from grammar_proc.compile_child import try_guide
+from grammar_proc.vocabulary import Vocabulary
+from runtime.settings.config import DEMO_MODEL
+from runtime.wire.guide import Guide
+
+STRING = {"type": "string", "minLength": 20_000}
+EVENT = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string"},
+        "year": {"type": "integer"},
+        "tags": {"type": "array", "items": {"enum": ["a", "b", "c"]}, "maxItems": 5},
+        "place": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
+    },
+    "required": ["name", "year", "place"],
+}
+GUIDES = {
+    "inside a JSON string": Guide("json_schema", json.dumps(STRING)),
+    "object of four fields": Guide("json_schema", json.dumps(EVENT)),
+    "any JSON object": Guide("json", ""),
+    "regex [a-z ]{1,900}": Guide("regex", "[a-z ]{1,900}"),
+    "10,000 choices": Guide("choice", json.dumps([f"choice {number}" for number in range(10_000)])),
+}
+
+
+@contextmanager
+def made_model(vocab_size: int) -> Iterator[Path]:
+    """A directory with config.json and a tokenizer of that many ids, and no weights."""
+    tokenizer: Any = json.loads((DEMO_MODEL / "tokenizer.json").read_text())
+    vocab, rng = tokenizer["model"]["vocab"], random.Random(0)
+    while len(vocab) < vocab_size:
+        word = "".join(rng.choices("etaoinshrdlucmfwypvbgk", k=rng.randrange(2, 9)))
+        vocab.setdefault(rng.choice(["Ġ", ""]) + word, len(vocab))
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for path in DEMO_MODEL.iterdir():
+            if path.suffix in (".json", ".jinja"):
+                shutil.copy(path, folder)
+        (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+        shape = QWEN | {"vocab_size": vocab_size, "bos_token_id": 0, "eos_token_id": 0}
+        (folder / "config.json").write_text(json.dumps(shape))
+        yield folder
+
+
+def resident_mb() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
+def parts(vocab_size: int) -> None:
+    before_mb = resident_mb()
+    with made_model(vocab_size) as folder:
+        began = time.perf_counter()
+        vocabulary = Vocabulary(folder, num_threads=len(os.sched_getaffinity(0)))
+        took_s = time.perf_counter() - began
+    print(f"vocabulary of {vocab_size}: {took_s:.2f} s, {resident_mb() - before_mb:.0f} MB")
+    heads = ("compile ms", "mask us", "p99", "64 at once", "token us", "MB")
+    print(f"{'guide':24} " + " ".join(f"{head:>10}" for head in heads))
+    for name, guide in GUIDES.items():
+        before_mb = resident_mb()
+        began = time.perf_counter()
+        compiled = try_guide(guide, vocabulary)
+        assert compiled.error is None, compiled.error
+        start = vocabulary.compile(compiled.grammar)
+        compile_ms = (time.perf_counter() - began) * 1e3
+        masks, advances, together = walk(vocabulary, start)
+        print(
+            f"{name:24} {compile_ms:10.1f} {statistics.median(masks):10.0f} {np.percentile(masks, 99):10.0f}"
+            f" {statistics.median(together):10.0f} {statistics.median(advances):10.1f}"
+            f" {resident_mb() - before_mb:10.1f}"
+        )
+
+
+def walk(vocabulary: Vocabulary, start: Any) -> tuple[list[float], list[float], list[float]]:
+    """Microseconds of masks, of tokens, and of 64 masks at once, along random outputs."""
+    masks, advances, together = [], [], []
+    rng = np.random.default_rng(0)
+    for _ in range(2):
+        matchers = [start.deep_copy() for _ in range(64)]
+        for _ in range(20):
+            began = time.perf_counter()
+            vocabulary.masks([matchers[0]])
+            masks.append((time.perf_counter() - began) * 1e6)
+            began = time.perf_counter()
+            made = vocabulary.masks(matchers)
+            together.append((time.perf_counter() - began) * 1e6)
+            for matcher, mask in zip(matchers, made, strict=True):
+                allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+                if not len(allowed):
+                    continue
+                token = int(rng.choice(allowed))
+                began = time.perf_counter()
+                matcher.consume_token(token)
+                advances.append((time.perf_counter() - began) * 1e6)
+    return masks, advances, together
+
+
+def tokens(vocab_size: int, num_rows: int, rounds: int, length: int) -> None:
+    from carousel import LLM, SamplingParams, StructuredOutputsParams
+
+    guide = StructuredOutputsParams(json=STRING)
+    params = [
+        SamplingParams(max_tokens=length, seed=seed, temperature=1.0, ignore_eos=True)
+        for seed in range(num_rows)
+    ]
+    prompts = [[7 + number] * 8 for number in range(num_rows)]
+    with (
+        made_model(vocab_size) as folder,
+        LLM(
+            str(folder),
+            load_format="dummy",
+            dtype="bfloat16",
+            context_length=1024,
+            max_running_requests=num_rows,
+            disable_radix_cache=True,
+        ) as llm,
+    ):
+        times: dict[str, list[float]] = {"without": [], "guided": []}
+        for number in range(rounds + 1):
+            for name in times:
+                asked = guide if name == "guided" else None
+                began = time.perf_counter()
+                one = SamplingParams(max_tokens=1, ignore_eos=True)
+                llm.generate(prompts, one, use_tqdm=False, structured_outputs=asked)
+                first_s = time.perf_counter() - began
+                began = time.perf_counter()
+                made = llm.generate(prompts, params, use_tqdm=False, structured_outputs=asked)
+                took_s = time.perf_counter() - began - first_s
+                assert isinstance(made, list)
+                assert all(len(each.token_ids) == length for each in made)
+                if number:  # the first warms up
+                    times[name].append(took_s / (length - 1) * 1e3)
+                    print(f"  {name:8} {times[name][-1]:8.1f} ms a token of each of {num_rows}", flush=True)
+    without, guided = (statistics.median(times[name]) for name in times)
+    print(f"TPOT: {without:.1f} ms without a guide, {guided:.1f} ms with one: {guided / without - 1:+.1%}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["parts", "tokens"])
+    parser.add_argument("--vocab", type=int, default=131_072)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--length", type=int, default=16)
+    options = parser.parse_args()
+    if options.what == "parts":
+        parts(options.vocab)
+    else:
+        tokens(options.vocab, options.rows, options.rounds, options.length)
+
+
+if __name__ == "__main__":
+    main()
