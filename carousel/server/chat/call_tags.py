@@ -37,6 +37,9 @@ class CallTags:
     calls with schemas can be held then.
     """
 
+    is_single: bool = False
+    """The model ends its answer behind a call."""
+
     @property
     def holds_any(self) -> bool:
         """Return True if a call can be held whose arguments are any."""
@@ -75,6 +78,9 @@ CALL_TAGS: dict[str, CallTags] = {
         ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
         ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
     ),
+    "gpt_oss": CallTags(
+        "<|channel|>commentary to=functions.$NAME <|constrain|>json<|message|>", "", is_single=True
+    ),
     "qwen3_coder": CallTags(
         "<tool_call>\n<function=$NAME>\n",
         "</function>\n</tool_call>",
@@ -112,7 +118,7 @@ def calls_in_text(family: CallTags, tools: ToolSet, *, one: bool) -> tags.Elemen
 
 def _section(family: CallTags, calls: list[tags.Tag], *, one: bool) -> tags.Element:
     begin, first, end = family.section
-    repeated = tags.TagsWithSeparator(calls, family.separator, one)
+    repeated = tags.TagsWithSeparator(calls, family.separator, one or family.is_single)
     if not begin:
         return repeated
     space = tags.Optional(tags.ConstString(" "))

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Literal, TypeAlias
 
 from carousel.server.chat.gemma import GEMMA_MARKERS, gemma4
-from carousel.server.chat.harmony import ANALYSIS, HARMONY_MARKERS, harmony
+from carousel.server.chat.harmony import ANALYSIS, FINAL, HARMONY_MARKERS, NEXT_MESSAGE, harmony
 from carousel.server.chat.harmony import END as HARMONY_END
 from carousel.server.chat.json_calls import (
     DEEPSEEK_MARKERS,
@@ -50,7 +50,11 @@ class ReasoningFormat:
     special: tuple[str, ...] = ()
     """Parts of the tags that a tokenizer may have as special tokens."""
     read: CallReader | None = None
-    """Reader of a format in which reasoning, text and calls have one form."""
+    """Reader of a format in which reasoning, text and calls are messages."""
+    next_message: str = ""
+    """Text that begins one of these behind another,"""
+    content: str = ""
+    """and what that of the content begins with."""
 
 
 TOOL_FORMATS: dict[str, ToolFormat] = {
@@ -76,7 +80,12 @@ REASONING_FORMATS: dict[str, ReasoningFormat] = {
     "mistral": ReasoningFormat("[THINK]", "[/THINK]"),
     "gemma4": ReasoningFormat("<|channel>thought", "<channel|>", special=("<|channel>",)),
     "gpt_oss": ReasoningFormat(
-        ANALYSIS, HARMONY_END, HARMONY_MARKERS, read=partial(harmony, has_reasoning=True)
+        ANALYSIS,
+        HARMONY_END,
+        HARMONY_MARKERS,
+        read=partial(harmony, has_reasoning=True),
+        next_message=NEXT_MESSAGE,
+        content=FINAL,
     ),
 }
 

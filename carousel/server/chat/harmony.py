@@ -13,7 +13,8 @@ from carousel.server.chat.reader import Markers, Reader, Steps
 
 CHANNEL, START, MESSAGE, CONSTRAIN = "<|channel|>", "<|start|>", "<|message|>", "<|constrain|>"
 END = "<|end|>"
-ANALYSIS = f"{CHANNEL}analysis{MESSAGE}"
+ANALYSIS, FINAL = f"{CHANNEL}analysis{MESSAGE}", f"{CHANNEL}final{MESSAGE}"
+NEXT_MESSAGE = f"{START}assistant"
 HARMONY_MARKERS = (CHANNEL, START, MESSAGE, CONSTRAIN, END, "<|return|>", "<|call|>")
 
 _ENDS = Markers(END, "<|return|>", "<|call|>", START, CHANNEL)

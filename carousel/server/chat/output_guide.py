@@ -71,7 +71,7 @@ def output_guide(
     reasoning between its tags, at most. Raises InvalidRequest.
     """
     guide = guide_for_wire(params)
-    content = _content(guide, calls)
+    content = _content(guide, calls, "" if reasoning is None else reasoning.content)
     most = None
     if reasoning is not None and thinking != "none" and budget is not None:
         most = tags.MaxTokens(budget, BUDGET)
@@ -83,26 +83,27 @@ def output_guide(
     if reasoning is None or (thinking == "none" and reasoning.read is None):
         is_plain = isinstance(content, tags.Nested)
         return guide if is_plain else Guide(KIND, tags.encode(content), any_whitespace)
-    if reasoning.read is not None:
+    if reasoning.read is not None and thinking != "may begin":
         kind = KIND if guide is None else guide.kind
         raise InvalidRequest(
-            f"{kind}: guides are not supported where reasoning, text and calls have one form "
+            f"{kind}: guides are not supported where a message goes on whose form has begun "
             "(--reasoning-parser gpt_oss)",
             param=kind,
             code="unsupported_parameter",
         )
     begin = "" if thinking == "open" else reasoning.begin
-    thought: list[tags.Element] = [
-        tags.Tag(begin, tags.AnyText(most), reasoning.end),
-        tags.Optional(tags.Regex(LINE_BREAKS)),
-    ]
-    behind = tags.Sequential(thought)
+    between = (
+        tags.Optional(tags.Regex(LINE_BREAKS))
+        if reasoning.read is None
+        else tags.ConstString(reasoning.next_message)
+    )
+    behind = tags.Sequential([tags.Tag(begin, tags.AnyText(most), reasoning.end), between])
     whole = tags.Sequential([behind if thinking == "open" else tags.Optional(behind), content])
     return Guide(KIND, tags.encode(whole), any_whitespace)
 
 
-def _content(guide: Guide | None, calls: HeldCalls) -> tags.Element | None:
-    """Return the answer behind reasoning; None where it may be any."""
+def _content(guide: Guide | None, calls: HeldCalls, begin: str) -> tags.Element | None:
+    """Return the answer behind reasoning; None where it may be any. `begin`: text before content."""
     family, tools = calls.family, calls.tools
     nested: tags.Element | None = None
     if guide is not None and guide.kind == KIND:
@@ -110,6 +111,8 @@ def _content(guide: Guide | None, calls: HeldCalls) -> tags.Element | None:
     elif guide is not None:
         kind = cast(tags.NestedKind, guide.kind)
         nested = tags.Nested(kind, guide.text, guide.any_whitespace)
+    if nested is not None and begin:
+        nested = tags.Sequential([tags.ConstString(begin), nested])
     if family is None or not tools.names:
         return nested
     if calls.is_forced:

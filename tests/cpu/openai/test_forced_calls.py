@@ -58,6 +58,8 @@ END_OF_TEXT = {"0": 20.0}
 TEMPLATE = (
     "{% if tools %}{{ tools | tojson }}<tool_call> arguments {% endif %}"
     "{% for m in messages %}{{ m.content }}{% endfor %}"
+)
+OPENS = (
     "{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n"
     "{% else %}<think>\n{% endif %}"
 )
@@ -74,11 +76,15 @@ def client(demo_launch: Launched) -> Iterator[openai.OpenAI]:
 
 
 @contextmanager
-def thinking_launch(folder: Path, tokens: dict[str, str], parser: str) -> Iterator[openai.OpenAI]:
-    """The demo model with a template that opens reasoning. `tokens`: what its special tokens are spelled."""
+def thinking_launch(
+    folder: Path, tokens: dict[str, str], parser: str, reasoning: str = "qwen3", end: str = OPENS
+) -> Iterator[openai.OpenAI]:
+    """The demo model. `tokens`: what its special tokens are spelled; `end`: of its template, which opens
+    reasoning.
+    """
     model = folder / "thinker"
     shutil.copytree(DEMO_MODEL, model)
-    (model / "chat_template.jinja").write_text(TEMPLATE)
+    (model / "chat_template.jinja").write_text(TEMPLATE + end)
     path = model / "tokenizer.json"
     text = path.read_text()
     for old, new in tokens.items():
@@ -87,7 +93,7 @@ def thinking_launch(folder: Path, tokens: dict[str, str], parser: str) -> Iterat
     with (
         launched(
             *("--model", str(model), "--served-model-name", "demo", "--cpu-threads", "1"),
-            *("--tool-call-parser", parser, "--reasoning-parser", "qwen3", "--max-running-requests", "8"),
+            *("--tool-call-parser", parser, "--reasoning-parser", reasoning, "--max-running-requests", "8"),
         ) as launch,
         client_of(launch) as client,
     ):
@@ -288,6 +294,23 @@ def test_forced_calls_of_families_with_tags_around_arguments(
                 answer.check_calls()
             assert {name for answer in got for name, _ in answer.calls} == {"now", "write"}
             assert any(answer.reasoning for answer in got) is thinks
+
+
+@pytest.mark.parametrize("count", NUM_CALLS)
+def test_messages_of_gpt_oss_are_held(tmp_path: Path, count: int) -> None:
+    """Calls, and content in a form, perhaps behind reasoning, whose end is a token of its own."""
+    tokens = {"<|im_start|>": "<|end|>", "<|im_end|>": "<|channel|>"}
+    with thinking_launch(tmp_path, tokens, "gpt_oss", "gpt_oss", end="<|start|>assistant") as client:
+        got = answers(client, count, tools=TOOLS, tool_choice="required", logit_bias=END_VALUE)
+        for answer in got:
+            assert (answer.reason, answer.content, len(answer.calls)) == ("tool_calls", "", 1)
+            answer.check_calls()
+        assert any(answer.reasoning for answer in got)
+        got = answers(client, count, response_format=FORMAT, logit_bias=END_VALUE)
+        for answer in got:
+            assert answer.reason == "stop"
+            jsonschema.validate(json.loads(answer.content), SCHEMAS["move"])
+        assert any(answer.reasoning for answer in got)
 
 
 @pytest.mark.parametrize("thinks", [True, False])

@@ -37,7 +37,10 @@ TOOLS = ToolSet(
 )
 THINKING: tuple[Thinking, ...] = ("open", "may begin", "none")
 TAGGED = [family for family, found in CALL_TAGS.items() if not found.holds_any]
-FAMILIES = [*(family for family in CALL_TAGS if family not in TAGGED), "mistral with [ARGS]"]
+FAMILIES = [
+    *(family for family in CALL_TAGS if family not in (*TAGGED, "gpt_oss")),
+    "mistral with [ARGS]",
+]
 MARKS = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>", "<|eom_id|>"),
@@ -265,12 +268,46 @@ def test_arguments_are_objects_whatever_their_schema_says() -> None:
     assert not matching.takes(guide, "{}")
 
 
-def test_a_guide_where_all_has_one_form_is_refused() -> None:
+def test_a_guide_where_a_message_has_begun_is_refused() -> None:
     params = StructuredOutputsParams(json_object=True)
-    for thinking in THINKING:
+    for thinking in ("open", "none"):
         with pytest.raises(InvalidRequest, match="gpt_oss") as caught:
             output_guide(params, HeldCalls("none"), REASONING_FORMATS["gpt_oss"], thinking)
         assert caught.value.param == "json"
+
+
+@pytest.mark.parametrize("tokens", ["special", "added", "none"])
+def test_content_and_calls_of_gpt_oss_are_messages_behind_reasoning(tokens: str) -> None:
+    matching = Matching("<|channel|>", "<|message|>", tokens)
+    reasoning = REASONING_FORMATS["gpt_oss"]
+    thought = "<|channel|>analysis<|message|>So.<|end|><|start|>assistant"
+    final = "<|channel|>final<|message|>"
+    call = '<|channel|>commentary to=functions.weather <|constrain|>json<|message|>{"city": "Ulm"}'
+    params = StructuredOutputsParams(choice=["yes", "no"])
+    guide = output_guide(params, HeldCalls("gpt_oss"), reasoning, "may begin")
+    assert guide is not None
+    for begin in ("", thought):
+        assert matching.takes(guide, f"{begin}{final}yes")
+        for wrong in (f"{final}maybe", "yes", call, f"{final}yes<|end|>"):
+            assert not matching.takes(guide, begin + wrong)
+    calls = HeldCalls("gpt_oss", TOOLS, "required", False, CALL_TAGS["gpt_oss"])
+    guide = output_guide(None, calls, reasoning, "may begin")
+    assert guide is not None
+    plan = AnswerPlan(TOOL_FORMATS["gpt_oss"], TOOLS, reasoning_format=reasoning, thinking="may begin")
+    for begin in ("", thought):
+        assert matching.takes(guide, begin + call)
+        for wrong in (call + call, call.replace('Ulm"', "Ulm"), f"{final}yes", "yes"):
+            assert not matching.takes(guide, begin + wrong)
+        events = AnswerParser(plan).push(begin + call)
+        assert [event.kind for event in events if isinstance(event, ItemBegun)] == [
+            *(["reasoning"] if begin else []),
+            "tool_call",
+        ]
+    both = HeldCalls("gpt_oss", TOOLS, "auto", False, CALL_TAGS["gpt_oss"])
+    guide = output_guide(params, both, reasoning, "may begin")
+    assert guide is not None
+    assert matching.takes(guide, thought + call)
+    assert matching.takes(guide, f"{thought}{final}no")
 
 
 def held_by(budget: int, thinking: Thinking) -> Guide:
