@@ -49,7 +49,7 @@ class _Measured:
 
 
 class StepCost:
-    """Told of every step that has ended; `bar` and `most` are for the next one."""
+    """Bounds for the guesses of the next step, `bar` and `most`, from the times of all that have ended."""
 
     def __init__(self) -> None:
         self.bar = 0.0
