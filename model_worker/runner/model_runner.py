@@ -193,7 +193,7 @@ class ModelRunner:
         )
 
     def _remember(self, who: SampleRows, tokens: Tensor) -> None:
-        """For plans that say -1. The row behind all others is nobody's."""
+        """Keep the last token of each row for plans that say -1. Row `max_rows` is nobody's."""
         rows = who.rows
         if who.guesses is not None:
             rows = rows_that_end(who.guesses, rows, tokens, self.max_rows, self._device)

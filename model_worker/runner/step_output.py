@@ -77,8 +77,8 @@ class StepOutput:
         return self._to_result(plan, plan.samples)
 
     def _accepted(self, plan: BatchPlan) -> tuple[StepOutput, bytes]:
-        """Leave out, of a plan with guesses, what does not count; with it the number of tokens of each row of
-        the rest.
+        """Return what is left of it when guesses are verified, and how many tokens each row behind the plan's
+        decodes has then, packed.
         """
         index, _, guesses = sampled_places(plan)
         tokens = unpack_ids(self.tokens) if isinstance(self.tokens, bytes) else self.tokens.numpy()

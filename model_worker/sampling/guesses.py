@@ -44,8 +44,8 @@ def places_that_count(tokens: npt.NDArray[Any], guesses: LongArray) -> BoolArray
 
 
 def rows_that_end(guesses: LongArray, rows: Tensor, tokens: Tensor, nobody: int, device: Device) -> Tensor:
-    """Table rows [S] int64 where tokens [S] has their last one of the step, and `nobody` at all other places;
-    as places_that_count finds them, but on the device alone.
+    """Return [S] int64: the table row at the place that gives it its last token of the step, and `nobody` at
+    all other places. They are found as by places_that_count, but on the device.
     """
     ids, first = device.tensor(np.stack([guesses, _first_of_each(guesses)]))
     differs = tokens != ids

@@ -25,7 +25,9 @@ Sample = Callable[[Tensor, SampleRows, Mapping[int, bytes]], Sampled]
 
 
 def looks_back(features: FeatureArray, who: SampleRows, masks: Mapping[int, bytes]) -> bool:
-    """Tell whether a row with guesses does; others are sampled at all places at once. features: by row."""
+    """Tell whether sampling looks back at the tokens of a row that has guesses; if not, all places are
+    sampled at once. features: by row.
+    """
     assert who.guesses is not None
     guessing = who.rows_host[who.guesses != NO_GUESS]
     assert masks.keys().isdisjoint(guessing.tolist()), "a mask for a row with guesses"

@@ -10,7 +10,7 @@ NO_DRAFTS = (0, 0, 0)
 
 
 class DraftTotals:
-    """Told of each row whose guesses a step has verified."""
+    """Counts, told of each row whose guesses a step has verified."""
 
     def __init__(self) -> None:
         self._rows_by_drafted = [0] * (MAX_DRAFT_TOKENS + 1)

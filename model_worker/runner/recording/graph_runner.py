@@ -255,8 +255,8 @@ class GraphRunner:
 
 
 def verification_sizes(num_rows: int, max_guesses: int) -> list[int]:
-    """Tokens of the steps with guesses that are recorded, ascending: powers of two, for few rows are busy
-    reading weights and pages whatever their tokens are, and what so many rows may have at most.
+    """Return the numbers of tokens of the steps with guesses that are recorded, ascending: powers of two, and
+    the most that so many rows may have. A padded step takes hardly longer, for it reads the same weights.
     """
     largest = min(num_rows * (1 + max_guesses), max(num_rows, MOST_TOKENS)) if max_guesses else 0
     powers = (1 << i for i in range(1, largest.bit_length()))

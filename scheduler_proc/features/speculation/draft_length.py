@@ -13,8 +13,9 @@ LONGEST_PAUSE = 256
 
 
 class DraftLength:
-    """A guess counts only if all before it were right, so the j-th has the probability rate^j. A row whose
-    guesses are not worth their cost makes none for some steps, then one, and so on with longer pauses.
+    """Number of guesses of one row. A guess counts only if all before it were right, so the j-th has the
+    probability rate^j. A row whose guesses are not worth their cost makes none for some steps, then one, and
+    so on with longer pauses.
     """
 
     __slots__ = ("_pause", "_wait", "rate")
@@ -36,14 +37,14 @@ class DraftLength:
         return min(1, most)
 
     def note_verified(self, num_drafted: int, num_accepted: int) -> None:
-        """A step has verified some; those behind the first wrong one say nothing."""
+        """Learn from a step that has verified some; guesses behind the first wrong one say nothing."""
         self.rate = rate_after(self.rate, num_drafted, num_accepted, WEIGHT)
         if not self._wait:
             self._pause = SHORTEST_PAUSE if num_accepted else min(2 * self._pause, LONGEST_PAUSE)
             self._wait = self._pause
 
     def note_without(self) -> None:
-        """A step has ended in which it made none."""
+        """Count a step in which it made none towards the pause."""
         if self._wait:
             self._wait -= 1
 

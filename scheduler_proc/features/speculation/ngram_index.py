@@ -30,7 +30,7 @@ EMPTY = 0x2545F
 
 
 class NgramIndex:
-    """Tokens are added at its end; `find` is asked for that end, or for that of another one."""
+    """Index of a sequence that grows. `find` looks for its own end, or for that of another one."""
 
     def __init__(self, tokens: IntArray, max_len: int) -> None:
         """`max_len`: tokens that the sequence may come to have; the table has room for about so many."""

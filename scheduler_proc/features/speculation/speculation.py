@@ -33,14 +33,17 @@ class SpeculationSettings(NamedTuple):
 
 
 class Speculation(RequestFeature):
-    """Comes after what masks a row, and before what reports."""
+    """Guesses of one request. Its hooks come after those of a feature that masks the row, and before those
+    that report tokens.
+    """
 
     def __init__(self, req: Request, num_draft_tokens: int, cost: StepCost) -> None:
         """`num_draft_tokens`: guesses in a step, at most; 0: the drafts of the request alone."""
         self._req = req
-        self._most = num_draft_tokens
+        is_masked = req.guide is not None  # a mask is of one position
+        self._most = 0 if is_masked else num_draft_tokens
         self._cost = cost
-        self._drafts: list[int] = unpack_ids(req.draft_ids).tolist()
+        self._drafts: list[int] = [] if is_masked else unpack_ids(req.draft_ids).tolist()
         ids = unpack_ids(req.prediction_ids)
         self._prediction = NgramIndex(ids, len(ids)) if len(ids) else None
         self._index: NgramIndex | None = None
@@ -64,7 +67,7 @@ class Speculation(RequestFeature):
 
     def plan_row(self, row: ScheduledRow[Any]) -> None:
         req = self._req
-        if not req.num_in_flight and row.make_mask is None:
+        if not req.num_in_flight:
             room = req.max_len - req.num_tokens - 1
             row.guesses = self._guesses(room) if room > 0 else ()
 

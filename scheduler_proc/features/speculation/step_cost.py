@@ -15,12 +15,18 @@ from statistics import median
 from scheduler_proc.features.speculation.draft_length import FIRST_RATE, WEIGHT_FOR_ALL, rate_after
 
 NUM_KEPT = 9
-NUM_PLAIN = 3
-"""Steps without guesses that are measured before the first with some."""
+NUM_MEASURED = 3
+"""Steps without guesses that are measured before the first with some, and steps with some before their cost
+is believed: one that was held up would keep all from guessing for a long time.
+"""
+TRIAL_GUESSES = 16
+"""Guesses of such a step in all, but of each row at least one. Most of what a step with guesses costs may be
+that it is not planned ahead, which several guesses share.
+"""
 PLAIN_EVERY = 64
 """Steps with guesses before one without is measured again: contexts grow."""
 PROBE_EVERY = 256
-"""Steps without guesses before one guess a row is tried again, where guesses were too dear."""
+"""Steps without guesses before some are tried again, where they were too dear."""
 LOWEST_BAR = 0.1
 MARGIN = 1.1
 """By so much a guess must be worth more than it costs: planning is part of its price."""
@@ -43,7 +49,7 @@ class _Measured:
 
 
 class StepCost:
-    """Told of every step that has ended; `bar` and `most` are for the next one."""
+    """Bounds for the guesses of the next step, `bar` and `most`, from the times of all that have ended."""
 
     def __init__(self) -> None:
         self.bar = 0.0
@@ -79,11 +85,11 @@ class StepCost:
 
     def _decide(self, kept: _Measured, num_rows: int) -> None:
         self.bar = LOWEST_BAR
-        if len(kept.plain) < NUM_PLAIN or kept.num_since_plain >= PLAIN_EVERY:
+        if len(kept.plain) < NUM_MEASURED or kept.num_since_plain >= PLAIN_EVERY:
             self.most = 0
             return
-        if not kept.per_guess or kept.num_since_guess >= PROBE_EVERY:
-            self.most = 1
+        if len(kept.per_guess) < NUM_MEASURED or kept.num_since_guess >= PROBE_EVERY:
+            self.most = 1 if self.num_guessing < num_rows else max(1, TRIAL_GUESSES // num_rows)
             return
         plain, per_guess = median(kept.plain), median(kept.per_guess)
         self.most = NO_LIMIT

@@ -13,11 +13,20 @@ import numpy as np
 import pytest
 
 from runtime.base.errors import RequestError
+from runtime.wire.format import pack_ids
 from runtime.wire.guide import Guide
-from runtime.wire.messages import AbortRequest, ErrorInfo, FromGrammar, GuideRefused, TokenizedRequest
+from runtime.wire.messages import (
+    AbortRequest,
+    DraftCounts,
+    ErrorInfo,
+    FromGrammar,
+    GuideRefused,
+    TokenizedRequest,
+)
 from scheduler_proc.core.scheduled_row import ScheduledRow
 from scheduler_proc.features.base import RequestFeature
 from scheduler_proc.features.grammar_client import MAX_WAIT_S
+from scheduler_proc.features.speculation.speculation import SpeculationSettings
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle
 from tests.harness.simulation.sim_grammar import CLOSES_AT, FakeGrammar, allowed_after
@@ -245,3 +254,15 @@ def test_guesses_for_a_row_with_a_mask_are_dropped(expected: list[list[int]]) ->
     with serving(depth=2) as (system, _):
         system.scheduler.intake._factories += (lambda req: Guesses() if req.guide else None,)
         assert outputs(system, requests()) == expected
+
+
+def test_nobody_waits_for_the_guesses_of_a_row_with_a_mask(expected: list[list[int]]) -> None:
+    """Which are never made: steps overlap as without speculation."""
+    asked = request(1, "long", max_tokens=24, draft_ids=pack_ids(expected[1][:8]))
+    with serving(depth=2, speculation=SpeculationSettings(True, 4)) as (system, _):
+        system.inbox.send(asked)
+        for _ in range(60):
+            system.step()
+            assert not system.rows.must_commit_first
+        assert system.detokenizer.tokens[asked.handle] == expected[1]
+        assert system.detokenizer.closed[asked.handle].drafts == DraftCounts()

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from scheduler_proc.features.speculation.draft_length import LONGEST_PAUSE, SHORTEST_PAUSE, DraftLength
-from scheduler_proc.features.speculation.step_cost import NUM_PLAIN, PLAIN_EVERY, PROBE_EVERY, StepCost
+from scheduler_proc.features.speculation.step_cost import NUM_MEASURED, PLAIN_EVERY, PROBE_EVERY, StepCost
 
 
 def drive(rate: float, num_steps: int, most: int = 4, bar: float = 0.1) -> tuple[int, int, int]:
@@ -163,9 +163,36 @@ def test_new_requests_begin_with_what_others_have_seen() -> None:
     assert DraftLength(cost.rate).num_drafts(4, 0.1) == 4
 
 
+def test_what_a_step_with_guesses_costs_whatever_their_number_is_shared_by_several() -> None:
+    """Such as that it is not planned ahead: one guess would never be worth it."""
+    cost = StepCost()
+    cost.num_guessing = 1
+    for _ in range(NUM_MEASURED):
+        cost.note_step(1, 0, 0.7e-3)
+    length = DraftLength()
+    for _ in range(20):
+        count = length.num_drafts(min(4, cost.most), cost.bar)
+        assert count
+        cost.note_step(1, count, 1.2e-3 + count * 0.02e-3)
+        length.note_verified(count, count)
+    assert count == 4
+
+
+def test_one_step_that_is_held_up_keeps_nobody_from_guessing() -> None:
+    cost = StepCost()
+    for _ in range(NUM_MEASURED):
+        cost.note_step(1, 0, 0.01)
+    cost.note_step(1, 1, 0.1)
+    for _ in range(NUM_MEASURED):
+        assert cost.most > 0
+        assert cost.bar < 0.5
+        cost.note_step(1, 1, 0.011)
+    assert cost.most > 1
+
+
 def test_costs_are_measured_again_in_both_directions() -> None:
     cost = StepCost()
-    for _ in range(NUM_PLAIN):
+    for _ in range(NUM_MEASURED):
         assert cost.most == 0
         cost.note_step(4, 0, 0.01)
     for _ in range(PLAIN_EVERY):
