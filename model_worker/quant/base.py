@@ -18,9 +18,11 @@ class QuantMethod(Protocol):
     outputs; None: weights are loaded in the model's dtype."""
 
     def can_store(self, weight: Tensor) -> bool:
-        """Whether a weight of this shape, [N, K] or of experts [E, N, K], can be kept as `stored`."""
+        """Tell whether a weight of this shape, [N, K] or of experts [E, N, K], can be kept as `stored`."""
         ...
 
     def compress(self, weight: Tensor) -> tuple[Tensor, Tensor] | None:
-        """What to keep of a loaded weight instead, and its scales [N, 1] float32; None: it stays as it is."""
+        """Return what to keep of a loaded weight instead, and its scales [N, 1] float32; None: it stays as it
+        is.
+        """
         ...
