@@ -94,7 +94,7 @@ def linear_costs(ops: Ops, dtype: torch.dtype, cache_dir: Path, library: str) ->
 
 
 def _read(path: Path) -> LinearCosts | None:
-    """Return what was kept; None where nothing was, or where it cannot be read."""
+    """Costs that were kept; None where there are none, or where they cannot be read."""
     try:
         return msgspec.json.decode(path.read_bytes(), type=LinearCosts)
     except (FileNotFoundError, msgspec.DecodeError):

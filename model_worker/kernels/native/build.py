@@ -128,7 +128,7 @@ def _digest(compiler: str, flags: tuple[str, ...], source_dir: Path) -> str:
 
 
 def cpu_description() -> list[str]:
-    """Return what the compiler's -march=native depends on: model and features of the first core."""
+    """Model and features of the first core, on which the compiler's -march=native depends."""
     try:
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
     except OSError:

@@ -155,7 +155,7 @@ class Program:
             num_calls=len(tape.calls),
         )
         self.step_at = ctypes.addressof(self._step)
-        """Address of the ProgramStep, for who runs it as a part of something else."""
+        """Address of the ProgramStep, for whoever runs it as a part of something else."""
         self._results: dict[int, Tensor] = {}  # by their rows
 
     def run(self, *, num_tokens: int, num_outputs: int, num_seqs: int) -> Tensor:
