@@ -1,4 +1,4 @@
-"""What guides cost: to compile, for each mask, in memory, and in the time of a token.
+"""Cost of guides: to compile, for each mask, in memory, and in the time of a token.
 
     python -m benchmarks.bench_guided parts [--vocab 131072]
     python -m benchmarks.bench_guided tokens [--vocab 131072] [--rows 64] [--rounds 3] [--length 16]

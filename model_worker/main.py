@@ -150,7 +150,7 @@ def main(context: ProcessContext) -> None:
     group = join_ranks(context, device, context.beat)
     if config.device == "cpu":
         pin_to_share(rank, config.tp_size)  # the group counts all cores
-    worker = load_worker(config, device, context.beat, group)
+    worker = load_worker(config, device, context.beat, group, context.note_loaded)
     if config.device == "cpu":
         keep_freed_memory()  # what loading gave back has gone by now
     limits = worker.limits

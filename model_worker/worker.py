@@ -204,11 +204,15 @@ class ModelWorker:
 class LoadProgress:
     """Says every few seconds how much of the weights is there, and lets the process show that it lives."""
 
-    def __init__(self, on_progress: Callable[[], None]) -> None:
+    def __init__(
+        self, on_progress: Callable[[], None], on_loaded: Callable[[float], None] = lambda share: None
+    ) -> None:
         self._on_progress = on_progress
+        self._on_loaded = on_loaded
         self._next_line_at = time.monotonic() + LINE_INTERVAL_S
 
     def note(self, loaded: int, total: int) -> None:
+        self._on_loaded(loaded / total)
         self._on_progress()
         now = time.monotonic()
         if now >= self._next_line_at:
@@ -217,15 +221,21 @@ class LoadProgress:
 
 
 def load_worker(
-    config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup = SOLO
+    config: RuntimeConfig,
+    device: Device,
+    on_progress: Callable[[], None],
+    group: RankGroup = SOLO,
+    on_loaded: Callable[[float], None] = lambda share: None,
 ) -> ModelWorker:
     """Load this rank's part of the model of resolved settings, give the KV cache the memory that is left, and
     warm up; returns when all ranks have.
 
-    on_progress is called after each tensor that was read. Raises ModelError, ConfigError or GroupError.
+    on_progress is called after each tensor that was read, on_loaded before it with the share that is there.
+    Raises ModelError, ConfigError or GroupError.
     """
     # On the stream that will use it: memory of another stream would have to be waited for.
-    load = device.forward_stream.launch(lambda: _load_runner(config, device, on_progress, group))
+    progress = LoadProgress(on_progress, on_loaded)
+    load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, group))
     worker = ModelWorker(*load.wait())
     on_progress()
     with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
@@ -235,7 +245,7 @@ def load_worker(
 
 
 def _load_runner(
-    config: RuntimeConfig, device: Device, on_progress: Callable[[], None], group: RankGroup
+    config: RuntimeConfig, device: Device, progress: LoadProgress, group: RankGroup
 ) -> tuple[ModelRunner, Device, AdapterSlots | None]:
     kv_dtype = _kv_dtype(config)
     if group.rank == 0:
@@ -244,9 +254,7 @@ def _load_runner(
         "loading the weights",
         "take a narrower --dtype or a larger --tp-size, or end what else uses the device",
     ):
-        model, ops, checkpoint, rows = load_served_model(
-            config, device, LoadProgress(on_progress).note, group
-        )
+        model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group)
     layout = model.kv_layout
     group.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -15,6 +16,9 @@ from carousel.client.core.ring_state import RING_TIMEOUT_S
 from carousel.client.own_runtime import OwnRuntime
 from carousel.client.sync import Client
 from runtime.wire.sampling_params import SamplingParams
+
+LINE_S = 5.0
+"""Between two lines of progress where there is no terminal."""
 
 
 class LLM(Client):
@@ -79,7 +83,9 @@ class LLM(Client):
         timeout: float | None = None,
         **options: Unpack[RequestOptions],
     ) -> Completion | list[Completion]:
-        """Same as Client.generate, with a progress bar over several prompts when stderr is a terminal."""
+        """Same as Client.generate, with the progress of several prompts on stderr: a bar on a terminal, else
+        lines 5 s apart.
+        """
         if not use_tqdm or is_single_prompt(prompt):
             return super().generate(prompt, sampling_params, timeout=timeout, **options)
         with progress_bar(len(prompt)) as on_completion:
@@ -93,24 +99,31 @@ class LLM(Client):
 
 @contextmanager
 def progress_bar(num_prompts: int) -> Iterator[Callable[[Completion], None]]:
-    """Show a bar over the prompts of one call on stderr, unless that is no terminal; call what it gives
-    with each completion.
+    """Show how far the prompts of one call are on stderr: a bar on a terminal, else a line every LINE_S. Call
+    what it gives with each completion.
     """
     # Imported here: most uses of the client library show no bar.
     from tqdm import tqdm
 
     began = time.monotonic()
-    num_input = num_output = 0
+    num_input = num_output = num_done = 0
+    next_line_at = began + LINE_S
     with tqdm(total=num_prompts, desc="prompts", disable=None, dynamic_ncols=True) as bar:
 
         def add(completion: Completion) -> None:
-            nonlocal num_input, num_output
+            nonlocal num_input, num_output, num_done, next_line_at
+            num_done += 1
             num_input += completion.usage.prompt_tokens
             num_output += completion.usage.completion_tokens
-            took = max(time.monotonic() - began, 1e-9)
-            bar.set_postfix_str(
-                f"input {num_input / took:.0f} tok/s, output {num_output / took:.0f} tok/s", refresh=False
-            )
+            now = time.monotonic()
+            took = max(now - began, 1e-9)
+            rates = f"input {num_input / took:.0f} tok/s, output {num_output / took:.0f} tok/s"
+            bar.set_postfix_str(rates, refresh=False)
             bar.update()
+            if bar.disable and now >= next_line_at:
+                next_line_at = now + LINE_S
+                share = 100 * num_done // num_prompts
+                line = f"prompts: {num_done} of {num_prompts} ({share} %), {rates}"
+                print(line, file=sys.stderr, flush=True)
 
         yield add

@@ -79,6 +79,6 @@ def create(context: ProcessContext, on_wait: Callable[[], None]) -> InprocExecut
     overlap = not config.disable_overlap_schedule
     device = make_device(config.device, threaded=overlap)
     group = join_ranks(context, device, on_wait)
-    worker = load_worker(config, device, on_wait, group)
+    worker = load_worker(config, device, on_wait, group, context.note_loaded)
     followers = Ranks(context, range(1, config.tp_size)) if config.tp_size > 1 else None
     return InprocExecutor(worker, max_in_flight=2 if overlap else 1, followers=followers)

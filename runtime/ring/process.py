@@ -82,6 +82,8 @@ class ProcessContext:
         """Generation was paused when the process ended in whose place this one is. Shown from the first word
         on, so that it is not forgotten when this one ends before it is ready.
         """
+        self.loaded = 0.0
+        """Share of the weights that is there, where this process loads some."""
         self._state = "loading"
         self._next_beat_at = 0.0
         self.beat(force=True)
@@ -112,9 +114,13 @@ class ProcessContext:
         now = time.monotonic()
         if force or now >= self._next_beat_at:
             self._next_beat_at = now + HEARTBEAT_S / 2
-            fields = {"is_paused": self.was_paused, **fields}
+            fields = {"is_paused": self.was_paused, "loaded": self.loaded, **fields}
             status = Status(self.epoch, os.getpid(), self._state, time.monotonic_ns(), **fields)
             self.status.write(self.role, status, self.index)
+
+    def note_loaded(self, share: float) -> None:
+        """Show it with the next beat."""
+        self.loaded = share
 
     def failed(self, message: str, exit_code: int) -> None:
         """Its slot keeps what it said last, such as who ran alone: the launcher judges by that."""

@@ -23,9 +23,9 @@ from runtime.wire.handle import NO_HANDLE
 
 # Native, so that it is written at once; with a byte order it would be byte by byte.
 _COUNTER = struct.Struct("@Q")
-_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?")
+_FIELDS = struct.Struct("<IIBxxxxxxxQIIQIIfQQQIQQIQ16s?xxxf")
 MAGIC = b"CRSP"
-VERSION = 9
+VERSION = 10
 HEADER_BYTES = 256
 SLOT_BYTES = 512
 ROLES = ("launcher", "scheduler", "worker", "tokenizer", "detokenizer", "api", "grammar")
@@ -76,6 +76,8 @@ class Status(NamedTuple):
 
     is_paused: bool = False
     """For the scheduler: it launches no step until generation is to go on."""
+    loaded: float = 0.0
+    """For a worker, and a scheduler that has it in its process: share of the weights that is there."""
 
     def age_s(self) -> float:
         return (time.monotonic_ns() - self.heartbeat_ns) / 1e9

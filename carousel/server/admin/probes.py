@@ -35,6 +35,8 @@ class ProbeAnswer(msgspec.Struct, omit_defaults=True):
     """The process in the way,"""
     reason: str | None = None
     """and what is the matter with it."""
+    loaded: float | None = None
+    """Share of the weights that is there, 0 to 1, while they are loaded."""
 
 
 async def live(_: Request) -> Response:
@@ -44,7 +46,8 @@ async def live(_: Request) -> Response:
 
 async def ready(request: Request) -> Response:
     """200 when a request would be served, else 503 with the process that is in the way."""
-    return _answer(*_seen(request.app.state.server))
+    server: ServerState = request.app.state.server
+    return _answer(*_seen(server), loaded=_loaded(server.status, server.config))
 
 
 async def health_generate(request: Request) -> Response:
@@ -90,10 +93,21 @@ def _seen(server: ServerState) -> Problem:
     return role, problem
 
 
-def _answer(role: str, problem: str) -> Response:
+def _loaded(page: StatusPage, config: RuntimeConfig) -> float | None:
+    """Share of the weights that the rank with the fewest has; None while nobody loads any."""
+    # The first rank's part of the model is in the scheduler's process, but for a CPU's.
+    loaders = [("worker", index) for index in range(page.counts["worker"]) if index or config.device == "cpu"]
+    if config.device != "cpu":
+        loaders.append(("scheduler", 0))
+    slots = [page.read(role, index) for role, index in loaders]
+    loading = [slot.loaded for slot in slots if slot.state != "ready"]
+    return round(min(loading), 3) if loading else None
+
+
+def _answer(role: str, problem: str, loaded: float | None = None) -> Response:
     if not role:
         return Response(msgspec.json.encode(ProbeAnswer("ready")), media_type="application/json")
-    body = msgspec.json.encode(ProbeAnswer("not ready", role, problem))
+    body = msgspec.json.encode(ProbeAnswer("not ready", role, problem, loaded))
     return Response(body, 503, {"Retry-After": "1"}, media_type="application/json")
 
 

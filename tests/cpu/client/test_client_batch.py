@@ -242,6 +242,24 @@ def test_the_bar_counts_prompts_and_tokens_on_a_terminal_and_shows_nothing_elsew
         assert bool(shown) == shows
 
 
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("carousel.client.offline.LINE_S", 0.0)
+    with progress_bar(4) as on_completion:
+        for _ in range(2):
+            on_completion(Completion([], Usage(5, 7)))
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.partition(", ")[0] for line in lines] == [
+        f"prompts: {number} of 4 ({25 * number} %)" for number in (1, 2)
+    ]
+    assert all("input" in line and "output" in line for line in lines)
+    monkeypatch.setattr("carousel.client.offline.LINE_S", 1000.0)
+    with progress_bar(1) as on_completion:
+        on_completion(Completion([], Usage(5, 7)))
+    assert capsys.readouterr().err == ""
+
+
 @pytest.mark.parametrize("use_tqdm", [True, False])
 def test_llm_shows_a_bar_over_several_prompts_unless_told_not_to(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_tqdm: bool

@@ -302,6 +302,17 @@ def test_what_a_command_does_not_know_is_refused_by_name(
     assert (response.status_code, response.json()["error"]["param"]) == (400, param)
 
 
+def test_ready_says_how_much_of_the_weights_is_there(front: Front) -> None:
+    front.ring.set_state("worker", "loading", loaded=0.25)
+    response = front.http.get("/ready")
+    expected = {"status": "not ready", "role": "worker", "reason": "loading", "loaded": 0.25}
+    assert (response.status_code, response.json()) == (503, expected)
+    front.ring.set_state("worker", "ready", loaded=1.0)
+    assert front.http.get("/ready").json() == {"status": "ready"}
+    front.ring.set_state("tokenizer", "loading")
+    assert "loaded" not in front.http.get("/ready").json()
+
+
 def test_a_paused_runtime_is_not_ready(front: Front) -> None:
     front.ring.status.write("scheduler", Status(EPOCH, 1, "ready", time.monotonic_ns(), is_paused=True))
     response = front.http.get("/ready")

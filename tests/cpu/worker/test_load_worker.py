@@ -92,6 +92,14 @@ def test_loading_says_so_once_an_interval_at_most(
     assert [line.split()[2] for line in lines(caplog, "loading weights")] == ["8", "16", "24"]
 
 
+def test_loading_tells_the_share_that_is_there() -> None:
+    shares: list[float] = []
+    progress = worker.LoadProgress(lambda: None, shares.append)
+    for n in range(1, 5):
+        progress.note(n, 4)
+    assert shares == [0.25, 0.5, 0.75, 1.0]
+
+
 @pytest.mark.parametrize("is_disabled", [False, True])
 def test_a_worker_records_nothing_where_the_settings_say_so(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, is_disabled: bool
