@@ -17,7 +17,7 @@ from msgspec import structs
 from torch import Tensor
 
 from model_worker.device import make_device
-from model_worker.kernels.native.operators import TakeRows
+from model_worker.kernels.native.operators import Combine, TakeRows
 from model_worker.kernels.native.program import GAP, NotRecordable, Program
 from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import MHATokenToKVPool
@@ -241,6 +241,30 @@ def test_copies_and_additions_end_a_recording() -> None:
         assert kernels.tape is None
     with torch.inference_mode(), pytest.raises(NotRecordable, match="3 rows"):
         Program(kernels, lambda: take(table, ids[:3]), [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+
+
+def test_a_recorded_choice_looks_at_its_number_in_every_step() -> None:
+    kernels = native_kernels()
+    combine, take = Combine(kernels), TakeRows(kernels)
+    table, ids = torch.arange(32.0).view(8, 4), torch.zeros(5, dtype=torch.int64)
+    number = torch.zeros(1, dtype=torch.int32)
+
+    def chosen() -> Tensor:
+        rows = take(table, ids)
+        out = torch.empty(len(rows), 4)
+        kernels.choose(
+            number, lambda: combine(rows, scale=2.0, out=out), lambda: combine(rows, scale=3.0, out=out)
+        )
+        return out
+
+    with torch.inference_mode():
+        program = Program(kernels, chosen, [ids], num_tokens=5, num_outputs=4, num_seqs=5)
+        for value, factor in ((0, 2.0), (7, 3.0), (-1, 3.0), (0, 2.0)):
+            number[0] = value
+            ids[:] = torch.tensor([3, 0, 2, 1, 7])
+            assert torch.equal(chosen(), factor * table[ids])
+            got = program.run(num_tokens=5, num_outputs=5, num_seqs=5)
+            assert torch.equal(got, factor * table[ids])
 
 
 def test_recording_imports_no_compiler() -> None:
