@@ -113,7 +113,7 @@ def measure(front: Front, reader: Connection, asked: Asked, num_streams: int, nu
     time.sleep(0.1)
     after = [cpu_s("http-front"), cpu_s("carousel-client")]
     reader.send("close")
-    wait_until(lambda: len(ring.aborts) == len(ring.requests), TIMEOUT_S, "the streams are aborted")
+    wait_until(lambda: len(ring.aborted()) == len(ring.requests), TIMEOUT_S, "the streams are aborted")
     num_tokens = num_streams * num_steps
     return [(new - old) / num_tokens * 1e6 for new, old in zip(after, before, strict=True)]
 

@@ -7,7 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import llguidance
+from msgspec import Raw
 
+from grammar_proc.tagged_arguments import tagged_arguments
 from runtime.base.errors import InvalidRequest
 from runtime.guides import structural_tag as tags
 from runtime.guides.json_schema import SchemaRefused, schema_of
@@ -44,7 +46,10 @@ class StructuralGrammar:
             case tags.Regex():
                 return self._refer(llguidance.LLMatcher.grammar_from_regex(element.pattern))
             case tags.JsonSchema():
-                return self._refer(self._json_grammar(_schema(element)))
+                schema = _schema(element.json_schema, element.param, element.at, is_object=element.is_object)
+                return self._refer(self._json_grammar(schema))
+            case tags.TaggedArguments():
+                return self._tagged(element)
             case tags.Nested():
                 return self._refer(self._nested_grammar(element))
             case tags.AnyText():
@@ -71,6 +76,26 @@ class StructuralGrammar:
                 return f"{call} ({self._text(element.separator)} {call})*"
             case tags.TriggeredTags():
                 return self._triggered(element)
+
+    def _tagged(self, element: tags.TaggedArguments) -> str:
+        arguments = tagged_arguments(element, _schema(element.json_schema, element.param, is_object=True))
+        parts = []
+        for argument in arguments:
+            begin = element.begin.replace(tags.NAME, argument.name)
+            if argument.schema is None and not argument.texts:
+                value = self._up_to(element.close)
+            else:
+                fixed = [self._text(text) or '""' for text in argument.texts]
+                held = (
+                    self._rule(" | ".join(fixed))
+                    if fixed
+                    else self._refer(self._json_grammar(argument.schema))
+                )
+                line_break = "\n" if begin.endswith("\n") else ""
+                value = f"{held} {self._text(line_break + element.close)}"
+            whole = self._rule(f"{self._text(begin)} {value} {_quoted(chr(10))}")
+            parts.append(whole if argument.is_required else f"({whole})?")
+        return " ".join(parts)
 
     def _rest(self, tag: tags.Tag) -> str:
         """Return what follows the beginning of a tag."""
@@ -144,14 +169,14 @@ class StructuralGrammar:
         return f"@{name}"
 
 
-def _schema(element: tags.JsonSchema) -> Any:
+def _schema(json_schema: Raw, param: str, at: str = "", *, is_object: bool) -> Any:
     try:
-        schema = schema_of(bytes(element.json_schema).decode())
+        schema = schema_of(bytes(json_schema).decode())
     except SchemaRefused as error:
-        where = f"{element.param}: {element.at}" if element.at else element.param
+        where = f"{param}: {at}" if at else param
         message = where + error.message.removeprefix(error.param or "")
-        raise InvalidRequest(message, code=error.code, param=element.param) from None
-    if element.is_object and isinstance(schema, dict):
+        raise InvalidRequest(message, code=error.code, param=param) from None
+    if is_object and isinstance(schema, dict):
         schema.setdefault("type", "object")
     return schema
 

@@ -1,11 +1,12 @@
 """Time of linear layers on the CPU, and what share of the machine's peaks that is.
 
     python -m benchmarks.cpu.linear [--shapes 1024x512,512x1408] [--rows 1,8,64] [--builds SRC,SRC]
-                             [--cpu-isa avx2] [--dtype float32] [--memory-gb-per-s 40 --gflop-per-s 150]
+                             [--cpu-isa avx2] [--dtype int8] [--memory-gb-per-s 40 --gflop-per-s 150]
 
 A shape is outputs x inputs. A build is a folder of C++ sources, such as another checkout's whose calls have
 the same fields; without --builds this checkout's alone. As many weights of a shape as fill --megabytes are
-taken in turn, as in a step, so that what one has read of a cache is not there the next time. One layer's
+taken in turn, as in a step, so that what one has read of a cache is not there the next time. Weights of int8
+multiply rows of bfloat16, whose time to become int8 counts. One layer's
 microseconds, the least of all turns (with one thread its CPU time, which other work disturbs less), the rate
 at which weights are read, and that of multiplying and adding; with the two figures of benchmarks.cpu.machine
 also what share of those this is. The last line is JSON.
@@ -21,7 +22,9 @@ from pathlib import Path
 
 import torch
 
+from model_worker.kernels.int8_linear import quantize_rows
 from model_worker.kernels.native.build import SOURCE_DIR, build_library, trusted_cache
+from model_worker.kernels.native.int8_linear import Int8Linear
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.operators import PackedLinear, pack
 from runtime.base.cpu_isa import cpu_isa, usable_isas
@@ -37,12 +40,16 @@ def one_after_another(
     """Multiply the same rows by each of many weights; and by how many."""
     torch.manual_seed(0)
     count = min(MAX_WEIGHTS, max(1, round(megabytes * 1e6 / (outputs * inputs * dtype.itemsize))))
-    layers = []
+    layers: list[PackedLinear | Int8Linear] = []
     for _ in range(count):
-        weight = torch.randn(outputs, inputs).to(dtype)
+        weight = torch.randn(outputs, inputs)
+        if dtype is torch.int8:
+            layers.append(Int8Linear(kernels, *quantize_rows(weight), None, torch.bfloat16))
+            continue
+        weight = weight.to(dtype)
         pack(kernels, weight)
         layers.append(PackedLinear(kernels, weight, None, out_dtype=dtype))
-    x = torch.randn(rows, inputs).to(dtype)
+    x = torch.randn(rows, inputs).to(torch.bfloat16 if dtype is torch.int8 else dtype)
 
     def run() -> None:
         for layer in layers:
@@ -75,7 +82,7 @@ def main() -> None:
     parser.add_argument("--builds", type=names, default=[str(SOURCE_DIR)])
     parser.add_argument("--shapes", type=names, default=names(LLAMA_60M))
     parser.add_argument("--rows", type=names, default=["1", "4", "16", "64", "512"])
-    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
+    parser.add_argument("--dtype", choices=["bfloat16", "float16", "float32", "int8"], default="bfloat16")
     parser.add_argument("--cpu-isa", choices=usable_isas(), default=cpu_isa())
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--megabytes", type=float, default=100.0, help="of all weights of a shape")

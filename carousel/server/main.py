@@ -80,7 +80,12 @@ async def serve(context: ProcessContext) -> None:
     """
     config = context.config
     client = AsyncClient(context.endpoints.run_dir, connect_timeout=config.start_timeout)
-    metrics = Metrics(config.model_names[0], context.endpoints.run_dir, context.index)
+    metrics = Metrics(
+        config.model_names[0],
+        context.endpoints.run_dir,
+        context.index,
+        has_vllm_names=config.metrics_names == "vllm",
+    )
     checkpoint = CheckpointConfig.read(Path(config.model), config.hf_overrides)
     sampling = checkpoint.sampling
     if config.sampling_defaults == "openai":

@@ -13,24 +13,10 @@ from model_worker.distributed.group import RankGroup
 from model_worker.layers.bound import BoundLayer
 from model_worker.layers.stored_weight import StoredWeight
 from model_worker.layers.weight import Change, ExpertWeight, Weight, stacked_size
-from model_worker.ops.adapters import LayerAdapters, RowAdapters
+from model_worker.ops.adapters import AdaptedProduct, LayerAdapters, RowAdapters
 from model_worker.ops.base import LinearWeight, Ops, Product
 from model_worker.quant.base import QuantMethod
 from model_worker.quant.unquantized import UNQUANTIZED
-
-
-class AdaptedProduct:
-    """A product, and what adapters add to it."""
-
-    def __init__(self, product: Product, adapters: LayerAdapters) -> None:
-        self._product = product
-        self._adapters = adapters
-        self.packs_weight = product.packs_weight
-        self.batch_invariant = product.batch_invariant and adapters.batch_invariant
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """See Product."""
-        return self._adapters(x, self._product(x))
 
 
 class Linear(StoredWeight, BoundLayer):

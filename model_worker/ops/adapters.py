@@ -53,6 +53,20 @@ class LayerAdapters(Protocol):
         """Add to y [T, N], in place, what the adapters of its rows make of x [T, K]."""
 
 
+class AdaptedProduct:
+    """A product (see Product), and what adapters add to it."""
+
+    def __init__(self, product: Any, adapters: LayerAdapters) -> None:
+        self.product = product
+        self.adapters = adapters
+        self.packs_weight: bool = product.packs_weight
+        self.batch_invariant: bool = product.batch_invariant and adapters.batch_invariant
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, N]."""
+        return self.adapters(x, self.product(x))
+
+
 class TorchRows:
     """See RowAdapters."""
 

@@ -85,13 +85,20 @@ def linear_costs(ops: Ops, dtype: torch.dtype, cache_dir: Path, library: str) ->
     try:
         with trusted_cache(cache_dir) as cache:
             path = cache / f"linear-{digest}.json"
-            if path.is_file():
-                return msgspec.json.decode(path.read_bytes(), type=LinearCosts)
-            costs = measure_linear_costs(ops, dtype)
-            path.write_bytes(msgspec.json.encode(costs))
-    except (BuildError, OSError, msgspec.DecodeError) as error:
+            if (costs := _read(path)) is None:
+                costs = measure_linear_costs(ops, dtype)
+                path.write_bytes(msgspec.json.encode(costs))
+    except (BuildError, OSError) as error:
         logger.debug("costs of linear layers are not kept: %s", error)
     return costs or measure_linear_costs(ops, dtype)
+
+
+def _read(path: Path) -> LinearCosts | None:
+    """Return what was kept; None where nothing was, or where it cannot be read."""
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=LinearCosts)
+    except (FileNotFoundError, msgspec.DecodeError):
+        return None
 
 
 def measure_linear_costs(ops: Ops, dtype: torch.dtype) -> LinearCosts:

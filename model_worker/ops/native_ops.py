@@ -14,7 +14,7 @@ from model_worker.kernels.native.library import NativeKernels
 from model_worker.kernels.native.lora import NativeLora, can_adapt
 from model_worker.kernels.native.operators import LANES, PackedLinear, can_pack, can_take, pack
 from model_worker.kernels.native.program import NotRecordable
-from model_worker.ops.adapters import LayerAdapters, NativeRows, RowAdapters
+from model_worker.ops.adapters import AdaptedProduct, LayerAdapters, NativeRows, RowAdapters
 from model_worker.ops.base import (
     ExpertWeights,
     Frequencies,
@@ -47,6 +47,33 @@ class NativeHead:
         """See Head."""
         logits = self._multiply(hidden)
         return logits if out is None else out.copy_(logits)
+
+
+class AdaptedGate:
+    """A gate in one kernel with its product, where no token of a step has an adapter; else behind it."""
+
+    def __init__(
+        self,
+        kernels: NativeKernels,
+        num_adapted: Tensor,
+        joined: PackedLinear,
+        product: AdaptedProduct,
+        gate: operators.Activate,
+    ) -> None:
+        """num_adapted: how many tokens of the step have one, an int32."""
+        self._kernels = kernels
+        self._num_adapted = num_adapted
+        self._joined = joined
+        self._product = product
+        self._gate = gate
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [T, K] -> [T, width], the same bits either way."""
+        out = self._joined.empty(len(x))
+        self._kernels.choose(
+            self._num_adapted, lambda: self._joined(x, out), lambda: self._gate(self._product(x), out)
+        )
+        return out
 
 
 class NativeOps(Ops):
@@ -172,8 +199,13 @@ class NativeOps(Ops):
         if joined is not None:
             self._note("gate, in linear")
             return joined
-        self._note("gate")
         gate = operators.Activate(self._kernels, name, has_up=True)
+        if isinstance(product, AdaptedProduct) and isinstance(product.product, PackedLinear):
+            joined = product.product.gated(name)
+            if joined is not None and isinstance(product.adapters, NativeLora):
+                self._note("gate, in linear without adapters")
+                return AdaptedGate(self._kernels, product.adapters.num_tokens, joined, product, gate)
+        self._note("gate")
         return lambda x: gate(product(x))
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts:

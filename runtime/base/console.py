@@ -5,13 +5,26 @@ What nobody reads is lost: a full pipe or a terminal that is held up costs lines
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import select
+import sys
+import threading
+import time
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
 
 STDERR_FD = 2
 # What a pipe that can be written takes at once.
 MAX_WRITE_BYTES = select.PIPE_BUF
+LogFormat: TypeAlias = Literal["text", "json"]
+log_context: ContextVar[Mapping[str, str]] = ContextVar("log_context", default=MappingProxyType({}))
+"""Fields of lines in JSON beside the message: the request that is being answered, where there is one."""
+_json_process = ""
+"""Name of this process, if what it writes is JSON."""
 NOISY_LIBRARIES = ("httpx", "asyncio", "urllib3", "filelock")
 
 
@@ -27,7 +40,13 @@ def hold_standard_streams() -> None:
 
 
 def write_line(text: str) -> None:
-    """Write a line to standard error if it takes one now."""
+    """Write a line to standard error if it takes one now: as it is, or as the message of one in JSON."""
+    if _json_process:
+        text = json_line("info", text)
+    _write(text)
+
+
+def _write(text: str) -> None:
     data = (text + "\n").encode(errors="backslashreplace")
     poll = select.poll()
     poll.register(STDERR_FD, select.POLLOUT)
@@ -40,7 +59,24 @@ def write_line(text: str) -> None:
 
 def write_error(text: str) -> None:
     """Write why a launch ends, on one line whatever a library has put into it."""
-    write_line(f"error: {' '.join(line.strip() for line in text.splitlines() if line.strip())}")
+    message = " ".join(line.strip() for line in text.splitlines() if line.strip())
+    _write(json_line("error", message) if _json_process else f"error: {message}")
+
+
+def json_line(level: str, message: str, at_s: float | None = None, **more: object) -> str:
+    """A line of the log in JSON, in ASCII and without a line break in it."""
+    at_s = time.time() if at_s is None else at_s
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(at_s))
+    said = {"time": f"{whole}.{int(at_s % 1 * 1000):03d}Z", "level": level, "process": _json_process}
+    return json.dumps({**said, "message": message, **more})
+
+
+class JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        more: dict[str, Any] = {"logger": record.name, **log_context.get()}
+        if record.exc_info:
+            more["exception"] = self.formatException(record.exc_info)
+        return json_line(record.levelname.lower(), record.getMessage(), record.created, **more)
 
 
 class ConsoleHandler(logging.Handler):
@@ -48,20 +84,31 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            write_line(self.format(record))
+            _write(self.format(record))
         except Exception:
             self.handleError(record)
 
 
-def configure_logging(role: str, level: str) -> None:
-    logging.basicConfig(
-        level=level.upper(),
-        format=f"[%(asctime)s {role}] %(message)s",
-        datefmt="%Y-%m-%d %H:%M:%S",
-        handlers=[ConsoleHandler()],
-        force=True,
-    )
+def configure_logging(role: str, level: str, log_format: LogFormat = "text") -> None:
+    handler = ConsoleHandler()
+    handler.setFormatter(logging.Formatter(f"[%(asctime)s {role}] %(message)s", "%Y-%m-%d %H:%M:%S"))
+    if log_format == "json":
+        _write_json_alone(role, handler)
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     # Of a record that cannot be formatted the traceback would go to standard error, past the handler.
     logging.raiseExceptions = False
     for noisy in NOISY_LIBRARIES:
         logging.getLogger(noisy).setLevel(logging.WARNING)
+
+
+def _write_json_alone(role: str, handler: logging.Handler) -> None:
+    """From now on, whatever this process says is a line in JSON, also warnings and errors of libraries."""
+    global _json_process
+    _json_process = role
+    handler.setFormatter(JsonFormatter())
+    logging.captureWarnings(capture=True)
+    logger = logging.getLogger(__name__)
+    sys.excepthook = lambda kind, error, trace: logger.critical("ended", exc_info=(kind, error, trace))
+    threading.excepthook = lambda failed: logger.error(
+        "a thread has ended", exc_info=failed.exc_value if failed.exc_value is not None else True
+    )

@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 import msgspec
 from msgspec import Raw, Struct
 
+NAME = "$NAME"
 NestedKind: TypeAlias = Literal["json", "json_schema", "regex", "choice", "ebnf", "lark"]
 
 
@@ -30,6 +31,20 @@ class JsonSchema(Struct, tag="json_schema"):
     """and the JSON pointer of its place in that."""
     is_object: bool = True
     """The value is an object, where the schema names no type."""
+
+
+class TaggedArguments(Struct, tag="tagged_arguments"):
+    """Members of an object in their schema's order, each between two texts: what may be a string is free
+    text, and the others are JSON.
+    """
+
+    json_schema: Raw
+    param: str
+    """Field of the request that has the schema, for errors."""
+    begin: str
+    """Text before a value, with NAME where the member's name stands."""
+    close: str
+    """Text that ends a value, with a line break behind it."""
 
 
 class Nested(Struct, tag="guide"):
@@ -108,6 +123,7 @@ Element: TypeAlias = (
     ConstString
     | Regex
     | JsonSchema
+    | TaggedArguments
     | Nested
     | AnyText
     | AnyTokens

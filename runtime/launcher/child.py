@@ -54,7 +54,9 @@ def _take_fault() -> None:
     info = signal.sigwaitinfo(FAULTS)
     name = signal.Signals(info.si_signo).name
     if info.si_code <= 0 and info.si_pid != os.getpid():
-        print(f"process {info.si_pid} has sent {name}", file=sys.stderr, flush=True)
+        import logging  # by now the process has said how its log looks
+
+        logging.getLogger(__name__).warning("process %d has sent %s", info.si_pid, name)
         os.kill(os.getpid(), signal.SIGKILL)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FAULTS)
     os.kill(os.getpid(), info.si_signo)

@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         config, notes = parse_command_line(argv)
         set_title("launcher")
-        configure_logging("launcher", config.log_level)
+        configure_logging("launcher", config.log_level, config.log_format)
         for note in notes:
             logger.info("%s", note)
         choose_cpu_isa(config.cpu_isa)

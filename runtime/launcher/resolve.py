@@ -59,6 +59,7 @@ HTTP_SETTINGS = (
     "log_level_http",
     "max_connections",
     "max_connections_per_address",
+    "metrics_names",
     "metrics_open",
     "otlp_traces_endpoint",
     "root_path",

@@ -159,7 +159,7 @@ def _enter(role: str, arguments: list[str]) -> ProcessContext:
     run_dir, numbers = Path(arguments[0]), [int(argument) for argument in arguments[1:]]
     context = ProcessContext(role, run_dir, *numbers)
     set_title(context.name)
-    configure_logging(context.name, context.config.log_level)
+    configure_logging(context.name, context.config.log_level, context.config.log_format)
     # Every connection of a client holds a file descriptor, and 1024 is a common default.
     _, limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))

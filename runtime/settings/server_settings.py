@@ -155,6 +155,14 @@ class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True)
             "--uvicorn-log-level",
         ),
     ] = "auto"
+    log_format: Annotated[
+        Literal["text", "json"],
+        setting("lines of the log: text, or each an object in JSON (docs/observability.md)"),
+    ] = "text"
+    metrics_names: Annotated[
+        Literal["sglang", "vllm"],
+        setting("names in /metrics: SGLang's; vllm adds vLLM's for all that mean the same (docs/metrics.md)"),
+    ] = "sglang"
     otlp_traces_endpoint: Annotated[
         str,
         setting(

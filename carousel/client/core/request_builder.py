@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any, TypeAlias, TypedDict, get_args
+from typing import Any, Literal, TypeAlias, TypedDict, get_args
 
 import msgspec
 import numpy as np
@@ -52,7 +52,8 @@ TokenIds: TypeAlias = Sequence[int] | npt.NDArray[np.integer[Any]]
 Conversation: TypeAlias = Sequence[Mapping[str, Any]]
 Prompt: TypeAlias = str | TokenIds | Conversation
 """Text, token ids, or chat messages as {"role": ..., "content": ...}; of earlier turns also `tool_calls`,
-`tool_call_id` and `reasoning_content`, for templates that show them.
+`tool_call_id` and `reasoning_content`, for templates that show them. Content is a text or a list of parts,
+{"type": "text", "text": ...}, each of which becomes lines of its own.
 """
 Prompts: TypeAlias = list[str] | list[list[int]] | list[list[dict[str, Any]]]
 """Several of one form: what a type checker can tell from one prompt."""
@@ -69,6 +70,7 @@ NUMBERS = tuple(p for p in PARAMETERS if isinstance(p.kind, Number))
 _numbers_of = attrgetter(*[p.name for p in NUMBERS])
 _FIELD_NAMES = {"text": "prompt"}
 """Names of a message's fields that callers know by another."""
+PART_SEPARATOR = "\n"
 MESSAGE_KEYS = frozenset({"role", "content", "name", *FURTHER_FIELDS})
 
 
@@ -451,11 +453,16 @@ def _chat_message(message: Any) -> ChatMessage:
         raise InvalidRequest(f"messages: {error}", param="messages") from None
 
 
+class _TextPart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    text: str
+    type: Literal["text"]
+
+
 class _MessageFields(msgspec.Struct, frozen=True):
     """A ChatMessage by field name: on the wire it is an array."""
 
     role: Role
-    content: Text
+    content: Text | list[_TextPart]
     name: Label = ""
     tool_calls: list[dict[str, Any]] | None = None
     tool_call_id: str | None = None
@@ -465,4 +472,8 @@ class _MessageFields(msgspec.Struct, frozen=True):
         values = {name: getattr(self, name) for name in sorted(FURTHER_FIELDS)}
         given = {name: value for name, value in values.items() if value is not None}
         further = msgspec.msgpack.encode(given) if given else b""
-        return ChatMessage(self.role, self.content, self.name, further)
+        content = self.content
+        if not isinstance(content, str):
+            content = PART_SEPARATOR.join(part.text for part in content)
+            msgspec.convert(content, Text)
+        return ChatMessage(self.role, content, self.name, further)

@@ -28,7 +28,7 @@ async def metrics(request: Request) -> Response:
     """Prometheus' text. 503 while the runtime does not answer."""
     server: ServerState = request.app.state.server
     info = await server.runtime_info()
-    text = server.metrics.render(server.status.read("scheduler"), info)
+    text = server.metrics.render(server.status.read("scheduler"), info, _processes(server))
     return Response(text, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
@@ -38,10 +38,7 @@ async def stats(request: Request) -> Response:
     load = server.status.read("scheduler")
     return _json(
         {
-            "processes": {
-                process_name(role, index, server.config): _process(server.status.read(role, index))
-                for role, index in server.status.slots()
-            },
+            "processes": {name: _process(status) for name, status in _processes(server).items()},
             "num_running": load.num_running,
             "num_waiting": load.num_waiting,
             "queued_prompt_tokens": load.queued_prompt_tokens,
@@ -137,6 +134,14 @@ def _client(request: Request) -> AsyncClient:
     """Return the runtime's client in the name of who asks: only an admin is answered."""
     server: ServerState = request.app.state.server
     return server.client.of_tenant(tenant_of(request.scope).name)
+
+
+def _processes(server: ServerState) -> dict[str, Status]:
+    """The slots of the status page, by the names of the processes."""
+    return {
+        process_name(role, index, server.config): server.status.read(role, index)
+        for role, index in server.status.slots()
+    }
 
 
 def _process(status: Status) -> dict[str, Any]:

@@ -23,6 +23,8 @@ class CounterSpec(NamedTuple):
     name: str
     text: str
     prefix: str = "sglang:"
+    labels: tuple[tuple[str, str], ...] = ()
+    """Labels of its own, beside those that all have. Counters of one name follow one another."""
 
 
 class HistogramSpec(NamedTuple):

@@ -11,8 +11,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from types import MappingProxyType, TracebackType
+from typing import Any, Literal, Self, TypeAlias
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import (
@@ -24,20 +24,35 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from carousel.client.core.result import Delta
-from carousel.server.admin.metric_file import CounterSpec, HistogramSpec, MetricFile
+from carousel.server.admin.metric_file import Counter, CounterSpec, HistogramSpec, MetricFile
+from carousel.server.admin.metric_names import ALIASES
+from runtime.base.errors import CarouselError
+from runtime.ring.process import FIRST_EPOCH
 from runtime.wire.messages import Usage
 from runtime.wire.status_page import Status
 
 PREFIX = "sglang:"
+VLLM_PREFIX = "vllm:"
 OWN_PREFIX = "carousel:"
 """Prefix of what SGLang has no name for."""
 LABELS = ("model_name",)
+EndReason: TypeAlias = Literal["stop", "length", "timeout", "abort", "error"]
+REASONS: tuple[EndReason, ...] = ("stop", "length", "timeout", "abort", "error")
 COUNTERS = (
     CounterSpec("num_requests", "Sequences asked for over HTTP."),
     CounterSpec("num_aborted_requests", "Those of them that ended unfinished."),
     CounterSpec("prompt_tokens", "Prompt tokens of finished requests."),
     CounterSpec("cached_tokens", "Those of them that were in the cache."),
     CounterSpec("generation_tokens", "Output tokens of finished sequences."),
+    *(
+        CounterSpec(
+            "finished_sequences",
+            "Sequences that have ended, unfinished ones included.",
+            OWN_PREFIX,
+            (("finish_reason", reason),),
+        )
+        for reason in REASONS
+    ),
     CounterSpec("trace_spans_exported", "Spans that the collector has taken.", OWN_PREFIX),
     CounterSpec("trace_spans_failed", "Spans that it has not, or not in time.", OWN_PREFIX),
     CounterSpec("trace_spans_dropped", "Spans that came faster than they were sent.", OWN_PREFIX),
@@ -64,9 +79,10 @@ HISTOGRAMS = (
 class Metrics:
     """Owned by the event loop; one for each API process."""
 
-    def __init__(self, model: str, folder: Path, index: int = 0) -> None:
+    def __init__(self, model: str, folder: Path, index: int = 0, *, has_vllm_names: bool = False) -> None:
         """`folder` is the same for all API processes of a launch, `index` is this one's number."""
         self._model = model
+        self._has_vllm_names = has_vllm_names
         self._file = MetricFile(folder, index, COUNTERS, HISTOGRAMS)
         (
             self.requests,
@@ -74,25 +90,35 @@ class Metrics:
             self.prompt_tokens,
             self.cached_tokens,
             self.generation_tokens,
+            *ended,
             self.spans_exported,
             self.spans_failed,
             self.spans_dropped,
         ) = self._file.counters
+        self.ended: dict[EndReason, Counter] = dict(zip(REASONS, ended, strict=True))
+        """Sequences by how they ended."""
         self.time_to_first_token, self.inter_token_latency, self.e2e_latency = self._file.histograms
 
-    def render(self, status: Status, info: Mapping[str, Any]) -> bytes:
-        """The text that Prometheus reads, with the scheduler's status and its server_info."""
+    def render(
+        self, status: Status, info: Mapping[str, Any], processes: Mapping[str, Status] = MappingProxyType({})
+    ) -> bytes:
+        """The text that Prometheus reads, with the scheduler's status and its server_info. `processes`: the
+        slots of the status page, by the names of the processes.
+        """
         registry = CollectorRegistry(auto_describe=False)
         families = _Families(self._model)
         counters, histograms = self._file.totals()
         for spec, value in zip(COUNTERS, counters, strict=True):
-            families.add_counter(spec.name, spec.text, value, spec.prefix)
+            families.add_counter(spec.name, spec.text, value, spec.prefix, spec.labels)
         for each, total in zip(HISTOGRAMS, histograms, strict=True):
             families.add_histogram(each.name, each.text, each.bounds, total.counts, total.sum)
         by_name = {spec.name: value for spec, value in zip(COUNTERS, counters, strict=True)}
         hit_rate = by_name["cached_tokens"] / by_name["prompt_tokens"] if by_name["prompt_tokens"] else 0.0
         families.add_gauge("cache_hit_rate", "Share of the prompt tokens that were in the cache.", hit_rate)
         _add_runtime(families, status, info)
+        families.add_processes(processes)
+        if self._has_vllm_names:
+            families.add_vllm_names()
         registry.register(families)
         return generate_latest(registry)
 
@@ -121,6 +147,8 @@ class RequestTimer:
     ) -> None:
         if self._num_unfinished:
             self._metrics.aborted.inc(self._num_unfinished)
+            is_failure = isinstance(error, CarouselError) and getattr(error, "code", "") != "aborted"
+            self._metrics.ended["error" if is_failure else "abort"].inc(self._num_unfinished)
 
     def note_delta(self, delta: Delta) -> None:
         """Something came of a stream."""
@@ -137,10 +165,13 @@ class RequestTimer:
             # The sequences of a request share its prompt.
             usage = delta.usage if delta.index == 0 else Usage(0, delta.usage.completion_tokens, 0)
             self._note_ended(usage, 1)
+            self._metrics.ended[delta.finish_reason or "error"].inc()
 
-    def note_finished(self, usage: Usage) -> None:
-        """All sequences have come to their end at once."""
+    def note_finished(self, usage: Usage, reasons: Sequence[EndReason]) -> None:
+        """All sequences have come to their end at once; `reasons` of each."""
         self._note_ended(usage, self._num_sequences)
+        for reason in reasons:
+            self._metrics.ended[reason].inc()
 
     def _note_ended(self, usage: Usage, num_sequences: int) -> None:
         metrics = self._metrics
@@ -161,10 +192,50 @@ class _Families(Collector):
     def collect(self) -> Iterable[Metric]:
         return self._families
 
-    def add_counter(self, name: str, text: str, value: float, prefix: str = PREFIX) -> None:
-        family = CounterMetricFamily(prefix + name, text, labels=LABELS)
-        family.add_metric(self._labels, value)
-        self._families.append(family)
+    def add_counter(
+        self,
+        name: str,
+        text: str,
+        value: float,
+        prefix: str = PREFIX,
+        labels: tuple[tuple[str, str], ...] = (),
+    ) -> None:
+        last = self._families[-1] if self._families else None
+        if labels and isinstance(last, CounterMetricFamily) and last.name == prefix + name:
+            family = last
+        else:
+            family = CounterMetricFamily(prefix + name, text, labels=(*LABELS, *dict(labels)))
+            self._families.append(family)
+        family.add_metric([*self._labels, *dict(labels).values()], value)
+
+    def add_processes(self, processes: Mapping[str, Status]) -> None:
+        labels = (*LABELS, "process")
+        ready = GaugeMetricFamily(OWN_PREFIX + "process_ready", "1: the process is ready.", labels=labels)
+        epoch = GaugeMetricFamily(
+            OWN_PREFIX + "process_epoch",
+            "Restarts of the launch by when it was started.",
+            labels=labels,
+        )
+        newest = FIRST_EPOCH
+        for name, status in processes.items():
+            newest = max(newest, status.epoch)
+            ready.add_metric([*self._labels, name], float(status.state == "ready"))
+            epoch.add_metric([*self._labels, name], max(0, status.epoch - FIRST_EPOCH))
+        self._families += [ready, epoch]
+        text = "Times that a process was replaced, or the engine's together."
+        self.add_counter("restarts", text, newest - FIRST_EPOCH, OWN_PREFIX)
+
+    def add_vllm_names(self) -> None:
+        """Give those that mean the same under vLLM's names, too."""
+        by_name = {family.name: family for family in self._families}
+        for alias in ALIASES:
+            ours, renamed = by_name[alias.ours], dict(alias.renamed)
+            family = Metric(VLLM_PREFIX + alias.name, ours.documentation, ours.type)
+            for sample in ours.samples:
+                labels = {renamed.get(label, label): value for label, value in sample.labels.items()}
+                name = family.name + sample.name.removeprefix(ours.name)
+                family.add_sample(name, {**labels, "engine": "0"}, sample.value)
+            self._families.append(family)
 
     def add_by_position(self, name: str, text: str, values: Sequence[int]) -> None:
         family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, "position"))

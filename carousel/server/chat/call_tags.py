@@ -15,13 +15,15 @@ from runtime.guides import structural_tag as tags
 
 NO_PARAMETERS = Raw(b'{"type":"object","properties":{},"additionalProperties":false}')
 ANY_OBJECT = Raw(b"{}")
-NAME = "$NAME"
+NUMBER = "$NUMBER"
+"""Stands for the number of a call, which may be any."""
+_DIGITS = r"[0-9]{1,3}"
 
 
 @dataclass(frozen=True, slots=True)
 class CallTags:
     begin: str
-    """Text before the arguments of a call, with NAME where its name stands."""
+    """Text before the arguments of a call, with tags.NAME where its name stands."""
     end: str
     separator: str = ""
     section: tuple[str, str, str] = ("", "", "")
@@ -30,6 +32,15 @@ class CallTags:
     """
     triggers: tuple[str, ...] = ()
     """Texts that begin calls behind other text; none where calls are the whole answer."""
+    argument: tuple[str, str] = ("", "")
+    """Texts around each argument, with tags.NAME where its name stands; empty where all are one object. Only
+    calls with schemas can be held then.
+    """
+
+    @property
+    def holds_any(self) -> bool:
+        """Return True if a call can be held whose arguments are any."""
+        return not self.argument[0]
 
 
 _DEEPSEEK = ("<｜tool▁calls▁begin｜>", "", "<｜tool▁calls▁end｜>")
@@ -56,6 +67,25 @@ CALL_TAGS: dict[str, CallTags] = {
         "",
         _DEEPSEEK,
         _DEEPSEEK_TRIGGERS,
+    ),
+    "kimi_k2": CallTags(
+        "<|tool_call_begin|>functions.$NAME:$NUMBER<|tool_call_argument_begin|>",
+        "<|tool_call_end|>",
+        "",
+        ("<|tool_calls_section_begin|>", "", "<|tool_calls_section_end|>"),
+        ("<|tool_calls_section_begin|>", "<|tool_call_begin|>"),
+    ),
+    "qwen3_coder": CallTags(
+        "<tool_call>\n<function=$NAME>\n",
+        "</function>\n</tool_call>",
+        "\n",
+        argument=("<parameter=$NAME>\n", "</parameter>"),
+    ),
+    "glm45": CallTags(
+        "<tool_call>$NAME\n",
+        "</tool_call>",
+        "\n",
+        argument=("<arg_key>$NAME</arg_key>\n<arg_value>", "</arg_value>"),
     ),
 }
 
@@ -90,19 +120,22 @@ def _section(family: CallTags, calls: list[tags.Tag], *, one: bool) -> tags.Elem
 
 
 def _calls(family: CallTags, tools: ToolSet, *, all_held: bool) -> list[tags.Tag]:
-    return [
-        tags.Tag(
-            family.begin.replace(NAME, name),
-            _arguments(tools, name, is_held=all_held or name in tools.strict),
-            family.end,
-        )
-        for name in tools.names
-    ]
+    return [_call(family, tools, name, is_held=all_held or name in tools.strict) for name in tools.names]
 
 
-def _arguments(tools: ToolSet, name: str, *, is_held: bool) -> tags.JsonSchema:
-    schema = tools.names[name]
+def _call(family: CallTags, tools: ToolSet, name: str, *, is_held: bool) -> tags.Tag:
+    begin, has_number, rest = family.begin.replace(tags.NAME, name).partition(NUMBER)
+    content = _arguments(family, tools, name, is_held=is_held)
+    if has_number:
+        content = tags.Sequential([tags.Regex(_DIGITS), tags.ConstString(rest), content])
+    return tags.Tag(begin, content, family.end)
+
+
+def _arguments(family: CallTags, tools: ToolSet, name: str, *, is_held: bool) -> tags.Element:
     where = f"{tools.where(name)}.parameters"
     if not is_held:
         return tags.JsonSchema(ANY_OBJECT, where)
-    return tags.JsonSchema(NO_PARAMETERS if schema in (b"", b"null") else Raw(schema), where)
+    given = tools.names[name]
+    schema = NO_PARAMETERS if given in (b"", b"null") else Raw(given)
+    begin, close = family.argument
+    return tags.TaggedArguments(schema, where, begin, close) if begin else tags.JsonSchema(schema, where)

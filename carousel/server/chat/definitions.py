@@ -17,7 +17,7 @@ MAX_TOOLS = 1024
 MAX_PARTS = 1 << 17
 """Most parts of all definitions, by the brackets and commas in their JSON: 20 ms of work."""
 
-ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$")]
+ToolName = Annotated[str, Meta(pattern=r"^[a-zA-Z0-9_.:/-]{1,256}$(?!\n)")]
 
 
 class FunctionDefinition(Struct):

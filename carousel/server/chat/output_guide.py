@@ -51,10 +51,10 @@ class HeldCalls:
             why = "needs structured output, which this server has not (--grammar-backend none)"
         elif self.family is None:
             why = f"is not supported with --tool-call-parser {self.parser}, whose form no grammar holds"
-        elif not (self.is_forced or has_guide or self.family.triggers):
+        elif not (self.is_forced or self.family.triggers or (has_guide and self.family.holds_any)):
             why = (
                 f"is supported with tool_choice required alone for --tool-call-parser {self.parser}, whose "
-                "calls may begin like text"
+                + ("calls may begin like text" if self.family.holds_any else "arguments are no JSON")
             )
         if why:
             raise InvalidRequest(f"{what} {why}", param=param, code="unsupported_parameter")
@@ -114,6 +114,8 @@ def _content(guide: Guide | None, calls: HeldCalls) -> tags.Element | None:
         return nested
     if calls.is_forced:
         return calls_alone(family, tools, one=calls.one, all_held=True)
+    if nested is not None and not family.holds_any:
+        return nested
     if nested is not None:
         return tags.Or([nested, calls_alone(family, tools, one=calls.one, all_held=False)])
     return calls_in_text(family, tools, one=calls.one) if tools.strict else None

@@ -10,6 +10,8 @@ import uuid
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from carousel.server.http.errors import error_response
+from carousel.server.tracing.sampling import traceparent_of
+from runtime.base.console import log_context
 from runtime.base.errors import InvalidRequest
 from runtime.wire.format import MAX_LABEL_CHARS
 
@@ -39,6 +41,7 @@ class RequestIdMiddleware:
             return
         request_id = given[0] if given else uuid.uuid4().hex.encode()
         scope.setdefault("state", {})["request_id"] = request_id.decode()
+        log_context.set(_for_log(request_id.decode(), scope["headers"]))
 
         async def send_with_id(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -47,6 +50,12 @@ class RequestIdMiddleware:
             await send(message)
 
         await self._app(scope, receive, send_with_id)
+
+
+def _for_log(request_id: str, headers: list[tuple[bytes, bytes]]) -> dict[str, str]:
+    """Return what the lines of the log say of the request while it is answered."""
+    traceparent = traceparent_of(headers)
+    return {"request_id": request_id} | ({} if traceparent is None else {"trace_id": traceparent[3:35]})
 
 
 def _is_id(values: list[bytes]) -> bool:

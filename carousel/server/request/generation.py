@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 from carousel.client.core.request_builder import RequestOptions, Submission
 from carousel.client.core.result import Completion, CompletionOutput, Delta
 from carousel.client.core.streams import AsyncResultStream
-from carousel.server.admin.metrics import RequestTimer
+from carousel.server.admin.metrics import EndReason, RequestTimer
 from carousel.server.http.errors import as_request_error, error_body, respelled
 from carousel.server.request.labels import held
 from carousel.server.request.merged_stream import merged
@@ -291,7 +291,7 @@ class Generation(Response):
                     stream = self._open[number] = self._client.open(submission)
                     completion = await stream.completion()
                 if all(output.finish_reason != "abort" for output in completion.outputs):
-                    timer.note_finished(completion.usage)
+                    timer.note_finished(completion.usage, self._reasons(number))
                 elif number not in self._aborted:
                     raise _aborted()
                 if self._num_unbegun:
@@ -299,6 +299,12 @@ class Generation(Response):
                 else:
                     places.give_back(num_sequences)
                 return completion
+
+    def _reasons(self, prompt: int) -> list[EndReason]:
+        """How each sequence of a prompt has ended, also those that best_of has not chosen."""
+        state = self._open[prompt].state
+        assert state is not None
+        return [sequence.finish_reason or "error" for sequence in state.sequences]
 
     async def _stream(self, writer: EventWriter, answer: StreamFormat) -> None:
         try:

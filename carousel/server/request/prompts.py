@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from carousel.client.core.request_builder import (
+    PART_SEPARATOR,
     Prompt,
     RequestOptions,
     Submission,
@@ -74,7 +75,7 @@ def conversation(messages: Sequence[MessageBody]) -> list[dict[str, Any]]:
             )
         content = message.content or ""
         if not isinstance(content, str):
-            content = "\n".join(part.text for part in content)
+            content = PART_SEPARATOR.join(part.text for part in content)
         turn: dict[str, Any] = {"role": ROLES.get(message.role, message.role), "content": content}
         if message.name is not None:
             turn["name"] = message.name

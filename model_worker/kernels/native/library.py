@@ -9,7 +9,7 @@ import ctypes
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -137,7 +137,7 @@ class LoraCall(ctypes.Structure):
         ("k", ctypes.c_int32),
         ("max_hidden", ctypes.c_int32),
         ("num_slots", ctypes.c_int32),
-        ("is_bf16", ctypes.c_int32),
+        ("dtype", ctypes.c_int32),
         ("num_threads", ctypes.c_int32),
     )
     row_field = "num_rows"
@@ -307,9 +307,16 @@ class SumCall(ctypes.Structure):
     )
 
 
+class Condition(NamedTuple):
+    """Steps in which a recorded kernel runs: those where the int32 at an address is 0, or is not."""
+
+    address: int
+    is_nonzero: bool
+
+
 class Tape(Protocol):
-    def note(self, function: int, call: ctypes.Structure) -> None:
-        """A kernel, by its address, is to be called with what `call` holds now."""
+    def note(self, function: int, call: ctypes.Structure, condition: Condition | None) -> None:
+        """A kernel, by its address, is to be called with what `call` holds now, in each step or in some."""
 
 
 class NativeKernels:
@@ -324,6 +331,7 @@ class NativeKernels:
         self.dtype = dtype
         self.tape: Tape | None = None
         """While it is set, calls of what a forward is made of are noted there, and nothing is computed."""
+        self._condition: Condition | None = None
         self.attention = self._recordable(library, "carousel_attention", AttentionCall)
         self.norm = self._recordable(library, "carousel_norm", NormCall)
         self.activate = self._recordable(library, "carousel_activate", ActivateCall)
@@ -347,6 +355,23 @@ class NativeKernels:
         self.exchange = _function(library, "carousel_exchange", ctypes.POINTER(ExchangeCall))
         self.sum = _function(library, "carousel_sum", ctypes.POINTER(SumCall))
 
+    def choose(
+        self, number: Tensor, when_zero: Callable[[], object], otherwise: Callable[[], object]
+    ) -> None:
+        """Run one of two functions that call kernels alone, by an int32; a recording has both, and looks at
+        the number in every step.
+        """
+        if self.tape is None:
+            (otherwise if number.item() else when_zero)()
+            return
+        assert self._condition is None, "a choice within a choice"
+        try:
+            for function, is_nonzero in ((when_zero, False), (otherwise, True)):
+                self._condition = Condition(number.data_ptr(), is_nonzero)
+                function()
+        finally:
+            self._condition = None
+
     def number_of(self, dtype: torch.dtype) -> int:
         """The number by which calls name dtype."""
         assert dtype is torch.float32 or self.dtype in (None, dtype), f"compiled for {self.dtype} alone"
@@ -363,7 +388,7 @@ class NativeKernels:
             if self.tape is None:
                 function(call)
             else:
-                self.tape.note(address, call)
+                self.tape.note(address, call, self._condition)
 
         return run
 

@@ -110,9 +110,14 @@ class NativeLora:
             k=in_features,
             max_hidden=self._max_hidden,
             num_slots=rows.num_slots,
-            is_bf16=DTYPES[dtype],
+            dtype=kernels.number_of(dtype),
             num_threads=torch.get_num_threads(),
         )
+
+    @property
+    def num_tokens(self) -> Tensor:
+        """Tokens of the step that have an adapter: an int32, where the step's call writes it."""
+        return self._rows.begins[-1:]
 
     def pack(self, parts: Sequence[LoraPart]) -> PackedLora:
         """Bring an adapter into the form that is computed with, in any thread."""

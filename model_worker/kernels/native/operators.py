@@ -168,16 +168,21 @@ class PackedLinear:
             num_threads=torch.get_num_threads(),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x [T, K] of the weight's dtype -> [T, N] out_dtype."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """x [T, K] of the weight's dtype -> [T, N] out_dtype, in `out` if it is given."""
         assert x.is_contiguous()
-        out = torch.empty(x.shape[0], self._width, dtype=self._out_dtype)
+        if out is None:
+            out = self.empty(x.shape[0])
         call = self._call
         call.x = x.data_ptr()
         call.out = out.data_ptr()
         call.num_rows = x.shape[0]
         self._run(call)
         return out
+
+    def empty(self, num_rows: int) -> Tensor:
+        """Return memory for so many rows of the output."""
+        return torch.empty(num_rows, self._width, dtype=self._out_dtype)
 
     def gated(self, activation: Activation) -> PackedLinear | None:
         """This layer and Activate(activation, has_up=True) behind it as one operator of the same bits: [T, K]
@@ -270,13 +275,14 @@ class Activate:
             num_threads=torch.get_num_threads(),
         )
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """[T, I] -> activation(x); with has_up [T, 2 * I], gate, then up -> activation(gate) * up. I is a
-        multiple of LANES.
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """[T, I] -> activation(x); with has_up [T, 2 * I], gate, then up -> activation(gate) * up; in `out`
+        if it is given. I is a multiple of LANES.
         """
         assert x.is_contiguous()
         rows, width = x.shape
-        out = torch.empty(rows, width // self._parts, dtype=x.dtype)
+        if out is None:
+            out = torch.empty(rows, width // self._parts, dtype=x.dtype)
         call = self._call
         call.x = x.data_ptr()
         call.out = out.data_ptr()

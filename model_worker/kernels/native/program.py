@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from model_worker.kernels.native.library import NativeKernels
+from model_worker.kernels.native.library import Condition, NativeKernels
 from model_worker.kernels.native.step_calls import ProgramCall, ProgramStep
 
 ALIGNMENT = 64  # bytes
@@ -37,6 +37,7 @@ class _Tape(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[tuple[int, ctypes.Structure]] = []
+        self.conditions: list[Condition | None] = []
         self.buffers: list[Tensor] = []
 
     @classmethod
@@ -46,8 +47,9 @@ class _Tape(TorchDispatchMode):
         """
         return False
 
-    def note(self, function: int, call: ctypes.Structure) -> None:
+    def note(self, function: int, call: ctypes.Structure, condition: Condition | None) -> None:
         self.calls.append((function, type(call).from_buffer_copy(call)))
+        self.conditions.append(condition)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -133,8 +135,10 @@ class Program:
         rows = {num_tokens: max_tokens or num_tokens, num_outputs: max_outputs or num_outputs}
         self._arena, self._result = _arrange(self._structs, tape.buffers, rows, result, arena or Arena())
         self._calls = (ProgramCall * len(tape.calls))()
-        for entry, (address, call) in zip(self._calls, tape.calls, strict=True):
+        for entry, (address, call), condition in zip(self._calls, tape.calls, tape.conditions, strict=True):
             entry.run = address
+            if condition is not None:
+                entry.condition, entry.is_nonzero = condition
             entry.call = ctypes.addressof(call)
             row_field: str = call.row_field
             num_rows = getattr(call, row_field)

@@ -14,6 +14,8 @@ class ProgramCall(ctypes.Structure):
         ("tokens", ctypes.c_void_p),
         ("outputs", ctypes.c_void_p),
         ("seqs", ctypes.c_void_p),
+        ("condition", ctypes.c_void_p),
+        ("is_nonzero", ctypes.c_int32),
     )
 
 

@@ -59,9 +59,10 @@ def ids_of(client: Client, text: str) -> list[int]:
 # -- many at random ------------------------------------------------------------------------------------------
 
 
-def test_output_is_what_its_schema_says(client: Client) -> None:
+@pytest.mark.parametrize("count", [80, pytest.param(200, marks=pytest.mark.full)])
+def test_output_is_what_its_schema_says(client: Client, count: int) -> None:
     random = RandomSchemas(SEED)
-    schemas = [random.next() for _ in range(200)]
+    schemas = [random.next() for _ in range(count)]
     got = outputs(client, [Guide(json=schema) for schema in schemas])
     stopped = [
         (schema, each.text) for schema, each in zip(schemas, got, strict=True) if each.finish_reason == "stop"
@@ -71,9 +72,10 @@ def test_output_is_what_its_schema_says(client: Client) -> None:
         jsonschema.validate(json.loads(text), schema, cls=jsonschema.Draft202012Validator)
 
 
-def test_output_is_a_full_match_of_its_expression(client: Client) -> None:
+@pytest.mark.parametrize("count", [50, pytest.param(100, marks=pytest.mark.full)])
+def test_output_is_a_full_match_of_its_expression(client: Client, count: int) -> None:
     random = RandomRegexes(SEED)
-    expressions = [random.next() for _ in range(100)]
+    expressions = [random.next() for _ in range(count)]
     got = outputs(client, [Guide(regex=expression) for expression in expressions])
     assert [each.finish_reason for each in got] == ["stop"] * len(got)
     for expression, each in zip(expressions, got, strict=True):

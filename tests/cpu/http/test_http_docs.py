@@ -78,5 +78,6 @@ def test_every_path_has_its_role_in_the_table() -> None:
 def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
     text = Metrics("m", tmp_path).render(Status(), INFO).decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
-    names = {name.removeprefix("sglang:") for name in names if not name.endswith("_created")}
-    assert names == named_in(TEXT.partition("\n## Metrics\n")[2]) - {"model_name", "position", "sglang"}
+    names = {name.partition(":")[2] for name in names if not name.endswith("_created")}
+    labels = {"model_name", "position", "sglang", "finish_reason", "process"}
+    assert names == named_in(TEXT.partition("\n## Metrics\n")[2].replace("`carousel:", "`")) - labels

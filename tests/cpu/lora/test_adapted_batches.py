@@ -88,7 +88,7 @@ def paged(served: Adapted, ops: Ops, dtype: torch.dtype) -> PagedForward:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("quantized", [False, True])
 def test_rows_of_eight_adapters_and_the_base_have_what_they_have_alone(
     checkpoint: tuple[Path, LlamaForCausalLM],

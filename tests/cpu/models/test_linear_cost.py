@@ -76,6 +76,7 @@ def test_a_cache_that_cannot_be_used_does_not_stop_a_launch(
     (kept,) = tmp_path.glob("linear-*.json")
     kept.write_bytes(content)
     assert linear_costs(TorchOps(), torch.bfloat16, tmp_path, "").own == FAST
+    assert kept.read_bytes() != content, "what cannot be read is written again"
 
 
 def test_without_a_compiler_a_launch_says_what_that_costs(

@@ -8,6 +8,8 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -48,7 +50,8 @@ STRICT_TOOLS: list[Any] = [
 NAMED: Any = {"type": "function", "function": {"name": "move"}}
 FORMAT: Any = {"type": "json_schema", "json_schema": {"name": "m", "schema": SCHEMAS["move"]}}
 USER: Any = [{"role": "user", "content": "def f():"}]
-NUM_CALLS = 60
+NUM_CALLS = [15, pytest.param(500, marks=pytest.mark.full)]
+END_VALUE = {"1": 12.0}
 END_THINKING = {"2": 12.0}
 END_OF_TEXT = {"0": 20.0}
 """Without it the model goes on with call after call."""
@@ -70,21 +73,32 @@ def client(demo_launch: Launched) -> Iterator[openai.OpenAI]:
         yield client
 
 
-@pytest.fixture(scope="module")
-def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    """The demo model with a template that opens reasoning, and a token of its own for the end of that."""
-    model = tmp_path_factory.mktemp("model") / "thinker"
+@contextmanager
+def thinking_launch(folder: Path, tokens: dict[str, str], parser: str) -> Iterator[openai.OpenAI]:
+    """The demo model with a template that opens reasoning. `tokens`: what its special tokens are spelled."""
+    model = folder / "thinker"
     shutil.copytree(DEMO_MODEL, model)
     (model / "chat_template.jinja").write_text(TEMPLATE)
     path = model / "tokenizer.json"
-    path.write_text(path.read_text().replace("<|im_end|>", "</think>"))
+    text = path.read_text()
+    for old, new in tokens.items():
+        text = text.replace(old, new)
+    path.write_text(text)
     with (
         launched(
             *("--model", str(model), "--served-model-name", "demo", "--cpu-threads", "1"),
-            *("--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--max-running-requests", "8"),
+            *("--tool-call-parser", parser, "--reasoning-parser", "qwen3", "--max-running-requests", "8"),
         ) as launch,
         client_of(launch) as client,
     ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
+    """With a token of its own for the end of reasoning."""
+    tokens = {"<|im_end|>": "</think>"}
+    with thinking_launch(tmp_path_factory.mktemp("model"), tokens, "hermes") as client:
         yield client
 
 
@@ -192,9 +206,10 @@ def answers(client: openai.OpenAI, count: int, **options: Any) -> list[Answer]:
 
 @pytest.mark.parametrize("choice", ["required", NAMED])
 @pytest.mark.parametrize("one", [True, False])
-def test_forced_calls_match_their_schemas(client: openai.OpenAI, choice: Any, one: bool) -> None:
+@pytest.mark.parametrize("count", NUM_CALLS)
+def test_forced_calls_match_their_schemas(client: openai.OpenAI, choice: Any, one: bool, count: int) -> None:
     options: dict[str, Any] = {"parallel_tool_calls": False} if one else {"logit_bias": END_OF_TEXT}
-    got = answers(client, NUM_CALLS // 4, tools=TOOLS, tool_choice=choice, **options)
+    got = answers(client, count, tools=TOOLS, tool_choice=choice, **options)
     for answer in got:
         assert answer.reason == "tool_calls"
         assert answer.content == ""
@@ -208,11 +223,14 @@ def test_forced_calls_match_their_schemas(client: openai.OpenAI, choice: Any, on
 
 @pytest.mark.parametrize("thinks", [True, False])
 @pytest.mark.parametrize("choice", ["required", NAMED])
-def test_forced_calls_come_behind_reasoning(thinker: openai.OpenAI, choice: Any, thinks: bool) -> None:
+@pytest.mark.parametrize("count", NUM_CALLS)
+def test_forced_calls_come_behind_reasoning(
+    thinker: openai.OpenAI, choice: Any, thinks: bool, count: int
+) -> None:
     more: dict[str, Any] = {"chat_template_kwargs": {"enable_thinking": thinks}}
     got = answers(
         thinker,
-        NUM_CALLS // 4,
+        count,
         tools=TOOLS,
         tool_choice=choice,
         parallel_tool_calls=False,
@@ -224,6 +242,52 @@ def test_forced_calls_come_behind_reasoning(thinker: openai.OpenAI, choice: Any,
         assert thinks or not answer.reasoning
         answer.check_calls()
     assert any(answer.reasoning for answer in got) is thinks
+
+
+TAGGED_SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string"},
+        "way": {"enum": ["up", "down"]},
+        "steps": {"type": "array", "items": {"type": "number"}, "maxItems": 2},
+        "deep": {"type": "object", "properties": {"a": {"type": ["boolean", "null"]}}, "required": ["a"]},
+    },
+    "required": ["text", "way", "steps"],
+    "additionalProperties": False,
+}
+SCHEMAS["write"] = TAGGED_SCHEMA
+
+
+@pytest.mark.parametrize(
+    ("family", "close", "count"),
+    [
+        ("glm45", "</arg_value>", 15),
+        pytest.param("glm45", "</arg_value>", 500, marks=pytest.mark.full),
+        pytest.param("qwen3_coder", "</parameter>", 500, marks=pytest.mark.full),
+    ],
+)
+def test_forced_calls_of_families_with_tags_around_arguments(
+    tmp_path: Path, family: str, close: str, count: int
+) -> None:
+    """The end of a text is a token of its own here: spelled out, the model would not find it."""
+    tools = [TOOLS[2], {"type": "function", "function": {"name": "write", "parameters": TAGGED_SCHEMA}}]
+    tokens = {"<|im_end|>": "</think>", "<|im_start|>": close}
+    with thinking_launch(tmp_path, tokens, family) as client:
+        for thinks in (True, False):
+            got = answers(
+                client,
+                count,
+                tools=tools,
+                tool_choice="required",
+                parallel_tool_calls=False,
+                logit_bias={**END_THINKING, **END_VALUE},
+                extra_body={"chat_template_kwargs": {"enable_thinking": thinks}, "thinking_token_budget": 40},
+            )
+            for answer in got:
+                assert (answer.reason, answer.content, len(answer.calls)) == ("tool_calls", "", 1)
+                answer.check_calls()
+            assert {name for answer in got for name, _ in answer.calls} == {"now", "write"}
+            assert any(answer.reasoning for answer in got) is thinks
 
 
 @pytest.mark.parametrize("thinks", [True, False])

@@ -54,6 +54,8 @@ class TenantWatch:
         self._share = share
         self._num_turns = 0
         self._running: Counter[str] = Counter()
+        self._waited: Counter[str] = Counter()
+        """Those that had not begun after the last turn."""
         self._levels: dict[str, float] = {}
         """Levels of buckets that are looked at in every turn, at the beginning of this one."""
         self._used: dict[str, int] = {}
@@ -140,15 +142,18 @@ class TenantWatch:
             if limits.max_running is not None:
                 most = max(limits.max_running, self._running[name])
                 assert running[name] <= most, "more of a tenant run than may"
-            self._check_waiting(limits, [req for req in live if req.tenant == name])
+            self._check_waiting(name, limits, [req for req in live if req.tenant == name])
         self.num_held += self._lifecycle.room.num_held
 
-    def _check_waiting(self, limits: TenantLimits, live: list[Request]) -> None:
+    def _check_waiting(self, name: str, limits: TenantLimits, live: list[Request]) -> None:
         num_new = sum(not req.is_again for req in live)
+        num_waited, self._waited[name] = self._waited[name], 0
         if limits.max_waiting is not None:
             num_begun = sum(req.status is Status.RUNNING or req.num_retractions > 0 for req in live)
             most = limits.max_waiting + self._lifecycle.kv.rows.max_rows
-            assert num_new - num_begun <= most, "more of a tenant wait than may"
+            # Those that waited already when the limit came down go on waiting.
+            assert num_new - num_begun <= max(most, num_waited), "more of a tenant wait than may"
+            self._waited[name] = num_new - num_begun
         elif self._share is not None:
             assert num_new <= self._share.max_of_one, "a tenant has all of the queue"
 

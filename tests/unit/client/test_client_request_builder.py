@@ -247,3 +247,26 @@ def test_a_label_that_two_threads_release_at_once_is_free() -> None:
     book.hold("a", "mine", 1)
     book.release("a", "mine", Holder())
     assert len(book) == 0
+
+
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_content_may_be_parts_of_text(role: str) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    (message,) = build([{"role": role, "content": parts}]).messages or ()
+    assert (message.role, message.content) == (role, "a\nb")
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"type": "image_url", "image_url": {"url": "x"}}, "image_url"),
+        ({"type": "text"}, "text"),
+        ({"type": "text", "text": 1}, r"content\[1\]\.text"),
+        ("x", r"content\[1\]"),
+    ],
+)
+def test_parts_of_another_kind_are_refused_by_name(part: Any, named: str) -> None:
+    content = [{"type": "text", "text": "a"}, part]
+    with pytest.raises(InvalidRequest, match=f"^messages: .*{named}") as refused:
+        build([{"role": "tool", "content": content}])
+    assert refused.value.param == "messages"

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import llguidance
 import pytest
 from msgspec import Raw
@@ -15,7 +16,7 @@ from tokenizers import Tokenizer
 
 from carousel.server.chat.answer import AnswerParser, AnswerPlan
 from carousel.server.chat.call_tags import CALL_TAGS, call_tags, calls_alone, calls_in_text
-from carousel.server.chat.events import Event, ItemBegun
+from carousel.server.chat.events import Event, ItemBegun, ItemDelta
 from carousel.server.chat.formats import REASONING_FORMATS, TOOL_FORMATS, Thinking
 from carousel.server.chat.output_guide import HeldCalls, output_guide
 from carousel.server.chat.tools import ToolSet
@@ -35,7 +36,8 @@ TOOLS = ToolSet(
     {"now": b"", "weather": CITY, "loose": b'{"properties":{"a":{"type":"integer"}}}'}, {"weather"}
 )
 THINKING: tuple[Thinking, ...] = ("open", "may begin", "none")
-FAMILIES = [*CALL_TAGS, "mistral with [ARGS]"]
+TAGGED = [family for family, found in CALL_TAGS.items() if not found.holds_any]
+FAMILIES = [*(family for family in CALL_TAGS if family not in TAGGED), "mistral with [ARGS]"]
 MARKS = {
     "hermes": ("<tool_call>", "</tool_call>"),
     "llama3_json": ("<|python_tag|>", "<|eom_id|>"),
@@ -43,6 +45,9 @@ MARKS = {
     "mistral with [ARGS]": ("[TOOL_CALLS]", "[ARGS]"),
     "deepseek_v3": ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>"),
     "deepseek_v31": ("<｜tool▁calls▁begin｜>", "<｜tool▁sep｜>"),
+    "kimi_k2": ("<|tool_calls_section_begin|>", "<|tool_call_argument_begin|>"),
+    "qwen3_coder": ("<tool_call>", "</tool_call>"),
+    "glm45": ("<arg_key>", "</arg_value>"),
 }
 
 
@@ -91,7 +96,7 @@ def guide_of(element: tags.Element) -> Guide:
 def written(family: str, name: str, arguments: str) -> str:
     """A call in the words of a family, as an answer of it alone."""
     found = tags_of(family)
-    call = found.begin.replace("$NAME", name) + arguments + found.end
+    call = found.begin.replace("$NAME", name).replace("$NUMBER", "0") + arguments + found.end
     before, first, after = found.section
     return f"{before}{first}{call}{after}"
 
@@ -132,7 +137,7 @@ def test_calls_of_a_family_are_held_and_can_be_read(family: str, tokens: str) ->
 @pytest.mark.parametrize("family", FAMILIES)
 def test_several_calls_come_one_after_the_other_unless_one_is_wanted(family: str) -> None:
     matching, found = matching_of(*MARKS[family]), tags_of(family)
-    calls = [found.begin.replace("$NAME", "now") + "{}" + found.end] * 2
+    calls = [found.begin.replace("$NAME", "now").replace("$NUMBER", "0") + "{}" + found.end] * 2
     before, first, after = found.section
     text = before + first + found.separator.join(calls) + after
     for one in (True, False):
@@ -292,3 +297,99 @@ def test_a_budget_needs_tags_that_are_tokens() -> None:
     compiled = try_guide(held_by(2, "open"), matching.vocabulary)
     assert compiled.error is not None
     assert compiled.error.param == "thinking_token_budget"
+
+
+# -- arguments between tags ----------------------------------------------------------------------------------
+
+SEVERAL: dict[str, Any] = {
+    "type": "object",
+    "properties": {
+        "city": {"type": "string", "description": "of any kind"},
+        "days": {"type": "integer", "minimum": 1},
+        "way": {"enum": ["up", "down"]},
+        "maybe": {"type": ["string", "null"]},
+        "point": {"$ref": "#/$defs/point"},
+        "flag": {"type": "boolean"},
+        "any": {},
+    },
+    "required": ["city", "days"],
+    "$defs": {"point": {"type": "array", "items": {"type": "number"}, "maxItems": 2}},
+    "additionalProperties": False,
+}
+ALL = ToolSet({"now": b"", "several": json.dumps(SEVERAL).encode()})
+
+
+def tagged(family: str, name: str, values: dict[str, str]) -> str:
+    found = CALL_TAGS[family]
+    begin, close = found.argument
+    line = "\n" if begin.endswith("\n") else ""
+    parts = (f"{begin.replace('$NAME', key)}{text}{line}{close}\n" for key, text in values.items())
+    return f"{found.begin.replace('$NAME', name)}{''.join(parts)}{found.end}"
+
+
+@pytest.mark.parametrize("tokens", ["special", "added", "none"])
+@pytest.mark.parametrize("family", TAGGED)
+def test_arguments_between_tags_are_held(family: str, tokens: str) -> None:
+    """What is taken is read as arguments that match the schema."""
+    matching = Matching(*MARKS[family], tokens)
+    guide = guide_of(calls_alone(CALL_TAGS[family], ALL, one=False, all_held=True))
+    least = {"city": "Köln </x> {", "days": "2"}
+    right: list[tuple[dict[str, str], dict[str, Any]]] = [
+        (least, {"city": "Köln </x> {", "days": 2}),
+        ({**least, "way": "up", "maybe": "null"}, {"way": "up", "maybe": None}),
+        ({**least, "point": "[1, 2.5]", "flag": "true", "any": "[1]"}, {"point": [1, 2.5], "any": [1]}),
+        ({"city": "", "days": "12", "any": "x y"}, {"city": "", "any": "x y"}),
+    ]
+    for values, expected in right:
+        text = tagged(family, "several", values)
+        assert matching.takes(guide, text), text
+        events = AnswerParser(AnswerPlan(TOOL_FORMATS[family], ALL)).push(text)
+        arguments = json.loads("".join(event.text for event in events if isinstance(event, ItemDelta)))
+        jsonschema.validate(arguments, SEVERAL)
+        assert arguments.items() >= expected.items()
+    assert matching.takes(guide, tagged(family, "now", {}))
+    assert matching.takes(guide, "\n".join([tagged(family, "now", {}), tagged(family, "several", least)]))
+    wrong: list[dict[str, str]] = [
+        {"city": "x"},
+        {"city": "x", "days": "0"},
+        {"city": "x", "days": "two"},
+        {**least, "way": "left"},
+        {**least, "flag": "True"},
+        {**least, "point": "[1, 2, 3]"},
+        {**least, "other": "x"},
+        {"city": f"x{CALL_TAGS[family].argument[1]}", "days": "1"},
+    ]
+    for values in wrong:
+        assert not matching.takes(guide, tagged(family, "several", values)), values
+    assert not matching.takes(guide, "text")
+
+
+@pytest.mark.parametrize(
+    ("schema", "place"),
+    [
+        ({"type": "string", "pattern": "a"}, "/properties/a"),
+        ({"type": ["string", "null"], "maxLength": 3}, "/properties/a"),
+        ({"anyOf": [{"type": "string", "minLength": 1}, {"type": "integer"}]}, "/properties/a"),
+        ({"enum": ["</parameter>"]}, "/properties/a/enum"),
+    ],
+)
+def test_a_string_that_tags_cannot_hold_is_named(schema: Any, place: str) -> None:
+    made = {"type": "object", "properties": {"a": schema}}
+    tools = ToolSet({"f": json.dumps(made).encode()})
+    guide = guide_of(calls_alone(CALL_TAGS["qwen3_coder"], tools, one=False, all_held=True))
+    error = try_guide(guide, Matching("<x>", "<y>").vocabulary).error
+    assert error is not None
+    assert error.param == "tools[0].function.parameters"
+    assert error.message.startswith(f"tools[0].function.parameters: {place}: ")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"minProperties": 1}, {"required": ["x"]}, {"properties": {"a>": {}}}, {"properties": {" a": {}}}],
+)
+def test_an_object_that_tags_cannot_hold_is_refused(change: dict[str, Any]) -> None:
+    tools = ToolSet({"f": json.dumps({"type": "object", **change}).encode()})
+    guide = guide_of(calls_alone(CALL_TAGS["glm45"], tools, one=False, all_held=True))
+    error = try_guide(guide, Matching("<x>", "<y>").vocabulary).error
+    assert error is not None
+    assert error.param == "tools[0].function.parameters"

@@ -49,7 +49,7 @@ def stops_before_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launcher, "hold_standard_streams", lambda: None)
     monkeypatch.setattr(launcher, "choose_cpu_isa", lambda isa: None)
     monkeypatch.setattr(launcher, "set_title", lambda role: None)
-    monkeypatch.setattr(launcher, "configure_logging", lambda role, level: None)
+    monkeypatch.setattr(launcher, "configure_logging", lambda role, level, log_format: None)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
 

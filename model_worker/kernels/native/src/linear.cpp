@@ -4,15 +4,6 @@
 
 namespace carousel {
 
-template <class T>
-struct ProductOf : Widened<T> {};
-template <>
-struct ProductOf<float> : Floats {};
-#if defined(__AVX512BF16__)
-template <>
-struct ProductOf<bf16> : Bf16Pairs {};
-#endif
-
 void multiply(const LinearCall& call) {
   int first_panel = 0;
 #if defined(CAROUSEL_HAS_TILES)

@@ -19,6 +19,16 @@
 
 namespace carousel {
 
+// The product of weights that are kept as T.
+template <class T>
+struct ProductOf : Widened<T> {};
+template <>
+struct ProductOf<float> : Floats {};
+#if defined(__AVX512BF16__)
+template <>
+struct ProductOf<bf16> : Bf16Pairs {};
+#endif
+
 constexpr int kVectors = kPanel / kLanes;  // of a panel
 constexpr int kTaskRows = 96;
 constexpr int kTaskPanels = 16;

@@ -55,7 +55,7 @@ struct LoraCall {
   int32_t k;
   int32_t max_hidden;
   int32_t num_slots;
-  int32_t is_bf16;
+  int32_t dtype;
   int32_t num_threads;
 };
 
@@ -174,7 +174,7 @@ class Adapters {
     product.num_rows = task.block->count;
     product.n = task.block->slot->hidden_size;
     product.k = call_.k;
-    product.is_bf16 = call_.is_bf16;
+    product.dtype = call_.dtype;
     Task<Product, T, T>(product, 0, task.block->count, task.panel, task.panels).run();
   }
 
@@ -233,7 +233,7 @@ class Adapters {
     for (int p = 0; p < Panels; ++p) {
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const auto w = Product::template units_of<unit>(b + (int64_t)p * words * kPanel + v * kLanes);
+        const auto w = Product::template units_of<unit>(b + (int64_t)p * words * kPanel, v * kLanes);
 #pragma GCC unroll 8
         for (int r = 0; r < Rows; ++r) sum[r][p][v] = Product::add(sum[r][p][v], w, x[r * units]);
       }
@@ -262,12 +262,9 @@ thread_local std::vector<PanelTask> Adapters<Product, T>::tasks_;
 
 void add_adapters(const LoraCall& call) {
   if (call.begins[call.num_slots] == 0) return;
-  if (!call.is_bf16) return Adapters<Floats, float>(call).run();
-#if defined(__AVX512BF16__)
-  Adapters<Bf16Pairs, bf16>(call).run();
-#else
-  Adapters<Widened<bf16>, bf16>(call).run();
-#endif
+  with_dtype(call.dtype, [&](auto element) {
+    Adapters<ProductOf<decltype(element)>, decltype(element)>(call).run();
+  });
 }
 
 }  // namespace

@@ -13,6 +13,8 @@ struct ProgramCall {
   int32_t* tokens;   // where the call keeps each number, or null: it does not depend on it
   int32_t* outputs;
   int32_t* seqs;
+  const int32_t* condition;  // null: it runs in every step
+  int32_t is_nonzero;        // it runs where the condition is another number than 0; else where it is 0
 };
 
 struct ProgramStep {
@@ -26,6 +28,7 @@ struct ProgramStep {
 inline void run_program(const ProgramStep& step) {
   for (int i = 0; i < step.num_calls; ++i) {
     const ProgramCall& op = step.calls[i];
+    if (op.condition && (*op.condition != 0) != (op.is_nonzero != 0)) continue;
     if (op.tokens) *op.tokens = step.tokens;
     if (op.outputs) *op.outputs = step.outputs;
     if (op.seqs) *op.seqs = step.seqs;

@@ -1,0 +1,102 @@
+"""tagged_arguments: the members of a tool's arguments, for families that write each as text between tags.
+
+What a reader makes of such a text depends on the types that the schema names: where a string is among them
+the text is that string, else it is JSON. So a string has no form but that of any text, or of texts to choose
+from; a schema that asks for another is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from runtime.base.errors import InvalidRequest
+from runtime.guides import structural_tag as tags
+
+OBJECT_KEYWORDS = frozenset({"type", "properties", "required", "additionalProperties", "$defs"})
+_NAME = re.compile(r"[^\s<>](?:[^<>\n]{0,254}[^\s<>])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    name: str
+    is_required: bool
+    schema: Any = None
+    """Schema of its JSON. None: it is a text,"""
+    texts: tuple[str, ...] = ()
+    """one of these; empty for any."""
+
+
+def tagged_arguments(element: tags.TaggedArguments, schema: Any) -> list[Argument]:
+    """`schema`: the element's, as `schema_of` returns it. Raises InvalidRequest."""
+
+    def refuse(pointer: str, why: str) -> NoReturn:
+        raise InvalidRequest(
+            f"{element.param}: {pointer or 'the root'}: {why} where arguments are written between tags",
+            param=element.param,
+            code="unsupported_schema",
+        )
+
+    if not isinstance(schema, dict):
+        refuse("", "a schema that is no object cannot be held")
+    if schema.get("type") not in ("object", ["object"]):
+        refuse("/type", "no type but object can be held")
+    for keyword in sorted(schema.keys() - OBJECT_KEYWORDS):
+        refuse(f"/{keyword}", "it cannot be held")
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    for name in required:
+        if name not in properties:
+            refuse("/required", f"{name!r:.100} is none of the properties, and cannot be held")
+    definitions = {"$defs": schema["$defs"]} if "$defs" in schema else {}
+    made = []
+    for name, each in properties.items():
+        pointer = f"/properties/{name:.100}"
+        if not _NAME.fullmatch(name):
+            refuse(pointer, "such a name cannot be held")
+        if each is False:
+            if name in required:
+                refuse(pointer, "false cannot be held")
+            continue
+        is_required = name in required
+        types = _types_of(each)
+        texts = _texts_of(each)
+        if (types is None and each in (True, {})) or (types and "string" in types and _is_plain(each)):
+            made.append(Argument(name, is_required))
+        elif texts and types == {"string"}:
+            if any(element.close in text for text in texts):
+                refuse(f"{pointer}/enum", "a text with the closing tag cannot be held")
+            made.append(Argument(name, is_required, texts=texts))
+        elif types and "string" in types:
+            refuse(pointer, "a string that is not any string, or one of an enum, cannot be held")
+        else:
+            made.append(Argument(name, is_required, {**each, **definitions}))
+    return made
+
+
+def _types_of(schema: Any) -> set[str] | None:
+    """Return the types that a reader sees; None where the schema does not say."""
+    if not isinstance(schema, dict):
+        return None
+    if "type" in schema:
+        given = schema["type"]
+        return {given} if isinstance(given, str) else set(given)
+    if choices := schema.get("anyOf"):
+        types = [_types_of(each) for each in choices]
+        return None if None in types else set().union(*(each for each in types if each is not None))
+    return {"string"} if _texts_of(schema) else None
+
+
+def _is_plain(schema: dict[str, Any]) -> bool:
+    """Return True where every value of the types will do."""
+    if choices := schema.get("anyOf"):
+        return schema.keys() == {"anyOf"} and all(_is_plain(each) for each in choices)
+    return schema.keys() == {"type"}
+
+
+def _texts_of(schema: Any) -> tuple[str, ...]:
+    """Return the texts that a schema has to choose from, if it is that alone."""
+    if not isinstance(schema, dict) or schema.keys() - {"type", "enum", "const"}:
+        return ()
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return tuple(values) if all(isinstance(each, str) for each in values) else ()
