@@ -8,6 +8,10 @@
     one       every row has one adapter, of all linear layers
     each      every row has an adapter of its own
 
+With --load-rank also decode steps of rows of the base model while an adapter of that rank, of float32 in its
+file, is read and packed again and again: the median and the 99th percentile of their times, in turns with
+steps beside which nothing is loaded.
+
 Milliseconds, the median of the rounds, and how many times as long as `off` each takes: of the time on the
 clock, and of the CPU time of all threads, which other programs on the machine disturb less. The last line is
 JSON.
@@ -25,9 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import save_file
 
 from benchmarks.bench_cpu_step import SHAPES, WiredWorker
 from benchmarks.decode_rows import PAGE_SIZE, filled_pool, pages_for
+from model_worker.adapters.slots import AdapterSlots
 from model_worker.device import make_device
 from model_worker.kernels.linear import LoraPart
 from model_worker.loading.loader import load_model
@@ -36,7 +42,7 @@ from model_worker.ops.selection import make_ops
 from model_worker.runner.model_runner import ModelRunner
 from runtime.checkpoint.model_config import ModelConfig
 from runtime.wire.format import pack_ids
-from runtime.wire.plan import NO_ADAPTER, BatchPlan
+from runtime.wire.plan import NO_ADAPTER, AdapterLoaded, AdapterRef, BatchPlan, LoadAdapter
 
 CONTEXT = 256
 
@@ -53,7 +59,8 @@ class BenchedModel:
             self._rows: RowAdapters | None = None
             if takes_adapters:
                 self._rows = ops.row_adapters(options.batch, options.batch)
-            adapters = None if self._rows is None else (self._rows, options.rank)
+            max_rank = max(options.rank, options.load_rank)
+            adapters = None if self._rows is None else (self._rows, max_rank)
             model = load_model(Path(folder), config, dtype, "cpu", "dummy", ops=ops, adapters=adapters)
         if takes_adapters:
             for slot in range(options.batch):
@@ -73,6 +80,9 @@ class BenchedModel:
         )
         runner.warm_up()
         worker = WiredWorker(runner)
+        self.slots = (
+            AdapterSlots(model, make_device("cpu", threaded=False), max_rank=512) if takes_adapters else None
+        )
         self.decode = worker.prepare(options.batch, CONTEXT)
         self.chunk = worker.step_of(_chunk(options.chunk))
 
@@ -92,6 +102,62 @@ def _parts(layer: Any, rank: int) -> list[LoraPart]:
         parts.append(LoraPart(column, a, 0.01 * torch.randn(width, rank, dtype=a.dtype), 0.1))
         column += width
     return parts
+
+
+def save_adapter(path: Path, shape: dict[str, Any], rank: int) -> None:
+    """Write an adapter of random numbers for all linear layers of a shape."""
+    hidden, inner = shape["hidden_size"], shape["intermediate_size"]
+    head = hidden // shape["num_attention_heads"]
+    keys = head * shape["num_key_value_heads"]
+    shapes = {
+        "self_attn.q_proj": (hidden, hidden),
+        "self_attn.k_proj": (keys, hidden),
+        "self_attn.v_proj": (keys, hidden),
+        "self_attn.o_proj": (hidden, hidden),
+        "mlp.gate_proj": (inner, hidden),
+        "mlp.up_proj": (inner, hidden),
+        "mlp.down_proj": (hidden, inner),
+    }
+    tensors = {}
+    for layer in range(shape["num_hidden_layers"]):
+        for name, (outputs, inputs) in shapes.items():
+            prefix = f"base_model.model.model.layers.{layer}.{name}.lora_"
+            tensors[f"{prefix}A.weight"] = torch.randn(rank, inputs)
+            tensors[f"{prefix}B.weight"] = 0.01 * torch.randn(outputs, rank)
+    save_file(tensors, path / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": "all-linear"}
+    (path / "adapter_config.json").write_text(json.dumps(config))
+
+
+def measure_beside_loads(model: BenchedModel, path: Path, num_steps: int) -> dict[str, dict[str, float]]:
+    """Times of steps, in turns of ten without a load and ten with one."""
+    assert model.slots is not None
+    ref = AdapterRef("loaded", 1, "", str(path))
+    times: dict[str, list[float]] = {"alone": [], "loading": []}
+    loads: list[float] = []
+    while len(times["loading"]) < num_steps:
+        for _ in range(10):
+            times["alone"].append(_timed(model.decode))
+        model.slots.load(LoadAdapter(0, ref))
+        while not (answers := model.slots.answers()):
+            times["loading"].append(_timed(model.decode))
+        assert isinstance(answers[0], AdapterLoaded), answers
+        loads.append(answers[0].load_s)
+        model.slots.drop(0)
+    return {name: _percentiles(each) for name, each in times.items()} | {
+        "load": {"s": round(statistics.median(loads), 2), "times": len(loads)}
+    }
+
+
+def _timed(step: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    step()
+    return (time.perf_counter() - began) * 1e3
+
+
+def _percentiles(times: list[float]) -> dict[str, float]:
+    ordered = sorted(times)
+    return {"p50": round(statistics.median(ordered), 2), "p99": round(ordered[int(0.99 * len(ordered))], 2)}
 
 
 def _chunk(num_tokens: int) -> BatchPlan:
@@ -148,6 +214,7 @@ def main() -> None:
     parser.add_argument("--chunk", type=int, default=2048)
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--load-rank", type=int, default=0)
     parser.add_argument("--steps", type=int, default=4, help="decode steps of a round")
     options = parser.parse_args()
     without, with_adapters = (BenchedModel(options, takes_adapters=takes) for takes in (False, True))
@@ -167,11 +234,17 @@ def main() -> None:
 
         return step
 
-    results = {}
+    results: dict[str, Any] = {}
     for kind, names in (("decode", ("off", *slots)), ("chunk", ("off", "unused", "one"))):
         results[kind] = measure({name: case(name, kind) for name in names}, options.rounds)
         for name, figures in results[kind].items():
             print(f"{kind:>7} {name:>7}: {figures}", flush=True)
+    if options.load_rank:
+        with tempfile.TemporaryDirectory() as folder:
+            save_adapter(Path(folder), SHAPES[options.model], options.load_rank)
+            with_adapters.assign(slots["unused"])
+            results["loads"] = measure_beside_loads(with_adapters, Path(folder), 200)
+            print(f"  loads: {results['loads']}", flush=True)
     print(json.dumps(vars(options) | {"threads": torch.get_num_threads(), "results": results}))
 
 
