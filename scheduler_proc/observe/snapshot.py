@@ -15,6 +15,7 @@ from scheduler_proc.cache.base import NodeColumns
 from scheduler_proc.cache.tenants import OWNER
 from scheduler_proc.core.lifecycle import Lifecycle
 from scheduler_proc.core.request import Request
+from scheduler_proc.features.base import combined_cost
 
 MAX_WAITING = 128
 MAX_NODES = 512
@@ -61,8 +62,9 @@ class WaitingLine(Struct, frozen=True, gc=False):
     waited_s: list[float]
     """Since the caller asked."""
     reason: list[str]
-    """paused: generation is; tenant: as many of its tenant's have rows as may; guide: it is compiled; prefix:
-    another row computes what it shares; row: none is free; room: pages, or tokens of the step, are taken.
+    """paused: generation is; tenant: as many of its tenant's have rows as may; guide: it is compiled;
+    adapter: it is not on the device; prefix: another row computes what it shares; row: none is free; room:
+    pages, or tokens of the step, are taken.
     """
     tenant: list[str]
 
@@ -186,6 +188,8 @@ class SnapshotMaker:
         for feature in req.features:
             if awaited := feature.awaited:
                 return awaited
+        if not self._lifecycle.slots.can_hold(combined_cost(req.features, req.adapter).slots):
+            return "adapter"
         if self._kv.still_awaits(req):
             return "prefix"
         return "room" if self._kv.rows.num_free else "row"

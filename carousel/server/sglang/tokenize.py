@@ -39,7 +39,7 @@ TEMPLATE_FIELDS = ("add_generation_prompt", "continue_final_message", "chat_temp
 async def tokenize(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, TokenizeBody)
-    server.check_model(body.model)
+    server.served_model(body.model)
     field = "prompt" if body.messages is None else "messages"
     server.tokenizer.require(field)
     prompts, options = _prompts(body)
@@ -62,7 +62,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     server: ServerState = request.app.state.server
     body = await read_body(request, DetokenizeBody)
-    server.check_model(body.model)
+    server.served_model(body.model)
     server.tokenizer.require("tokens")
     tokens: list[Any] = body.tokens
     kinds = set(map(type, tokens))

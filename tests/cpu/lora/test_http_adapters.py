@@ -67,6 +67,11 @@ def test_an_unknown_model_is_refused(front: Front, plain: Front, path: str, body
         assert reply.json()["error"]["code"] == "model_not_found"
 
 
+def test_the_tokenizer_is_that_of_the_model(front: Front) -> None:
+    assert front.post("/tokenize", model="sql", prompt="x").status_code == 200
+    assert front.post("/tokenize", model="none", prompt="x").status_code == 404
+
+
 def test_generate_has_lora_path_one_or_one_for_each_prompt(front: Front) -> None:
     assert front.post("/generate", text="x", lora_path="sql").status_code == 200
     assert adapters(front) == [AdapterRef("sql", 1, "", "")]

@@ -126,6 +126,35 @@ def test_loads_of_one_adapter_at_once_are_one_load(server: Server) -> None:
     assert server.post("/unload_lora_adapter", lora_name="once").status_code == 200
 
 
+def test_many_loads_and_unloads_under_traffic_mix_nothing_up(server: Server) -> None:
+    """Three directories in turn under two names; what each makes is known before."""
+    wanted = {}
+    for seed in range(3):
+        server.write(f"turn{seed}", 40 + seed)
+        asked = LoRARequest("any", 100 + seed, str(server.folder / f"turn{seed}"))
+        wanted[f"turn{seed}"] = (
+            server.client.generate(PROMPT, GREEDY, lora_request=asked).outputs[0].token_ids
+        )
+    assert len({tuple(ids) for ids in wanted.values()}) == 3
+    base, first = server.ids("")[0], server.ids("first")[0]
+    held = server.info()["num_adapters"]
+    with ThreadPoolExecutor(4) as threads:
+        for turn in range(12):
+            name, alias = f"turn{turn % 3}", f"alias{turn % 2}"
+            reply = server.post("/load_lora_adapter", lora_name=alias, lora_path=name)
+            assert reply.status_code == 200, reply.text
+            calls = list(threads.map(server.ids, (alias, "", "first", alias)))
+            assert [ids for ids, _ in calls] == [wanted[name], base, first, wanted[name]]
+            assert server.post("/unload_lora_adapter", lora_name=alias).status_code == 200
+    info = server.info()
+    assert info["num_adapters"] == held
+    assert info["num_adapters_in_use"] == 0
+    for name in ("any", "first"):
+        server.client.drop_adapter(name)
+    info = server.info()
+    assert (info["num_adapters"], info["adapter_bytes"]) == (0, 0)
+
+
 def test_bad_input_is_refused_and_changes_nothing(server: Server, tmp_path: Path) -> None:
     folder = server.folder
     write_adapter(tmp_path / "outside", SHAPES)

@@ -47,7 +47,7 @@ def replay_elsewhere(recordings: list[Recording], file: Path) -> None:
 
 def check_traffic(recordings: list[Recording]) -> None:
     kinds = Counter(kind for each in recordings for kind, _ in each.events)
-    assert {"time", "drained", "sent", "result", "ready", "tenants"} <= set(kinds)
+    assert {"time", "drained", "sent", "result", "ready", "tenants", "adapters"} <= set(kinds)
     assert any(value is False for each in recordings for kind, value in each.events if kind == "sent")
     assert any(value is False for each in recordings for kind, value in each.events if kind == "ready")
     assert any(each.setting.policy == "random" for each in recordings)

@@ -210,14 +210,20 @@ class FakeExecutor:
             load.num_turns -= 1
             if load.num_turns > 0 or not (load.comes_after is None or load.comes_after.is_finished):
                 continue
-            self._loads.remove(load)
             version = getattr(load.ref, "version", "")
             if getattr(load.ref, "name", "") == BAD_ADAPTER:
                 answers.append(AdapterFailed(0, load.slot, version, "the fake worker does not like it"))
             else:
-                self.slots[load.slot] = load.ref
                 answers.append(AdapterLoaded(0, load.slot, version, 100, 0.5))
+            self.settle(answers[-1])
         return answers
+
+    def settle(self, answer: AdapterLoaded | AdapterFailed) -> None:
+        """Have a load end as this answer says."""
+        (load,) = [each for each in self._loads if each.slot == answer.slot]
+        self._loads.remove(load)
+        if isinstance(answer, AdapterLoaded):
+            self.slots[load.slot] = load.ref
 
     # -- steps ----------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from scheduler_proc.loop import SchedulerLoop
 from scheduler_proc.port import Port, Readiness, Result
 from tests.harness.models.stand_ins import Adapter, HookOrder, ParityGrammar, WideStart
 from tests.harness.simulation.fake_sampling import VOCAB_SIZE
+from tests.harness.simulation.fakes import FakeExecutor
 from tests.harness.simulation.sim_system import STEP_S, WALL_S, Setting, System
 from tests.harness.simulation.simulation import Simulation
 
@@ -174,7 +175,11 @@ class ReplayingPort(Port):
         return msgspec.msgpack.decode(data, type=StepResult)
 
     def adapter_answers(self, device: AdapterDevice) -> Sequence[AdapterLoaded | AdapterFailed]:
-        return [self._decode_answer(answer) for answer in self.take("adapters")]
+        answers = [self._decode_answer(answer) for answer in self.take("adapters")]
+        assert isinstance(device, FakeExecutor)
+        for answer in answers:
+            device.settle(answer)
+        return answers
 
     def is_ready(self, feature: Readiness) -> bool:
         verdict = self.take("ready")

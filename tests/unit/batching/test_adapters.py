@@ -12,6 +12,7 @@ from runtime.wire.format import unpack_ids
 from runtime.wire.messages import TokenizedRequest
 from runtime.wire.plan import AdapterRef
 from scheduler_proc.capacity.slots import MAX_PASSED
+from scheduler_proc.observe.snapshot import SnapshotMaker
 from tests.harness.scheduler.scheduler_parts import SETTING, message, run_until_idle, running
 from tests.harness.simulation.fakes import BAD_ADAPTER
 from tests.harness.simulation.sim_reference import Spec, reference
@@ -104,6 +105,8 @@ def test_300_requests_whose_adapter_cannot_come_do_not_hold_up_one_of_the_base()
         system.step()
         assert not any(text_of(system, each) for each in waiting)
         assert text_of(system, base)
+        shown = SnapshotMaker(system.lifecycle, system.port.now_s, system.port.wall_s).make().waiting
+        assert set(shown.reason) == {"adapter"}
 
 
 def passed(system: System, counts: Counter[int], running_before: set[int]) -> None:

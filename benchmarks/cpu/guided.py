@@ -1,7 +1,7 @@
 """Cost of guides: to compile, for each mask, in memory, and in the time of a token.
 
-    python -m benchmarks.bench_guided parts [--vocab 131072]
-    python -m benchmarks.bench_guided tokens [--vocab 131072] [--rows 64] [--rounds 3] [--length 16]
+    python -m benchmarks.cpu.guided parts [--vocab 131072]
+    python -m benchmarks.cpu.guided tokens [--vocab 131072] [--rows 64] [--rounds 3] [--length 16]
 
 `parts`: one process, no model: milliseconds to compile, microseconds for a mask and for a token, MB of the
 process. `tokens`: a launch with the shape of a 0.5B model and dummy weights; milliseconds between two tokens
