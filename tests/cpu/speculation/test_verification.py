@@ -13,7 +13,6 @@ from transformers import LlamaForCausalLM
 from model_worker.worker import ModelWorker
 from runtime.base.errors import ExecutorError
 from runtime.wire.format import pack_ids, unpack_ids
-from runtime.wire.plan import BatchPlan, StepResult
 from tests.harness.models.plans import (
     FEEDBACK,
     GREEDY,
@@ -32,6 +31,7 @@ from tests.harness.models.speculation import (
     Proposer,
     assert_same,
     from_outputs,
+    launched_on,
     no_guesses,
 )
 
@@ -50,12 +50,7 @@ def _generate(
     chunk: int = 64,
     num_tokens: int = NUM_TOKENS,
 ) -> list[Output]:
-    worker = make_worker(checkpoint, page_size)
-
-    def run(plan: BatchPlan) -> tuple[StepResult, Sequence[Any]]:
-        step = worker.launch(plan)
-        return step.result(), step.frames
-
+    run = launched_on(make_worker(checkpoint, page_size))
     generation = Generation(run, page_size, ROWS[: len(samplings)], samplings, pages_of)
     return generation.generate(num_tokens, propose, chunk=chunk)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from model_worker.runner.sampled_places import has_drafts
 from model_worker.worker import ModelWorker, load_worker
 from runtime.base.errors import ConfigError
 from runtime.settings.config import RuntimeConfig
-from runtime.wire.plan import BatchPlan, StepResult
+from runtime.wire.plan import BatchPlan
 from runtime.wire.sampling_params import SamplingParams
 from tests.cpu.triton.test_pretended_models import SetRing
 from tests.harness.models.no_waits import no_waits
@@ -29,6 +29,7 @@ from tests.harness.models.speculation import (
     Proposer,
     assert_same,
     from_outputs,
+    launched_on,
     no_guesses,
 )
 from tests.harness.pretended_gpu import PretendedGpu, pretended_gpu
@@ -190,13 +191,9 @@ VERIFIED: dict[str, list[dict[str, Any]]] = {
 
 
 def _verify(worker: ModelWorker, kind: str, propose: Proposer = no_guesses) -> list[Output]:
-    def run(plan: BatchPlan) -> tuple[StepResult, Sequence[Any]]:
-        # Rows that look back wait for each of their places.
-        is_free = kind == "drawn" and worker.limits.device == "cuda"
-        with no_waits() if is_free else nullcontext():
-            step = worker.launch(plan)
-        return step.result(), step.frames
-
+    # Rows that look back wait for each of their places.
+    is_free = kind == "drawn" and worker.limits.device == "cuda"
+    run = launched_on(worker, no_waits if is_free else nullcontext)
     return Generation(run, 4, PROMPTS, VERIFIED[kind], pages_of).generate(NUM_TOKENS, propose, chunk=5)
 
 

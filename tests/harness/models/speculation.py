@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,12 +12,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from model_worker.runner.model_runner import ModelRunner
+from model_worker.worker import ModelWorker
 from runtime.wire.format import pack_ids, unpack_floats, unpack_ids
 from runtime.wire.plan import BatchPlan, StepResult
 from tests.harness.models.plans import FEEDBACK, PlanWriter
 
 Proposer = Callable[[int, int, random.Random], Sequence[int]]
 """Guesses for a row (first argument) that has so many output tokens (second)."""
+
+Run = Callable[[BatchPlan], tuple[StepResult, Sequence[Any]]]
+"""Computes a step: its result, and the frames behind it."""
 
 FEW = (3, 11, 17, 25, 40, 57)
 """Ids that are allowed where what a row looks back at is to be met often."""
@@ -92,7 +97,7 @@ class Generation:
 
     def __init__(
         self,
-        run: Callable[[BatchPlan], tuple[StepResult, Sequence[Any]]],
+        run: Run,
         page_size: int,
         prompts: Sequence[Sequence[int]],
         samplings: Sequence[dict[str, Any]],
@@ -160,7 +165,20 @@ class Generation:
             out.logits += list(np.frombuffer(frame, np.float32).reshape(tensor.shape))
 
 
-def runs_on(runner: ModelRunner) -> Callable[[BatchPlan], tuple[StepResult, Sequence[Any]]]:
+def launched_on(
+    worker: ModelWorker, while_launching: Callable[[], AbstractContextManager[Any]] = nullcontext
+) -> Run:
+    """Steps of a worker."""
+
+    def run(plan: BatchPlan) -> tuple[StepResult, Sequence[Any]]:
+        with while_launching():
+            step = worker.launch(plan)
+        return step.result(), step.frames
+
+    return run
+
+
+def runs_on(runner: ModelRunner) -> Run:
     """Steps of a runner without a worker around it."""
     return lambda plan: runner.sample(runner.forward(plan), {}).to_result(plan)
 
