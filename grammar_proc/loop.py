@@ -40,8 +40,36 @@ MAX_DRAIN = 256
 MAX_STATES = 64
 """In one message, so that the first ones need not wait for the last."""
 MAX_READY = 256
-"""Guides that are kept compiled."""
+"""Guides that are kept compiled,"""
+MAX_READY_CHARS = 1 << 21
+"""and characters of their grammars, each of which takes 60 to 320 bytes of memory."""
 BUSY_WAIT_S = 0.02
+
+
+class ReadyGuides:
+    """Guides that were compiled lately, by their keys: bounded in number and memory."""
+
+    def __init__(self) -> None:
+        self._guides: OrderedDict[bytes, tuple[llguidance.LLMatcher, int]] = OrderedDict()
+        self._num_chars = 0
+
+    def __len__(self) -> int:
+        return len(self._guides)
+
+    def get(self, key: bytes) -> llguidance.LLMatcher | None:
+        """Return a matcher at the beginning of a guide, if it is kept."""
+        if key not in self._guides:
+            return None
+        self._guides.move_to_end(key)
+        return self._guides[key][0]
+
+    def add(self, key: bytes, start: llguidance.LLMatcher, num_chars: int) -> None:
+        """`num_chars`: length of its grammar. Who was not asked for longest goes; the newest stays."""
+        self._guides[key] = (start, num_chars)
+        self._num_chars += num_chars
+        while len(self._guides) > MAX_READY or (self._num_chars > MAX_READY_CHARS and len(self._guides) > 1):
+            _, (_, num_gone) = self._guides.popitem(last=False)
+            self._num_chars -= num_gone
 
 
 class GrammarLoop:
@@ -65,14 +93,14 @@ class GrammarLoop:
         self._vocabulary = vocabulary
         self._compiler = compiler
         self._matchers = Matchers(vocabulary, on_progress)
-        self._ready: OrderedDict[bytes, llguidance.LLMatcher] = OrderedDict()
-        """Guides that were compiled lately, by their keys."""
+        self._ready = ReadyGuides()
         self._waits: dict[bytes, dict[bytes, bytes]] = {}
         """By the key of a guide: the sequences that wait for it, with the output that each has."""
         self._waiting_for: dict[bytes, bytes] = {}
         """Key of the guide that a sequence waits for."""
         self._thread = ThreadPoolExecutor(1, "compile")
-        self._made: dict[bytes, Future[llguidance.LLMatcher]] = {}
+        self._made: dict[bytes, tuple[Future[llguidance.LLMatcher], int]] = {}
+        """With the length of the grammar."""
         self._bell = os.eventfd(0, os.EFD_NONBLOCK)
         self._masks_out.send(GrammarStarted())
 
@@ -117,7 +145,6 @@ class GrammarLoop:
         key = key_of(message.guide)
         start = self._ready.get(key)
         if start is not None:
-            self._ready.move_to_end(key)
             self._begin(message.handle, start, message.output_ids)
             return
         refusal = self._compiler.refusal(key)
@@ -153,24 +180,24 @@ class GrammarLoop:
             self._refuse(handle, compiled.error)
 
     def _make(self, key: bytes, grammar: str) -> None:
-        made = self._made[key] = self._thread.submit(self._vocabulary.compile, grammar)
+        made = self._thread.submit(self._vocabulary.compile, grammar)
+        self._made[key] = (made, len(grammar))
         made.add_done_callback(lambda _: os.eventfd_write(self._bell, 1))
 
     def _take_made(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._bell)
-        done = [key for key, made in self._made.items() if made.done()]
+        done = [key for key, (made, _) in self._made.items() if made.done()]
         for key in done:
-            start = self._made.pop(key).result()
+            made, num_chars = self._made.pop(key)
+            start = made.result()
             waiting = self._end_wait(key)
             if start.is_error():
                 error = error_info(InvalidRequest(f"guide: {reason_of(start)}", code="invalid_guide"))
                 for handle in waiting:
                     self._refuse(handle, error)
                 continue
-            self._ready[key] = start
-            while len(self._ready) > MAX_READY:
-                self._ready.popitem(last=False)
+            self._ready.add(key, start, num_chars)
             for handle, output_ids in waiting.items():
                 self._begin(handle, start, output_ids)
 

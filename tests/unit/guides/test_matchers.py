@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from grammar_proc import loop
 from grammar_proc import matchers as matching
 from grammar_proc.compile_child import try_guide
 from grammar_proc.matchers import GuideBroken, Matchers
@@ -104,3 +105,23 @@ def test_as_many_choices_as_a_list_may_have(vocabulary: Vocabulary, prefix: str)
     texts = set(map(text_of, followed.ids.values()))
     assert texts <= set(choices)
     assert len(texts) > 1
+
+
+def test_guides_that_are_kept_are_bounded_in_number_and_size(
+    vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop, "MAX_READY", 3)
+    monkeypatch.setattr(loop, "MAX_READY_CHARS", 100)
+    start = vocabulary.compile(try_guide(Guide("regex", "a"), vocabulary).grammar)
+    ready = loop.ReadyGuides()
+    for key in (b"a", b"b", b"c"):
+        ready.add(key, start, 10)
+    assert ready.get(b"a") is start
+    ready.add(b"d", start, 10)
+    assert [ready.get(key) is None for key in (b"a", b"b", b"c", b"d")] == [False, True, False, False]
+    ready.add(b"large", start, 85)
+    assert [ready.get(key) is None for key in (b"a", b"c", b"d", b"large")] == [True, True, False, False]
+    ready.add(b"larger", start, 200)
+    assert (len(ready), ready.get(b"larger")) == (1, start)
+    ready.add(b"e", start, 10)
+    assert (len(ready), ready.get(b"e")) == (1, start)
