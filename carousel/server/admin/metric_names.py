@@ -40,7 +40,6 @@ def _absent(note: str, *names: str) -> tuple[PeerMetric, ...]:
 
 _OF_STREAMS = "streams only: what is not streamed comes all at once"
 _AT_END = "counted when a sequence ends, of HTTP requests"
-_NO_LORA = "no adapters are counted"
 _NOT_SPLIT = "the KV cache is its server's alone"
 _BY_TRACE = "of sampled requests: traces and timelines"
 _NO_MM = "text only"
@@ -81,7 +80,7 @@ VLLM: tuple[PeerMetric, ...] = (
     *_absent("the older name of kv_cache_usage_perc", "gpu_cache_usage_perc"),
     *_absent("older names of prefix_cache_*", "gpu_prefix_cache_queries", "gpu_prefix_cache_hits"),
     *_absent("see /server_info", "cache_config_info", "prompt_tokens_by_source"),
-    *_absent(_NO_LORA, "lora_requests_info"),
+    *_absent("carousel:lora_requests counts by adapter", "lora_requests_info"),
     *_absent(_NO_MM, "mm_cache_queries", "mm_cache_hits"),
     *_absent(_NOT_SPLIT, "external_prefix_cache_queries", "external_prefix_cache_hits"),
     *_absent("generation is paused, never asleep: /ready says so", "engine_sleep_state"),
@@ -129,7 +128,10 @@ SGLANG: tuple[PeerMetric, ...] = (
         *("backup_pgs", "prefetch_bandwidth", "backup_bandwidth", "prefetch_occupied_ratio"),
         *("eviction_duration_seconds", "load_back_duration_seconds", "load_back_tokens"),
     ),
-    *_absent(_NO_LORA, "lora_pool_slots_used", "lora_pool_slots_total", "lora_pool_utilization"),
+    *(
+        _same(name, f"sglang:{name}", "where adapters are served")
+        for name in ("lora_pool_slots_used", "lora_pool_slots_total", "lora_pool_utilization")
+    ),
     *_absent(
         "nothing here corresponds to it",
         *("swa_token_usage", "mamba_usage", "num_running_reqs_offline_batch", "utilization"),

@@ -243,14 +243,8 @@ class _Families(Collector):
             family.add_metric([*self._labels, str(position)], value)
         self._families.append(family)
 
-    def add_by_label(self, name: str, text: str, label: str, values: Mapping[str, float]) -> None:
-        family = CounterMetricFamily(PREFIX + name, text, labels=(*LABELS, label))
-        for each, value in values.items():
-            family.add_metric([*self._labels, each], value)
-        self._families.append(family)
-
-    def add_gauge(self, name: str, text: str, value: float) -> None:
-        family = GaugeMetricFamily(PREFIX + name, text, labels=LABELS)
+    def add_gauge(self, name: str, text: str, value: float, prefix: str = PREFIX) -> None:
+        family = GaugeMetricFamily(prefix + name, text, labels=LABELS)
         family.add_metric(self._labels, value)
         self._families.append(family)
 
@@ -328,17 +322,27 @@ def _add_runtime(families: _Families, status: Status, info: Mapping[str, Any]) -
 
 
 def _add_adapters(families: _Families, info: Mapping[str, Any]) -> None:
+    num_used, num_slots = info["num_adapters"], info["max_loras"]
+    for name, text, value in (
+        ("lora_pool_slots_used", "Adapters on the device.", num_used),
+        ("lora_pool_slots_total", "Adapters that there is room for.", num_slots),
+        ("lora_pool_utilization", "Share of the room that adapters take.", num_used / num_slots),
+    ):
+        families.add_gauge(name, text, value)
+    for name, text, value in (
+        ("lora_slots_leased", "Adapters that sequences with a row use.", info["num_adapters_in_use"]),
+        ("lora_bytes", "Memory of the adapters on the device.", info["adapter_bytes"]),
+    ):
+        families.add_gauge(name, text, value, OWN_PREFIX)
     for name, text, field in (
-        ("lora_hits", "Requests whose adapter was on the device.", "num_adapter_hits"),
-        ("lora_misses", "Requests whose adapter had to be loaded.", "num_adapter_misses"),
+        ("lora_hits", "Rows whose adapter was on the device.", "num_adapter_hits"),
+        ("lora_misses", "Rows whose adapter had to be loaded.", "num_adapter_misses"),
         ("lora_loads", "Adapters loaded to the device.", "num_adapter_loads"),
         ("lora_load_failures", "Those of them that could not be.", "num_adapter_failures"),
         ("lora_evictions", "Adapters that made room for others.", "num_adapter_evictions"),
         ("lora_load_seconds", "Time of all loads.", "adapter_load_s"),
     ):
-        families.add_counter(name, text, info[field])
-    families.add_gauge("lora_used_slots", "Adapters that sequences use.", info["num_adapters_in_use"])
-    families.add_gauge("lora_bytes", "Memory of the adapters on the device.", info["adapter_bytes"])
-    families.add_by_label(
-        "lora_requests", "Rows given to requests, by their adapter.", "lora_name", info["adapter_requests"]
-    )
+        families.add_counter(name, text, info[field], OWN_PREFIX)
+    for adapter, count in info["adapter_requests"].items():
+        text = "Rows given to requests, by their adapter."
+        families.add_counter("lora_requests", text, count, OWN_PREFIX, (("lora_name", adapter),))

@@ -41,6 +41,17 @@ INFO = {
     "num_late_masks": 3,
     "draft_tokens_by_position": [10, 10, 10],
     "accepted_draft_tokens_by_position": [9, 4, 2],
+    "max_loras": 4,
+    "num_adapters": 3,
+    "num_adapters_in_use": 2,
+    "adapter_bytes": 1000,
+    "num_adapter_hits": 5,
+    "num_adapter_misses": 6,
+    "num_adapter_loads": 7,
+    "num_adapter_failures": 1,
+    "num_adapter_evictions": 3,
+    "adapter_load_s": 0.25,
+    "adapter_requests": {"sql": 8, "chat": 3},
 }
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -22,6 +23,7 @@ OTHER_PROCESS = """
 import sys
 import time
 from pathlib import Path
+from typing import Any
 from carousel.server.admin.metrics import Metrics
 metrics = Metrics("m", Path(sys.argv[1]), 1)
 metrics.requests.inc(3)
@@ -105,3 +107,20 @@ def test_a_scrape_of_a_launch_with_several_workers_counts_every_request() -> Non
             (line,) = [line for line in text.splitlines() if line.startswith("sglang:num_requests_total{")]
             assert float(line.rpartition(" ")[2]) == 12
         assert len(list(launch.run_dir.glob("metrics*"))) == 2
+
+
+def test_adapters_are_counted_where_they_are_served(tmp_path: Path) -> None:
+    def text_of(info: dict[str, Any]) -> str:
+        return Metrics("m", tmp_path).render(Status(), info).decode()
+
+    found = text_of(INFO)
+    for line in (
+        'sglang:lora_pool_utilization{model_name="m"} 0.75',
+        'carousel:lora_slots_leased{model_name="m"} 2.0',
+        'carousel:lora_evictions_total{model_name="m"} 3.0',
+        'carousel:lora_requests_total{lora_name="sql",model_name="m"} 8.0',
+        'carousel:lora_requests_total{lora_name="chat",model_name="m"} 3.0',
+    ):
+        assert f"\n{line}\n" in found
+    plain = {name: value for name, value in INFO.items() if "adapter" not in name and name != "max_loras"}
+    assert "lora" not in text_of(plain)
