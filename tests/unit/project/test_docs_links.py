@@ -69,6 +69,13 @@ def test_no_link_is_dead() -> None:
     assert not [words for page in found for words in dead_links(page, page.read_text())]
 
 
+def test_every_page_of_measurements_and_decisions_is_in_its_index() -> None:
+    for folder in ("measurements", "decisions"):
+        index = ROOT / "docs" / folder / "README.md"
+        linked = {target for _, target in LINK.findall(index.read_text())}
+        assert sorted({page.name for page in index.parent.glob("*.md")} - linked) == ["README.md"]
+
+
 @pytest.mark.parametrize(
     "target", ["no_such_page.md", "README.md#no-such-heading", "#nor-this", "../outside.md"]
 )
