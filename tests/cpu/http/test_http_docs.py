@@ -79,5 +79,5 @@ def test_every_metric_is_in_the_table(tmp_path: Path) -> None:
     text = Metrics("m", tmp_path).render(Status(), INFO).decode()
     names = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE")}
     names = {name.partition(":")[2] for name in names if not name.endswith("_created")}
-    labels = {"model_name", "position", "sglang", "finish_reason", "process"}
+    labels = {"model_name", "position", "finish_reason", "process", "lora_name", "sglang"}
     assert names == named_in(TEXT.partition("\n## Metrics\n")[2].replace("`carousel:", "`")) - labels

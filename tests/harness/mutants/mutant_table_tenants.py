@@ -64,7 +64,7 @@ TENANT_MUTANTS = [
         "retract",
         "req.account.num_running -= 1",
         "pass",
-        0,
+        3,
         changes=PREEMPTING,
     ),
     Mutant(
