@@ -81,6 +81,7 @@ class GenerationOutput(CompletionOutput):
         put(self, "cumulative_logprob", None if finish is None else finish.cumulative_logprob)
         put(self, "usage", sequence.usage)
         put(self, "request_perf_metrics", None if finish is None else finish.perf_metrics)
+        put(self, "trace_stamps", sequence.trace_stamps)
 
     def __getattr__(self, name: str) -> Any:
         """Python asks here for what is not set: the first time that somebody wants the whole of something."""

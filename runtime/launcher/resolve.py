@@ -22,6 +22,7 @@ from runtime.ring.endpoints import tcp_endpoints
 from runtime.ring.tenants import read_tenants
 from runtime.settings.config import SETTINGS, RuntimeConfig
 from runtime.settings.graph_sizes import graph_sizes
+from runtime.settings.server_settings import HTTP_SETTINGS
 
 logger = logging.getLogger(__name__)
 
@@ -48,27 +49,6 @@ BACKEND_DEVICES = {"cpu_native": "cpu", "flashinfer": "cuda", "triton": "cuda"}
 BY_PREFIX = ("lpm", "longest_prefix", "dfs-weight")
 """Schedule policies that look at what of a prompt is cached."""
 HOST_NAME = re.compile(r"(\*\.)?[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*\.?")
-HTTP_SETTINGS = (
-    "allowed_hosts",
-    "api_key",
-    "api_workers",
-    "cors_origins",
-    "default_max_tokens",
-    "forwarded_allow_ips",
-    "host",
-    "log_level_http",
-    "max_connections",
-    "max_connections_per_address",
-    "metrics_names",
-    "metrics_open",
-    "otlp_traces_endpoint",
-    "root_path",
-    "sampling_defaults",
-    "ssl_certfile",
-    "ssl_keyfile",
-    "timeline_sample_rate",
-    "unknown_fields",
-)
 KEY_FILES = ("api_key_file", "api_keys")
 """Settings of the HTTP server that matter to clients over TCP, too: those have sections, and SIGHUP."""
 OWN_PATHS = ("/stats", "/timelines", "/v1", "/v1/chat", "/v1/models")

@@ -22,38 +22,21 @@ from runtime.settings.config import (
     setting_of,
 )
 from runtime.settings.peer_flags import PEER_FLAGS, peer_flag, value_of
+from runtime.settings.server_settings import HTTP_SETTINGS
 
 logger = logging.getLogger(__name__)
 
-OWN_SETTINGS = frozenset(
-    {
-        "allowed_hosts",
-        "api_key",
-        "api_key_file",
-        "api_keys",
-        "api_workers",
-        "cache_salt_per_api_key",
-        "default_max_tokens",
-        "drain_timeout",
-        "cors_origins",
-        "forwarded_allow_ips",
-        "host",
-        "log_level_http",
-        "max_connections",
-        "max_connections_per_address",
-        "metrics_open",
-        "no_http",
-        "parent_pid",
-        "port",
-        "root_path",
-        "run_dir",
-        "sampling_defaults",
-        "share_prefixes_across_keys",
-        "ssl_certfile",
-        "ssl_keyfile",
-        "unknown_fields",
-    }
-)
+OWN_SETTINGS = frozenset(HTTP_SETTINGS) | {
+    "api_key_file",
+    "api_keys",
+    "cache_salt_per_api_key",
+    "drain_timeout",
+    "no_http",
+    "parent_pid",
+    "port",
+    "run_dir",
+    "share_prefixes_across_keys",
+}
 """Settings that make no sense here: there is no HTTP server, and the directory and the parent are ours."""
 LLM_SETTINGS = frozenset(RuntimeConfig.__struct_fields__) - OWN_SETTINGS
 PEER_KEYWORDS = {

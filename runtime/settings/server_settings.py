@@ -7,6 +7,29 @@ from typing import Annotated, ClassVar, Literal
 from runtime.settings.engine_settings import SchedulerSettings
 from runtime.settings.setting import setting
 
+HTTP_SETTINGS = (
+    "allowed_hosts",
+    "api_key",
+    "api_workers",
+    "cors_origins",
+    "default_max_tokens",
+    "forwarded_allow_ips",
+    "host",
+    "log_level_http",
+    "max_connections",
+    "max_connections_per_address",
+    "metrics_names",
+    "metrics_open",
+    "otlp_traces_endpoint",
+    "root_path",
+    "sampling_defaults",
+    "ssl_certfile",
+    "ssl_keyfile",
+    "timeline_sample_rate",
+    "unknown_fields",
+)
+"""Settings of the HTTP server alone."""
+
 
 class ServerSettings(SchedulerSettings, frozen=True, forbid_unknown_fields=True):
     """The ring around the engine: HTTP, the client library's sockets, how many processes."""

@@ -163,6 +163,11 @@ class SequenceState:
         return "".join(reversed(parts))
 
     @property
+    def trace_stamps(self) -> tuple[Stamp, ...]:
+        """Moments of the sequence; empty before its end and of a request that is not sampled."""
+        return () if self.finish is None or self.finish.trace is None else self.finish.trace.stamps
+
+    @property
     def finish_reason(self) -> FinishReason | None:
         """None while it goes on, and for one that has failed."""
         reason = None if self.finish is None else self.finish.reason
@@ -222,7 +227,7 @@ class SequenceState:
             usage=self.usage,
             generation_logits=self.tensor("generation_logits"),
             request_perf_metrics=None if finish is None else finish.perf_metrics,
-            trace_stamps=() if finish is None or finish.trace is None else finish.trace.stamps,
+            trace_stamps=self.trace_stamps,
         )
 
     def _next_prompt_logprobs(self, output: SequenceOutput) -> PromptLogprobs:

@@ -7,13 +7,14 @@ from __future__ import annotations
 import asyncio
 import json
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import pytest
 
 from grammar_proc.compiler import MAX_COMPILE_S, MAX_WAIT_S
-from tests.harness.ring.launched import Launched
+from tests.harness.ring.launched import launched
 
 NUM_BOMBS = 200
 JSON = {"Content-Type": "application/json"}
@@ -22,8 +23,11 @@ TIMEOUT_S = 2 * (MAX_COMPILE_S + MAX_WAIT_S)
 
 
 @pytest.fixture(scope="module")
-def url(demo_launch: Launched) -> str:
-    return demo_launch.url
+def url() -> Iterator[str]:
+    """A server in whose queue all of them find a place, so that only guides are refused."""
+    queue = ("--max-running-requests", "8", "--max-queued-requests", str(4 * NUM_BOMBS))
+    with launched("--cpu-threads", "1", *queue) as launch:
+        yield launch.url
 
 
 def bomb(number: int) -> bytes:

@@ -29,5 +29,5 @@ print(faults() - before)
 
 def test_memory_that_is_given_back_is_not_filled_anew() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
-    # 327,680 where all of it is; what the interpreter itself may need is some dozens.
-    assert int(done.stdout) < 1000
+    # 327,680 where all of it is. A block or two of 2,048 may not fit where the first use has left room.
+    assert int(done.stdout) < 327_680 // 20

@@ -60,6 +60,7 @@ def raw(case_id: str, body: bytes, status: int = 400, code: str = "invalid_json"
 
 TOO_LONG = "context_length_exceeded"
 MISSING = "missing_required_parameter"
+GUIDE = "invalid_guide"
 UNKNOWN = "unknown_parameter"
 UNSUPPORTED = "unsupported_parameter"
 
@@ -155,7 +156,7 @@ HTTP_CASES = (
     completion("a bias beyond the vocabulary", "logit_bias", logit_bias={str(VOCABULARY * 16): 1}),
     completion("5,000 biases", "logit_bias", logit_bias={str(i): 1 for i in range(5000)}),
     # fields
-    completion("an empty tag", "structural_tag", structural_tag="{}", part="/format: it is needed"),
+    completion("an empty tag", "structural_tag", structural_tag="{}", code=GUIDE, part="/format"),
     completion("two guides", "guided_regex", guided_json={}, guided_regex="a", part="guided_json"),
     completion("an empty guide", "guided_regex", guided_regex="", part="empty"),
     completion("nothing to choose from", "guided_choice", guided_choice=[], part="at least one"),

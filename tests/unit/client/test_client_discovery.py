@@ -15,8 +15,8 @@ from carousel import LLM, ConfigError, RingClosed, StartError
 from carousel.client.connection.target import find_run_dir, find_target
 from runtime.base.environment import default_run_root
 from runtime.launcher.command_line import parse_args
-from runtime.launcher.resolve import HTTP_SETTINGS
 from runtime.settings.keywords import flags_of_keywords
+from runtime.settings.server_settings import HTTP_SETTINGS
 from tests.harness.ring.other_user import give_away
 
 
