@@ -27,8 +27,9 @@ from model_worker.memory.kv_pool import MHATokenToKVPool
 from model_worker.models.transformer import CausalLM
 from model_worker.runner.device_memory import TRIAL_TOKENS, free_beside_steps, make_kv_pool
 from model_worker.runner.embedding_runner import EmbeddingRunner
-from model_worker.runner.model_runner import ModelRunner, size_kv_pool
+from model_worker.runner.model_runner import NO_MASKS, ModelRunner, size_kv_pool
 from model_worker.runner.step_output import ForwardOutput, StepOutput
+from model_worker.sampling.processors.runner import Processor, ProcessorRunner, load_processors
 from model_worker.served_model import load_served_model
 from runtime.base.errors import ConfigError, ExecutorError, InvalidRequest
 from runtime.checkpoint.pooling import read_pooling
@@ -148,7 +149,7 @@ class ModelWorker:
             step._forward = self._device.forward_stream.launch(forward)
             self._deferred = step
         else:
-            self._sample(step, forward, {})
+            self._sample(step, forward)
         return step
 
     def sample(self, step: WorkerStep, masks: SampleMasks) -> None:
@@ -158,17 +159,20 @@ class ModelWorker:
         self._deferred = None
         forward, step._forward = step._forward, None  # logits live no longer than they are needed
         assert forward is not None
-        by_row: Mapping[int, bytes] = dict(masks.masks)
-        self._sample(step, lambda: forward.value, by_row)
+        self._sample(step, lambda: forward.value, dict(masks.masks), masks.processed)
 
     def _sample(
-        self, step: WorkerStep, forward: Callable[[], ForwardOutput | StepOutput], masks: Mapping[int, bytes]
+        self,
+        step: WorkerStep,
+        forward: Callable[[], ForwardOutput | StepOutput],
+        masks: Mapping[int, bytes] = NO_MASKS,
+        processed: Sequence[tuple[int, bytes]] = (),
     ) -> None:
         runner = self._runner
 
         def compute() -> StepOutput:
             output = forward()
-            return step.timed("sample", lambda: runner.sample(output, masks))()
+            return step.timed("sample", lambda: runner.sample(output, masks, processed))()
 
         computed = self._device.forward_stream.launch(compute)
         copy = step.timed("copy", lambda: computed.value.on_host(self._device))
@@ -235,7 +239,8 @@ def load_worker(
     """
     # On the stream that will use it: memory of another stream would have to be waited for.
     progress = LoadProgress(on_progress, on_loaded)
-    load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, group))
+    processors = _processors(config, group)
+    load = device.forward_stream.launch(lambda: _load_runner(config, device, progress, group, processors))
     worker = ModelWorker(*load.wait())
     on_progress()
     with when_out_of_memory("computing the first steps", "lower --mem-fraction-static"):
@@ -245,7 +250,11 @@ def load_worker(
 
 
 def _load_runner(
-    config: RuntimeConfig, device: Device, progress: LoadProgress, group: RankGroup
+    config: RuntimeConfig,
+    device: Device,
+    progress: LoadProgress,
+    group: RankGroup,
+    processors: dict[str, Processor] | None,
 ) -> tuple[ModelRunner, Device, AdapterSlots | None]:
     kv_dtype = _kv_dtype(config)
     if group.rank == 0:
@@ -256,6 +265,14 @@ def _load_runner(
     ):
         model, ops, checkpoint, rows = load_served_model(config, device, progress.note, group)
     layout = model.kv_layout
+    runner_of_processors = None
+    if processors is not None:
+        runner_of_processors = ProcessorRunner(
+            processors,
+            device,
+            group,
+            is_replicated=not config.disable_logits_processor_replicate,
+        )
     group.smallest(0)  # all weights are there: what is free now is free for KV
     sizes = graph_sizes(config) if device.replays_launches and config.task == "generate" else ()
 
@@ -272,6 +289,7 @@ def _load_runner(
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
             "row_adapters": rows,
+            "processors": runner_of_processors,
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
@@ -296,6 +314,13 @@ def _load_runner(
     kv_pool = make_pool(num_pages)
     _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
     return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)
+
+
+def _processors(config: RuntimeConfig, group: RankGroup) -> dict[str, Processor] | None:
+    """Logits processors that this rank calls; None: it calls none. Raises ConfigError."""
+    paths = config.logits_processor_paths
+    is_called = group.rank == 0 or not config.disable_logits_processor_replicate
+    return load_processors(paths) if paths and is_called else None
 
 
 def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:
