@@ -55,6 +55,7 @@ def load_model(
     dtype: torch.dtype,
     device: torch.device | str,
     load_format: LoadFormat = "auto",
+    *,
     progress: Progress | None = None,
     group: RankGroup = SOLO,
     quant: QuantMethod = UNQUANTIZED,

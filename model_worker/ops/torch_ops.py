@@ -17,7 +17,7 @@ from model_worker.attention.base import AttentionBackend
 from model_worker.attention.torch_native import TorchNativeAttention
 from model_worker.kernels.activation import ACTIVATIONS, activate_and_mul
 from model_worker.kernels.combine import CombineLike, combine
-from model_worker.kernels.decode_inputs import lay_out_decodes
+from model_worker.kernels.decode_inputs import LayOutDecodesLike, lay_out_decodes
 from model_worker.kernels.embedding import embed, embed_int8
 from model_worker.kernels.experts import mix_experts
 from model_worker.kernels.fp8_linear import Fp8Linear, QuantizeRows, ScaleProduct
@@ -33,7 +33,6 @@ from model_worker.ops.base import (
     Frequencies,
     Head,
     KernelTable,
-    LayOutDecodes,
     LinearWeight,
     Map,
     MixtureOfExperts,
@@ -60,7 +59,7 @@ class Functions:
     scale_product: ScaleProduct = scale_product
     activate_and_mul: Callable[[Activation, Tensor], Tensor] = activate_and_mul
     combine: CombineLike = combine
-    lay_out_decodes: LayOutDecodes = lay_out_decodes
+    lay_out_decodes: LayOutDecodesLike = lay_out_decodes
 
 
 BY_TORCH = Functions()
