@@ -45,7 +45,7 @@ class LoadResult:
     began_s: float
     duration_s: float
     max_lateness_s: float
-    """By how much the client itself began a conversation later than planned."""
+    """Longest delay of a conversation's begin behind its plan that the client itself caused."""
     client_cpu_share: float
     """Share of one core over the duration; near 1 the client is what was measured."""
 

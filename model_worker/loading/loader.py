@@ -131,7 +131,7 @@ def checkpoint_name(model: CausalLM, name: str) -> str:
 
 
 def _attention(model: CausalLM) -> dict[str, SelfAttention]:
-    """By the checkpoint's names, in the order of the layers."""
+    """Return the attention of each layer by its name in the checkpoint, in the order of the layers."""
     modules = {name: each for name, each in model.named_modules() if isinstance(each, SelfAttention)}
     return {checkpoint_name(model, name): each for name, each in modules.items()}
 

@@ -1,5 +1,5 @@
-"""Tracing: which HTTP requests are sampled, and what becomes of their moments at their end. This is what a
-server has that sends no traces; OtlpTracing is the other.
+"""Tracing: decides which HTTP requests are sampled for traces. It sends none itself; OtlpTracing, which
+extends it, sends them when their requests end.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Asked:
 
     scope: Scope
     submission: Submission
-    """Submission of its first prompt,"""
+    """Submission of its first prompt."""
     num_prompts: int
-    """of so many."""
+    """Prompts of the request, the first included."""
     received_s: float
     """By CLOCK_MONOTONIC."""
     model: str
