@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from bench_serving.backends.base import Backend, Message, Prompt
-from bench_serving.datasets.base import Conversation, Turn
+from bench_serving.datasets.base import LoadConversation, Turn
 from bench_serving.records import Clock, RequestFailure, RequestRecord
 
 Render: TypeAlias = Callable[[list[Message]], Prompt]
@@ -73,7 +73,7 @@ def as_messages(messages: list[Message]) -> Prompt:
 async def run_load(
     backend: Backend,
     render: Render,
-    conversations: Sequence[Conversation],
+    conversations: Sequence[LoadConversation],
     traffic: Traffic,
     *,
     on_record: OnRecord,

@@ -34,7 +34,7 @@ class LoadedModel(Model, Protocol):
         """Compute by ops from now on."""
 
 
-class ServedModel(NamedTuple):
+class WorkerModel(NamedTuple):
     model: LoadedModel
     ops: Ops
     config: CheckpointConfig
@@ -44,7 +44,7 @@ class ServedModel(NamedTuple):
 
 def load_served_model(
     config: RuntimeConfig, device: Device, progress: Progress, group: RankGroup = SOLO
-) -> ServedModel:
+) -> WorkerModel:
     """Load this rank's part of the model of resolved settings. Raises ModelError or ConfigError."""
     model_path = Path(config.model)
     dtype: torch.dtype = getattr(torch, config.dtype)
@@ -72,7 +72,7 @@ def load_served_model(
     )
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
-    return ServedModel(model, ops, checkpoint, rows)
+    return WorkerModel(model, ops, checkpoint, rows)
 
 
 def _by_transformers(
@@ -81,7 +81,7 @@ def _by_transformers(
     dtype: torch.dtype,
     device: Device,
     progress: Progress,
-) -> ServedModel:
+) -> WorkerModel:
     # Imported here: the library takes seconds, and a model with a spec does without it.
     from model_worker.transformers_backend.load import load_transformers_model
     from model_worker.transformers_backend.model import TransformersModel
@@ -112,7 +112,7 @@ def _by_transformers(
     )
     if config.max_attention_window:
         model.limit_attention(config.max_attention_window)
-    return ServedModel(model, ops, checkpoint)
+    return WorkerModel(model, ops, checkpoint)
 
 
 def _make_ops(config: RuntimeConfig, head_dim: int, dtype: torch.dtype, device: Device) -> Ops:

@@ -12,7 +12,7 @@ from typing import Any, Self, Unpack, overload
 
 from carousel.client.connection.connection import Connection
 from carousel.client.connection.target import find_target
-from carousel.client.core.batch import Batch
+from carousel.client.core.batch import CompletionBatch
 from carousel.client.core.control import ControlArguments, check_label, check_mode, check_num_steps
 from carousel.client.core.embedding import Embedding, Inputs, embedding_of, embedding_params
 from carousel.client.core.mailbox import Mailbox
@@ -143,7 +143,7 @@ class Client:
             completion = ResultStream(self._session, submissions[0], deadline).completion()
             on_completion(completion)
             return completion if single else [completion]
-        return Batch(self._session, submissions, deadline, on_completion).run()
+        return CompletionBatch(self._session, submissions, deadline, on_completion).run()
 
     @overload
     def embed(

@@ -97,7 +97,7 @@ class ConvertedHead:
         return logits.float() if out is None else out.copy_(logits)
 
 
-class RMSNorm:
+class FunctionNorm:
     """Norm by functions, which have one for a sum and the norms before and behind it."""
 
     def __init__(self, functions: Functions, weight: Tensor, eps: float) -> None:
@@ -112,7 +112,7 @@ class RMSNorm:
 
     def add_and_norm(self, residual: Tensor, update: Tensor, update_norm: Norm | None = None) -> Tensor:
         """See Norm."""
-        if isinstance(update_norm, RMSNorm) and update_norm.eps == self.eps:
+        if isinstance(update_norm, FunctionNorm) and update_norm.eps == self.eps:
             return self._add_and_norm(residual, update, self.weight, self.eps, update_norm.weight)
         update = update if update_norm is None else update_norm(update)
         return self._add_and_norm(residual, update, self.weight, self.eps)
@@ -204,7 +204,7 @@ class TorchOps(Ops):
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
         """See Ops."""
         self._note("rms_norm")
-        return RMSNorm(self._functions, weight, eps)
+        return FunctionNorm(self._functions, weight, eps)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See Ops."""

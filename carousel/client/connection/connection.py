@@ -39,7 +39,7 @@ from carousel.client.core.ring_state import (
 )
 from runtime.base.errors import CarouselError, InvalidRequest, Overloaded, RingClosed
 from runtime.wire.messages import AbortRequest, ControlReply, HelloAck, OutputBatch, RingStatus, ToTokenizer
-from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Codec, Framed
+from runtime.wire.transport import DECODE_ERRORS, HIGH_WATER_MARK, BadFrames, Framed, MessageCodec
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ class Connection:
         self._on_restart = on_restart
         self._on_closed = on_closed
         self._connect_timeout_s = connect_timeout_s
-        self._requests = Codec(ToTokenizer, 0)
+        self._requests = MessageCodec(ToTokenizer, 0)
         self._bad_frames = BadFrames("client_out")
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         # Reentrant: a destructor that aborts its request may interrupt one that holds it.
@@ -209,7 +209,7 @@ class Connection:
         first = self._open_lane(context, 0, deadline)
         for index in range(1, first.num_detokenizers):
             self._open_lane(context, index, deadline)
-        self._requests = Codec(ToTokenizer, first.epoch)
+        self._requests = MessageCodec(ToTokenizer, first.epoch)
         ways: list[TokenizerWay] = []
         for index in range(first.num_tokenizers):
             address = self._target.tokenizer_in(index, first.num_detokenizers)

@@ -40,7 +40,7 @@ class RequestTrace:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class TracedRequest:
     """Facts of a request that a trace tells: nothing of its prompt."""
 
     scope: Scope
@@ -59,7 +59,7 @@ class Tracing:
     def __init__(self, sample_rate: float = 0.0) -> None:
         self._sample_rate = sample_rate
 
-    def begin(self, asked: Asked) -> RequestTrace:
+    def begin(self, asked: TracedRequest) -> RequestTrace:
         return RequestTrace(sampled_traceparent(asked.scope["headers"], self._sample_rate))
 
     def close(self, timeout_s: float) -> None:
