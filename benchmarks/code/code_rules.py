@@ -2,8 +2,9 @@
 
     python -m benchmarks.code.code_rules [--all]
 
-prints the lines of code by package, how many modules one neighbour alone imports, and the modules that import
-more of ours than they should. With --all lines are by folder, and modules of one neighbour are named.
+prints the lines of code by package, how many modules one neighbour alone imports, how many names of classes
+are defined twice, and the modules that import more of ours than they should. With --all lines are by folder,
+and all that is counted is named.
 """
 
 from __future__ import annotations
@@ -30,8 +31,14 @@ MAX_POSITIONAL_OF_A_FACTORY = 5
 MAX_PUBLIC_METHODS = 20
 MAX_IMPORTS = 15
 MAX_IMPORTS_OF_A_ROOT = 30
-COMPOSITION_ROOTS = {"carousel", "scheduler_proc.main"}
-"""Modules that put a process, or the public names, together out of parts."""
+COMPOSITION_ROOTS = {
+    "carousel",
+    "carousel.server.endpoints",
+    "runtime.launcher.main",
+    "scheduler_proc.batching.composition",
+    "scheduler_proc.main",
+}
+"""Modules that put a process, or a table of names, together out of parts."""
 PUBLIC_FACES = {"AsyncClient", "Client", "GenerationExecutor", "LLM"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -172,6 +179,22 @@ class Imports:
         }
 
 
+def names_defined_twice(files: Iterable[Path], root: Path = ROOT) -> dict[str, list[str]]:
+    """Return the public classes and aliases of types that several modules define, with these."""
+    found = defaultdict[str, list[str]](list)
+    for path in files:
+        for node in ast.parse(path.read_text()).body:
+            match node:
+                case (
+                    ast.ClassDef(name=name)
+                    | ast.AnnAssign(target=ast.Name(id=name), annotation=ast.Name(id="TypeAlias"))
+                ):
+                    found[name].append(module_of(path, root))
+                case _:
+                    pass
+    return {name: of for name, of in sorted(found.items()) if len(of) > 1 and name[0] != "_"}
+
+
 def module_of(path: Path, root: Path = ROOT) -> str:
     """Return the dotted name of a file."""
     return ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__")
@@ -196,6 +219,10 @@ def main() -> None:
     print(f"{len(alone)} modules that one neighbour alone imports")
     for module, importer in alone.items() if shows_all else ():
         print(f"  {module} <- {importer.rpartition('.')[2]}")
+    twice = names_defined_twice(files)
+    print(f"{len(twice)} names of classes and of types that several modules define")
+    for name, modules in twice.items() if shows_all else ():
+        print(f"  {name}: {', '.join(modules)}")
     most = imports.too_many()
     print(f"{len(most)} modules that import more of ours than {MAX_IMPORTS}, or {MAX_IMPORTS_OF_A_ROOT}")
     for words in most:

@@ -108,3 +108,13 @@ def test_a_module_that_one_neighbour_alone_imports_is_named(project: Path) -> No
     (project / "p/one/n.py").write_text("from p.one import m\nfrom p.two.m import A\n")
     (project / "p/two/n.py").write_text("from p.two.m import A\n")
     assert imports_of(project).of_one_neighbour() == {"p.one.m": "p.one.n"}
+
+
+def test_a_name_that_two_modules_define_is_named(project: Path) -> None:
+    (project / "p/one/m.py").write_text(
+        "Twice: TypeAlias = int\nclass _Own: ...\nclass Once: ...\nx: int = 1\n"
+    )
+    (project / "p/two/m.py").write_text("class Twice: ...\nclass _Own: ...\nx: int = 1\n")
+    (project / "p/three/m.py").write_text("from p.one.m import Once\n")
+    found = code_rules.names_defined_twice(sorted(project.rglob("*.py")), project)
+    assert found == {"Twice": ["p.one.m", "p.two.m"]}
