@@ -35,6 +35,7 @@ COMPOSITION_ROOTS = {
     "carousel",
     "carousel.server.endpoints",
     "runtime.launcher.main",
+    "model_worker.load_worker",
     "scheduler_proc.batching.composition",
     "scheduler_proc.main",
 }
