@@ -11,7 +11,8 @@ import torch
 
 from model_worker.device.base import Device
 from model_worker.distributed.group import SOLO, RankGroup
-from model_worker.loading.loader import Progress, load_model
+from model_worker.loading.fill import Progress
+from model_worker.loading.loader import load_model
 from model_worker.memory.kv_pool import KVLayout
 from model_worker.models.base import Model
 from model_worker.ops.adapters import RowAdapters
