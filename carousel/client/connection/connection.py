@@ -21,12 +21,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import zmq
 
 from carousel.client.connection.lane import Lane, TokenizerWay
-from carousel.client.connection.target import Target
+from carousel.client.connection.target import Target, find_target
 from carousel.client.core import ring_state
 from carousel.client.core.request_builder import no_text
 from carousel.client.core.ring_state import (
@@ -314,3 +316,17 @@ class Connection:
         lane = Lane(self._context, self._target, index, self._bad_frames, old.client_id)
         self._lanes[index] = lane
         self._poller.register(lane.socket, zmq.POLLIN)
+
+
+def make_connector(
+    run_dir: str | Path | None, curve_dir: str | Path | None, connect_timeout_s: float, ring_timeout_s: float
+) -> Callable[..., Connection]:
+    """Return what connects to the runtime that `run_dir` names, given the callbacks of a Connection. Raises
+    RingClosed when none is alive, ConfigError when there are several or a key is wrong.
+    """
+    return partial(
+        Connection,
+        find_target(run_dir, curve_dir),
+        connect_timeout_s=connect_timeout_s,
+        ring_timeout_s=ring_timeout_s,
+    )
