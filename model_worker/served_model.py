@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -23,8 +22,6 @@ from runtime.base.errors import ConfigError
 from runtime.checkpoint.checkpoint_config import CheckpointConfig
 from runtime.checkpoint.model_config import ModelConfig, read_model_config
 from runtime.settings.config import RuntimeConfig
-
-logger = logging.getLogger(__name__)
 
 
 class LoadedModel(Model, Protocol):
@@ -84,32 +81,18 @@ def _by_transformers(
     progress: Progress,
 ) -> WorkerModel:
     # Imported here: the library takes seconds, and a model with a spec does without it.
-    from model_worker.transformers_backend.load import load_transformers_model
-    from model_worker.transformers_backend.model import TransformersModel
-    from model_worker.transformers_backend.probe import find_layers
-    from model_worker.transformers_backend.verify import reference_logits, verify
+    from model_worker.transformers_backend.checked_model import load_checked_model
 
-    logger.warning(
-        "%s runs as the transformers library's own modules, which are slower than a model that we have "
-        "ourselves (docs/models.md)",
-        checkpoint.architecture,
-    )
-    hf = load_transformers_model(
+    model, ops = load_checked_model(
         Path(config.model),
         checkpoint,
         dtype,
         device.torch_device,
-        config.load_format,
-        progress,
+        lambda head_dim: _make_ops(config, head_dim, dtype, device),
+        load_format=config.load_format,
+        progress=progress,
         overrides=config.hf_overrides,
-    )
-    reference = reference_logits(hf, checkpoint.vocab_size, config.context_length)
-    model = TransformersModel(hf, find_layers(hf))
-    ops = _make_ops(config, model.kv_layout.head_dim, dtype, device)
-    model.bind(ops)
-    error = verify(model, ops.attention, reference, dtype)
-    logger.info(
-        "checked: with our attention its logits equal the library's own, within %.2g of their norm", error
+        context_length=config.context_length,
     )
     if config.max_attention_window:
         model.limit_attention(config.max_attention_window)
