@@ -80,7 +80,9 @@ check: setup
 	@# In two processes; where these do not find each other in time (2), as on a busy machine, in one.
 	$(BIN)/mypy --num-workers 2 || { [ $$? -eq 2 ] && $(BIN)/mypy; }
 	$(BIN)/python -m pytest -q tests/unit/project/test_import_floors.py tests/unit/project/test_file_sizes.py \
-	  tests/unit/project/test_docstrings.py tests/unit/project/test_docs_links.py
+	  tests/unit/project/test_docstrings.py tests/unit/project/test_docs_links.py tests/unit/project/test_code_rules.py
+	@# Figures that nobody judges.
+	$(BIN)/python -m benchmarks.code.code_rules
 
 format: setup
 	$(BIN)/ruff check --fix .
