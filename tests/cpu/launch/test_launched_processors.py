@@ -44,7 +44,8 @@ def client(launch: Launched) -> Iterator[Client]:
 
 
 def prompt_ids(launch: Launched, prompt: str) -> list[int]:
-    ids: list[int] = httpx.post(launch.url + "/tokenize", json={"prompt": prompt}).json()["tokens"]
+    answer = httpx.post(launch.url + "/tokenize", json={"prompt": prompt}, timeout=TIMEOUT_S)
+    ids: list[int] = answer.json()["tokens"]
     return ids
 
 
