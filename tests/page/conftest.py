@@ -8,13 +8,16 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, Request, sync_playwright
 
+from tests.harness.http.http_front import Front, http_front
+from tests.harness.ring.fake_ring import Answer
 from tests.harness.ring.launched import SLACK, Launched, launched
 
 WAIT_MS = 3000 * SLACK
@@ -83,6 +86,15 @@ def visit(browser: Browser) -> Iterator[Callable[..., Visitor]]:
         yield open_tab
         for visitor in visitors:
             visitor.check()
+
+
+@contextmanager
+def scripted(run_dir: Path, answer: Answer, **settings: Any) -> Iterator[Front]:
+    """A server whose model says what `answer` has it say."""
+    with http_front(run_dir, answer, **settings) as front, pytest.MonkeyPatch.context() as patch:
+        # The status page of a fake ring is written once.
+        patch.setattr("carousel.server.admin.probes.STALLED_S", 3600.0)
+        yield front
 
 
 @pytest.fixture(scope="session")

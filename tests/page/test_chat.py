@@ -33,7 +33,8 @@ def send(page: Page, text: str = PROMPT, **fields: str) -> None:
 def answer(page: Page) -> str:
     """Wait for the whole answer and return its text."""
     expect(page.locator("article.assistant[aria-busy=false] footer")).to_be_visible()
-    return page.locator("article.assistant .text").inner_text()
+    text: str = page.locator("article.assistant .text").inner_text()
+    return text
 
 
 def body_of(page: Page) -> dict[str, Any]:

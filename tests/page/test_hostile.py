@@ -11,9 +11,8 @@ from typing import Any
 from playwright.sync_api import expect
 
 from runtime.wire.messages import GenerateRequest, SequenceOutput
-from tests.harness.http.http_front import http_front
 from tests.harness.ring.fake_ring import finish, output
-from tests.page.conftest import Visitor
+from tests.page.conftest import Visitor, scripted
 
 RUN = "window.ran=1"
 ADDRESS = "http://evil.example/x"
@@ -130,7 +129,7 @@ def test_500_hostile_answers_run_nothing(visit: Callable[..., Visitor], tmp_path
             SequenceOutput(request.handle, finish=finish("stop", len(text))),
         ]
 
-    with http_front(tmp_path, speak) as front:
+    with scripted(tmp_path, speak) as front:
         page = visit().open(f"http://127.0.0.1:{front.port}/")
         page.locator("#field-max_tokens").fill("8")
         found: list[dict[str, Any]] = page.evaluate(CHAT, len(HOSTILE))
@@ -148,7 +147,7 @@ def test_markdown_is_shown_as_such_and_html_as_text(visit: Callable[..., Visitor
     def speak(request: GenerateRequest) -> list[SequenceOutput]:
         return [output(request, text, finish=finish("stop", len(text)))]
 
-    with http_front(tmp_path, speak) as front:
+    with scripted(tmp_path, speak) as front:
         page = visit().open(f"http://127.0.0.1:{front.port}/")
         page.locator("#field-max_tokens").fill("8")
         page.get_by_label("Message", exact=True).fill("x")

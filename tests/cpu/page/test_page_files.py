@@ -132,3 +132,12 @@ def test_what_the_page_imports_is_there() -> None:
     for path in FOLDER.glob("*.js"):
         for name in re.findall(r'(?:from|import\()\s*"([^"]+)"', path.read_text()):
             assert name in bare or name.removeprefix("./") in files, f"{path.name} imports {name}"
+
+
+def test_the_description_of_the_api_comes_packed_to_those_who_take_it(front: Front) -> None:
+    plain = page(front, "/openapi.json", **{"Accept-Encoding": "identity"})
+    packed = page(front, "/openapi.json")
+    assert "content-encoding" not in plain.headers
+    assert packed.headers["content-encoding"] == "gzip"
+    assert packed.json() == plain.json()
+    assert int(packed.headers["content-length"]) < len(plain.content) / 10
