@@ -17,7 +17,7 @@ function percent(logprob) {
 }
 
 function visible(token) {
-  return token.replaceAll("\n", "⏎").replaceAll("\t", "⇥") || "∅";
+  return token.replaceAll("\n", "⏎\n").replaceAll("\t", "⇥") || "∅";
 }
 
 /** Tokens, coloured by their probability; one that is chosen shows what else could have stood in its place. */
@@ -38,7 +38,7 @@ function Tokens({ tokens }) {
               onClick=${() => toggle(index)}
               onKeyDown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), toggle(index))}
               >${visible(text)}</span
-            >${"\n".repeat(text.split("\n").length - 1)}`,
+            >`,
       )}
     </div>
     ${token
