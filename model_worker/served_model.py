@@ -54,7 +54,9 @@ def load_served_model(
         return _by_transformers(config, checkpoint, dtype, device, progress)
     checkpoint = msgspec.structs.replace(checkpoint, max_attention_window=config.max_attention_window)
     ops = _make_ops(config, checkpoint.head_dim, dtype, device)
-    rows = ops.row_adapters(config.max_running_requests, config.max_loras) if config.enable_lora else None
+    rows = None
+    if config.enable_lora:
+        rows = ops.row_adapters(config.max_running_requests, config.max_loras, device.torch_device)
     model = load_model(
         model_path,
         checkpoint,

@@ -104,7 +104,9 @@ class ModelRunner:
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
         """Change the tables as the plan says, and lay out its tokens."""
         self._change_tables(plan)
-        inputs = self._inputs.stage(plan)
+        adapters = self._row_adapters
+        has_adapters = adapters is not None and adapters.have_any(unpack_ids(plan.rows).astype(np.int64))
+        inputs = self._inputs.stage(plan, with_token_rows=has_adapters)
         if len(inputs.unresolved):
             self._future.resolve(inputs.input_ids, inputs.unresolved, inputs.unresolved_rows)
         batch = ForwardBatch(
@@ -118,6 +120,7 @@ class ModelRunner:
             page_size=self._table.page_size,
             num_decodes=plan.num_decodes,
             output_indices=inputs.output_indices,
+            adapter_rows=inputs.token_rows,
         )
         return batch, inputs.who
 
@@ -260,6 +263,7 @@ class ModelRunner:
             vocab_size=self.vocab_size,
             example=example,
             lay_out=lambda plan: self.apply(plan)[0],
+            row_adapters=self._row_adapters,
         )
 
     def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:

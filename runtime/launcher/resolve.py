@@ -248,8 +248,8 @@ def _with_adapters(config: RuntimeConfig, device: str, has_spec: bool) -> Runtim
             if getattr(config, name) != getattr(default, name):
                 raise ConfigError(f"{name}: no adapters are served; add --enable-lora, or leave it out")
         return config
-    if device != "cpu":
-        raise ConfigError("enable_lora: adapters are computed on a CPU alone; use --device cpu, or merge one")
+    if device != "cpu" and config.tp_size > 1:
+        raise ConfigError("enable_lora: several GPUs compute no adapters; use --tp-size 1, or merge one")
     if not has_spec:
         raise ConfigError(
             "enable_lora: adapters need a model that has a spec (docs/models.md), which the transformers "

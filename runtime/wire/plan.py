@@ -160,6 +160,8 @@ class AdapterRef(Record, frozen=True):
     """Digest of the files (runtime.checkpoint.adapters): other files are another version."""
     path: Annotated[str, Meta(max_length=4096)]
     """Directory with adapter_config.json and adapter_model.safetensors."""
+    pinned: bool = False
+    """Others do not take its slot, once it has one."""
 
 
 class LoadAdapter(Message, frozen=True):
