@@ -40,6 +40,7 @@ from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import attach_guide
+from scheduler_proc.features.logits_processors import attach_logits_processors
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
@@ -133,7 +134,14 @@ def build_scheduler(
         ),
         embedding_factories(config, output, port.now_s)
         if config.task == "embed"
-        else feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+        else (
+            attach_logits_processors(
+                config.logits_processor_paths,
+                speculates=speculation.has_ngram,
+                is_static=config.batching == "static",
+            ),
+            *feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+        ),
         controls=controls,
         clock=port.now_s,
         suspects=suspects,

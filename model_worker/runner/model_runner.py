@@ -32,6 +32,7 @@ from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.guesses import rows_that_end
+from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import ConfigError
@@ -65,12 +66,14 @@ class ModelRunner:
         max_tokens: int = 0,
         records_steps: bool = True,
         row_adapters: RowAdapters | None = None,
+        processors: ProcessorRunner | None = None,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest step that
         it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
-        row_adapters: those of a model that takes adapters.
+        row_adapters: those of a model that takes adapters. processors: logits processors that this rank
+        calls.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -91,7 +94,9 @@ class ModelRunner:
             max_len=max_len,
             vocab_size=vocab_size,
             kernels=ops.sampling_kernels,
+            processors=processors,
         )
+        self._processors = processors
         self._recording: Recording | None = None
         self._graph_sizes = graph_sizes
         self._max_guesses = max_guesses
@@ -167,8 +172,15 @@ class ModelRunner:
         )
         return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
 
-    def sample(self, forward: ForwardOutput | StepOutput, masks: Mapping[int, bytes]) -> StepOutput:
-        """Sample the step's tokens, and remember them for plans that say -1."""
+    def sample(
+        self,
+        forward: ForwardOutput | StepOutput,
+        masks: Mapping[int, bytes],
+        processed: Sequence[tuple[int, bytes]] = (),
+    ) -> StepOutput:
+        """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
+        if processed and self._processors is not None:
+            self._processors.expect(processed)
         if isinstance(forward, StepOutput):
             return forward
         if forward.tokens is not None:
@@ -193,6 +205,7 @@ class ModelRunner:
             sampled.logits,
             sampled.logits_of,
             forward.prompt,
+            errors=sampled.errors,
         )
 
     def _remember(self, who: SampleRows, tokens: Tensor) -> None:
