@@ -31,6 +31,8 @@ from model_worker.runner.model_runner import ModelRunner, size_kv_pool
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.served_model import load_served_model
 from runtime.base.errors import ConfigError, ExecutorError, InvalidRequest
+from runtime.checkpoint.checkpoint_config import CheckpointConfig
+from runtime.checkpoint.model_config import ModelConfig
 from runtime.checkpoint.pooling import read_pooling
 from runtime.checkpoint.weight_files import weight_files
 from runtime.settings.config import RuntimeConfig
@@ -122,6 +124,7 @@ class ModelWorker:
             vocab_size=runner.vocab_size,
             device=device.name,
             attention_window=runner.attention_window,
+            output_width=runner.output_width,
         )
 
     def warm_up(self, on_progress: Callable[[], None] = lambda: None) -> None:
@@ -272,6 +275,7 @@ def _load_runner(
             "max_tokens": config.chunked_prefill_size,
             "records_steps": not config.disable_cuda_graph,
             "row_adapters": rows,
+            "output_width": _output_width(config, checkpoint),
         }
         if config.task == "embed":
             pooling = read_pooling(Path(config.model), config.pooling)
@@ -296,6 +300,14 @@ def _load_runner(
     kv_pool = make_pool(num_pages)
     _say_size(config, num_pages, (num_pages + 1) * kv_pool.bytes_per_page(), kv_dtype, device)
     return make_runner(kv_pool, sizes), device, None if rows is None else _slots(config, model, device, group)
+
+
+def _output_width(config: RuntimeConfig, checkpoint: CheckpointConfig) -> int:
+    """Numbers in a row of an additional output; 0 where there are none."""
+    if not config.additional_outputs:
+        return 0
+    assert isinstance(checkpoint, ModelConfig), "settings with additional outputs are refused for any other"
+    return checkpoint.hidden_size
 
 
 def _slots(config: RuntimeConfig, model: object, device: Device, group: RankGroup) -> AdapterSlots:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from model_worker.attention.taps import StepTaps
+
 
 @dataclass(slots=True)
 class ForwardBatch:
@@ -28,6 +30,7 @@ class ForwardBatch:
     rows_repeat: bool = False  # a row may come several times among the decodes, for tokens in a row
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
     attn_metadata: object | None = None  # set and read by the attention backend alone
+    taps: StepTaps | None = None  # where the model hands named tensors to; None: nobody wants any
 
     @property
     def batch_size(self) -> int:
