@@ -70,6 +70,7 @@ def load_served_model(
         ops=ops,
         adapters=None if rows is None else (rows, config.max_lora_rank),
     )
+    model.tap(config.additional_outputs)
     if config.deterministic and (name := model.batch_dependent()):
         raise ConfigError(f"deterministic: {name} of this model is computed by torch, in an order of its own")
     return WorkerModel(model, ops, checkpoint, rows)

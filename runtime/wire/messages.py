@@ -39,6 +39,7 @@ from runtime.wire.plan import (
     ProcessorCalls,
     SampleMasks,
     StepResult,
+    TensorName,
     WorkerCommand,
     WorkerFailed,
     WorkerReady,
@@ -494,10 +495,10 @@ class TensorEntry(Record, frozen=True):
     """Some rows of one of a sequence's tensors; their order on the wire is their order in the tensor."""
 
     handle: Handle
-    name: Literal["context_logits", "generation_logits", "embedding"]
+    name: TensorName
     dtype: Literal["float32"]
     shape: tuple[Count, Count]
-    """[positions, vocab_size]; of an embedding [1, hidden_size]."""
+    """The shape of StepTensor."""
     start: Count
     """Which row of the whole tensor its first one is."""
 

@@ -12,9 +12,10 @@ import torch
 from model_worker.attention.forward_batch import ForwardBatch
 from model_worker.device import make_device
 from model_worker.kernels.linear import LoraPart
+from model_worker.load_worker import load_worker
 from model_worker.ops.adapters import TorchAdapters, TorchRows
 from model_worker.ops.triton_adapters import TritonAdapters, TritonRows
-from model_worker.worker import ModelWorker, load_worker
+from model_worker.worker import ModelWorker
 from runtime.settings.config import RuntimeConfig
 from runtime.wire.plan import NO_ADAPTER, AdapterLoaded, AdapterRef, LoadAdapter
 from tests.harness.models.adapted import AdapterCase, save_adapter, wait_for_answers
