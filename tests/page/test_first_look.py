@@ -45,7 +45,6 @@ def test_all_views_take_little_on_the_wire(visit: Callable[..., Visitor], launch
     page.get_by_role("link", name="Ring").click()
     expect(page.locator(".chart canvas").first).to_be_visible()
     page.get_by_role("link", name="Request").click()
-    print("bytes:", sum(received))
     assert sum(received) < MAX_BYTES
 
 
@@ -58,7 +57,6 @@ def test_it_can_be_used_at_once(visit: Callable[..., Visitor], launch: Launched)
         page.get_by_label("Message", exact=True).fill("x")
         expect(page.get_by_role("button", name="Send")).to_be_enabled()
         times.append(page.evaluate("performance.now()"))
-    print("first interaction, ms:", times)
     assert median(times) < SLACK * MAX_FIRST_MS, times
 
 
