@@ -40,6 +40,7 @@ from scheduler_proc.features.embedding import attach_embedding
 from scheduler_proc.features.generation_logits import attach_generation_logits
 from scheduler_proc.features.grammar_client import GrammarClient
 from scheduler_proc.features.guided import attach_guide
+from scheduler_proc.features.logits_processors import attach_logits_processors
 from scheduler_proc.features.logprobs import attach_logprobs
 from scheduler_proc.features.perf_metrics import attach_perf_metrics
 from scheduler_proc.features.prompt_outputs import attach_prompt_outputs
@@ -49,7 +50,7 @@ from scheduler_proc.features.stamps import attach_stamps
 from scheduler_proc.intake.controls import Controls
 from scheduler_proc.intake.intake import FeatureFactory, Intake
 from scheduler_proc.intake.limits import Limits, QueueShare
-from scheduler_proc.loop import Load, SchedulerLoop
+from scheduler_proc.loop import SchedulerLoad, SchedulerLoop
 from scheduler_proc.observe.snapshot import SnapshotMaker
 from scheduler_proc.observe.stats_questions import StatsQuestions
 from scheduler_proc.observe.step_log import StepLog
@@ -80,6 +81,7 @@ def build_scheduler(
     executor: AnyExecutor,
     limits: WorkerReady,
     port: Port,
+    *,
     profile_dir: Path | None = None,
     roster: Roster | None = None,
     suspects: Suspects = NO_SUSPECTS,
@@ -132,7 +134,14 @@ def build_scheduler(
         ),
         embedding_factories(config, output, port.now_s)
         if config.task == "embed"
-        else feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+        else (
+            attach_logits_processors(
+                config.logits_processor_paths,
+                speculates=speculation.has_ngram,
+                is_static=config.batching == "static",
+            ),
+            *feature_factories(output, kv, port.now_s, speculation, step_cost, grammar),
+        ),
         controls=controls,
         clock=port.now_s,
         suspects=suspects,
@@ -271,7 +280,7 @@ class Heartbeat:
     def __init__(self, context: ProcessContext) -> None:
         self._context = context
         self._fields: dict[str, Any] = {}
-        self._load: Load | None = None
+        self._load: SchedulerLoad | None = None
         self._loop: SchedulerLoop | None = None
         self._next_at = 0.0
 
@@ -340,7 +349,7 @@ def main(context: ProcessContext) -> None:
         executor,
         executor.limits,
         port,
-        profile_dir,
+        profile_dir=profile_dir,
         roster=Roster.create(context.endpoints.roster_file, 2 * _max_live(config, executor.limits)),
         suspects=Suspects.read(context.endpoints.suspects_file),
         grammar=grammar,

@@ -65,9 +65,9 @@ class Scheduler:
         self.output = lifecycle.output
         self.in_flight: deque[tuple[ScheduleBatch, StepHandle]] = deque()
         self.num_steps = 0
-        """Launched since the start,"""
+        """Steps launched since the start."""
         self.num_committed = 0
-        """and committed."""
+        """Steps committed since the start."""
         self._committed_s = 0.0
 
     @property
@@ -159,7 +159,7 @@ class Scheduler:
             else:
                 masks.append((req.row, mask))
         self.stats.mask_wait_s += self.port.now_s() - began_s
-        return SampleMasks(batch.step, tuple(masks))
+        return SampleMasks(batch.step, tuple(masks), batch.processed())
 
     def _commit_oldest(self) -> None:
         """Apply a finished step. What was computed for a stay that has ended is dropped."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from model_worker.kernels.linear import LoraPart
 from model_worker.layers.linear import Linear
-from model_worker.loading.loader import checkpoint_name, rename_of
+from model_worker.loading.tensor_names import checkpoint_name, rename_of
 from model_worker.models.transformer import CausalLM
 from runtime.checkpoint.adapters.lora_config import AdapterConfig, AdapterModule, refused
 from runtime.checkpoint.weight_files import LENGTH_BYTES, StoredTensor, read_header
@@ -124,7 +124,7 @@ def _part(model: CausalLM, module: AdapterModule, where: AdaptedModule, a: Tenso
     for name, piece in outer.targets(f"{where.own_name}.weight"):
         if checkpoint_name(model, name) == f"{own_name_of(model, module.name)}.weight":
             piece.memory.copy_(b[piece.where])
-            begins.append(piece.memory.storage_offset() // module.rank)
+            begins.append((piece.memory.data_ptr() - outer.data_ptr()) // (module.rank * outer.itemsize))
             ends.append(begins[-1] + len(piece.memory))
     outer.finish()
     columns = layer.weight.cuts[1].where

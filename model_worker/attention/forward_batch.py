@@ -27,6 +27,7 @@ class ForwardBatch:
     output_indices: Tensor | None  # [W] int64, whose final hidden states are wanted; W may be 0; None: all
     rows_repeat: bool = False  # a row may come several times among the decodes, for tokens in a row
     decode_lens: Tensor | None = None  # [num_decodes] int64, kv_lens on the device; None: see positions
+    adapter_rows: Tensor | None = None  # [T] int64, each token's row; None: none has an adapter
     attn_metadata: object | None = None  # set and read by the attention backend alone
 
     @property

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from model_worker.attention.base import AttentionBackend
 from model_worker.kernels.combine import CombineLike
+from model_worker.kernels.decode_inputs import LayOutDecodesLike
 from model_worker.kernels.native.library import NativeKernels
 from model_worker.ops.adapters import LayerAdapters, RowAdapters
 from runtime.checkpoint.model_config import Activation
@@ -84,24 +85,6 @@ class MixtureOfExperts(Protocol):
 class TakeRows(Protocol):
     def __call__(self, table: Tensor, index: Tensor) -> Tensor:
         """table [N, K], index [T] int64 -> [T, K]."""
-
-
-class LayOutDecodes(Protocol):
-    """`kernels.decode_inputs.lay_out_decodes`, or what computes the same."""
-
-    def __call__(
-        self,
-        input_ids: Tensor,
-        rows: Tensor,
-        positions: Tensor,
-        entries: Tensor,
-        pages: Tensor,
-        last_token: Tensor,
-        page_table: Tensor,
-        page_size: int,
-        *,
-        lens: Tensor,
-    ) -> Tensor: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +170,7 @@ class Ops(Protocol):
     """In ops.selection; what records a step goes by it."""
     attention: AttentionBackend
     combine: CombineLike
-    lay_out_decodes: LayOutDecodes
+    lay_out_decodes: LayOutDecodesLike
     table: KernelTable
     sampling_kernels: NativeKernels | None
     """Kernels in C++ for the sampler; None: it has others."""
@@ -236,14 +219,20 @@ class Ops(Protocol):
 
     def experts(self, weights: ExpertWeights) -> MixtureOfExperts: ...
 
-    def row_adapters(self, max_rows: int, num_slots: int) -> RowAdapters:
-        """Which adapter each row is computed with, of a model that may have so many."""
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> RowAdapters:
+        """Which adapter each row is computed with, of a model on that device that may have so many."""
         ...
 
     def adapters(
-        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
     ) -> LayerAdapters:
         """Make what adapters of these rows add to a product [T, in_features] -> [T, out_features]
-        of dtype.
+        of dtype. max_parts: of an adapter here, each of max_rank at most.
         """
         ...

@@ -99,7 +99,7 @@ class NativeOps(Ops):
             reason = "rows are not whole words of 32 bits"
             return self._instead("embedding", reason).embedding(weight, first=first, multiplier=multiplier)
         self._note("embedding")
-        take, combine = operators.TakeRows(self._kernels), self.combine
+        take, combine = operators.NativeTakeRows(self._kernels), self.combine
         table, packed, row_scale, last = weight.rows, weight.packed, weight.row_scale, len(weight.rows) - 1
         dtype = None if row_scale is None else weight.dtype
 
@@ -122,7 +122,7 @@ class NativeOps(Ops):
         if not can_take(like):
             return self._instead("take_rows", "rows are not whole words of 32 bits").take_rows(like)
         self._note("take_rows")
-        return operators.TakeRows(self._kernels)
+        return operators.NativeTakeRows(self._kernels)
 
     def rms_norm(self, weight: Tensor, eps: float, dtype: torch.dtype) -> Norm:
         """See Ops."""
@@ -130,14 +130,14 @@ class NativeOps(Ops):
             return self._instead("rms_norm", reason).rms_norm(weight, eps, dtype)
         self._note("rms_norm")
         is_wide = weight.dtype is torch.float32
-        return operators.Norm(self._kernels, weight, eps, dtype=dtype, is_wide=is_wide)
+        return operators.NativeNorm(self._kernels, weight, eps, dtype=dtype, is_wide=is_wide)
 
     def layer_norm(self, weight: Tensor, bias: Tensor | None, eps: float) -> Norm:
         """See Ops."""
         if reason := _reason_of_width(weight.shape[-1]):
             return self._instead("layer_norm", reason).layer_norm(weight, bias, eps)
         self._note("layer_norm")
-        return operators.Norm(
+        return operators.NativeNorm(
             self._kernels, weight, eps, dtype=weight.dtype, bias=bias, centers=True, is_wide=True
         )
 
@@ -232,22 +232,28 @@ class NativeOps(Ops):
         self.table.note("experts", BY_TORCH.name, reason)
         return each
 
-    def row_adapters(self, max_rows: int, num_slots: int) -> NativeRows:
+    def row_adapters(self, max_rows: int, num_slots: int, device: torch.device | str = "cpu") -> NativeRows:
         """See Ops."""
         return NativeRows(self._kernels, max_rows, num_slots)
 
     def adapters(
-        self, rows: RowAdapters, in_features: int, out_features: int, dtype: torch.dtype, max_rank: int
+        self,
+        rows: RowAdapters,
+        in_features: int,
+        out_features: int,
+        dtype: torch.dtype,
+        max_rank: int,
+        max_parts: int,
     ) -> LayerAdapters:
         """See Ops."""
         if not can_adapt(in_features, dtype):
             reason = "rows are not whole words of 32 bits"
             return self._instead("adapters", reason).adapters(
-                rows, in_features, out_features, dtype, max_rank
+                rows, in_features, out_features, dtype, max_rank, max_parts
             )
         self._note("adapters")
         assert isinstance(rows, NativeRows)
-        return NativeLora(self._kernels, rows, in_features, out_features, dtype, max_rank)
+        return NativeLora(self._kernels, rows, in_features, out_features, dtype, max_rank, max_parts)
 
     def _scratch_for(self, hidden_size: int, dtype: torch.dtype) -> ExpertScratch:
         if self._scratch is None:

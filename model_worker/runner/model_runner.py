@@ -32,6 +32,7 @@ from model_worker.runner.recording.selection import record_steps
 from model_worker.runner.step_output import ForwardOutput, StepOutput
 from model_worker.sampling.columns import SampleRows
 from model_worker.sampling.guesses import rows_that_end
+from model_worker.sampling.processors.runner import ProcessorRunner
 from model_worker.sampling.rank_samplers import make_sampler
 from model_worker.sampling.sampler import Sampler
 from runtime.base.errors import ConfigError
@@ -65,12 +66,14 @@ class ModelRunner:
         max_tokens: int = 0,
         records_steps: bool = True,
         row_adapters: RowAdapters | None = None,
+        processors: ProcessorRunner | None = None,
     ) -> None:
         """max_len: tokens of the longest sequence, prompt and output. attention_window: as KVLayout's. group:
         the ranks of the model. graph_sizes: batch sizes of decodes that `warm_up` records as graphs, where
         model and backend can. max_guesses: of a row in such a step. max_tokens: of the largest step that
         it computes; 0: of a short prompt. records_steps: those are, and on a CPU steps of kernels alone.
-        row_adapters: those of a model that takes adapters.
+        row_adapters: those of a model that takes adapters. processors: logits processors that this rank
+        calls.
         """
         self.vocab_size = vocab_size
         self.max_rows = max_rows
@@ -91,7 +94,9 @@ class ModelRunner:
             max_len=max_len,
             vocab_size=vocab_size,
             kernels=ops.sampling_kernels,
+            processors=processors,
         )
+        self._processors = processors
         self._recording: Recording | None = None
         self._graph_sizes = graph_sizes
         self._max_guesses = max_guesses
@@ -104,7 +109,9 @@ class ModelRunner:
     def apply(self, plan: BatchPlan) -> tuple[ForwardBatch, SampleRows]:
         """Change the tables as the plan says, and lay out its tokens."""
         self._change_tables(plan)
-        inputs = self._inputs.stage(plan)
+        adapters = self._row_adapters
+        has_adapters = adapters is not None and adapters.have_any(unpack_ids(plan.rows).astype(np.int64))
+        inputs = self._inputs.stage(plan, with_token_rows=has_adapters)
         if len(inputs.unresolved):
             self._future.resolve(inputs.input_ids, inputs.unresolved, inputs.unresolved_rows)
         batch = ForwardBatch(
@@ -118,6 +125,7 @@ class ModelRunner:
             page_size=self._table.page_size,
             num_decodes=plan.num_decodes,
             output_indices=inputs.output_indices,
+            adapter_rows=inputs.token_rows,
         )
         return batch, inputs.who
 
@@ -164,8 +172,15 @@ class ModelRunner:
         )
         return ForwardOutput(self._model.compute_logits(hidden[:num_sampled]), who, prompt)
 
-    def sample(self, forward: ForwardOutput | StepOutput, masks: Mapping[int, bytes]) -> StepOutput:
-        """Sample the step's tokens, and remember them for plans that say -1."""
+    def sample(
+        self,
+        forward: ForwardOutput | StepOutput,
+        masks: Mapping[int, bytes],
+        processed: Sequence[tuple[int, bytes]] = (),
+    ) -> StepOutput:
+        """Sample the step's tokens, and remember them for plans that say -1. processed: see SampleMasks."""
+        if processed and self._processors is not None:
+            self._processors.expect(processed)
         if isinstance(forward, StepOutput):
             return forward
         if forward.tokens is not None:
@@ -190,6 +205,7 @@ class ModelRunner:
             sampled.logits,
             sampled.logits_of,
             forward.prompt,
+            errors=sampled.errors,
         )
 
     def _remember(self, who: SampleRows, tokens: Tensor) -> None:
@@ -260,6 +276,7 @@ class ModelRunner:
             vocab_size=self.vocab_size,
             example=example,
             lay_out=lambda plan: self.apply(plan)[0],
+            row_adapters=self._row_adapters,
         )
 
     def _launch_what_is_not_recorded(self, decode: BatchPlan) -> None:

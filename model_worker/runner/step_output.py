@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -50,6 +50,7 @@ class StepOutput:
     logits_of: LongArray | None = None  # [m] which of S they belong to
     prompt: PromptOutput | None = None
     embeddings: Tensor | None = None  # [S, hidden_size] float32, of an embedding model
+    errors: Sequence[tuple[int, str]] = ()  # which of S have no token, and why
 
     def on_host(self, device: Device) -> StepOutput:
         """Start the copies; they may be read when the work that called this is done."""
@@ -66,6 +67,7 @@ class StepOutput:
             logits_of=self.logits_of,
             prompt=prompt,
             embeddings=None if self.embeddings is None else device.download(self.embeddings),
+            errors=self.errors,
         )
 
     def to_result(self, plan: BatchPlan) -> tuple[StepResult, tuple[Frame, ...]]:
@@ -106,8 +108,13 @@ class StepOutput:
             top_logprobs=b"" if top is None else _to_bytes(top.top),
             prompts=tuple(self._prompt_logprobs(plan)),
             tensors=tuple(tensor for tensor, _ in described),
+            errors=self._errors_by_row(plan) if self.errors else (),
         )
         return result, tuple(frame for _, frame in described)
+
+    def _errors_by_row(self, plan: BatchPlan) -> tuple[tuple[int, str], ...]:
+        index, _, _ = sampled_places(plan)
+        return tuple((index.item(place), error) for place, error in self.errors)
 
     def _prompt_logprobs(self, plan: BatchPlan) -> Iterator[PromptLogprobs]:
         if self.prompt is None or self.prompt.logprobs is None:

@@ -182,7 +182,7 @@ class AdapterSettings(ModelSettings, frozen=True, forbid_unknown_fields=True):
     TITLE: ClassVar[str] = "LoRA adapters"
 
     enable_lora: Annotated[
-        bool, setting("serve LoRA adapters beside the model (CPU; docs/lora.md); --lora-modules implies it")
+        bool, setting("serve LoRA adapters beside the model (docs/lora.md); --lora-modules implies it")
     ] = False
     lora_modules: Annotated[
         str,

@@ -36,6 +36,7 @@ from runtime.wire.plan import (
     BatchPlan,
     DropAdapter,
     LoadAdapter,
+    ProcessorCalls,
     SampleMasks,
     StepResult,
     WorkerCommand,
@@ -69,11 +70,11 @@ class Resume(Record, frozen=True):
     num_prompt_logprobs: Count = 0
 
 
-Role: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
+ChatRole: TypeAlias = Annotated[str, Meta(min_length=1, max_length=MAX_ROLE_CHARS)]
 
 
 class ChatMessage(Record, frozen=True):
-    role: Role
+    role: ChatRole
     content: Text
     name: Label = ""
     further: Annotated[bytes, Meta(max_length=MAX_FURTHER_BYTES)] = b""
@@ -133,6 +134,8 @@ class GenerateRequest(Message, frozen=True):
     """
     trace: TraceStamps | None = None
     """None: it is not sampled."""
+    processors: ProcessorCalls = ()
+    """Logits processors of the launch that its output is drawn with."""
 
 
 class AbortRequest(Message, frozen=True):
@@ -228,6 +231,9 @@ class TokenizedRequest(Message, frozen=True):
     prediction_ids: PackedIds = b""
     adapter: AdapterRef | None = None
     trace: TraceStamps | None = None
+    processors: ProcessorCalls = ()
+    label: Label = ""
+    """The request's, for its processors; empty without any."""
 
 
 class StopMatched(Message, frozen=True):

@@ -30,6 +30,7 @@ class LooseResults:
         self._token_at = 0
         self._logprob_at = 0
         self._prompts = {entry.index: entry for entry in result.prompts}
+        self._errors = dict(result.errors)
         self._logits: dict[tuple[int, str], list[RawLogits]] = {}
         for tensor, frame in zip(result.tensors, frames, strict=True):
             logits = RawLogits(tensor.start, *tensor.shape, frame)
@@ -54,7 +55,8 @@ class LooseResults:
             vectors = self._logits.get((place, "embedding"))
             vector = None if vectors is None else vectors[0].frame
         prompt = None if scheduled.wanted is None else self._prompt_result(place, scheduled)
-        return Sampled(ids, logprobs, vector, logits, self._step, len(scheduled.guesses)), prompt
+        error = self._errors.get(place, "")
+        return Sampled(ids, logprobs, vector, logits, self._step, len(scheduled.guesses), error), prompt
 
     def _prompt_result(self, place: int, scheduled: ScheduledRow[Request]) -> PromptResult:
         wanted = scheduled.wanted

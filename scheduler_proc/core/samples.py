@@ -54,6 +54,8 @@ class Sampled(NamedTuple):
     """Its number."""
     num_guesses: int = 0
     """So many were verified; `ids` has those that were right, and one more."""
+    error: str = ""
+    """Why `ids` counts for nothing."""
 
 
 class PromptResult(NamedTuple):

@@ -58,6 +58,8 @@ class ScheduledRow(Generic[R]):
     """Makes the bitmask of allowed ids, or says why there is none; asked after every earlier step is
     committed. Raises RequestError to end the request.
     """
+    new_ids: Callable[[], bytes] | None = None
+    """Gives the packed tokens that its logits processors have not seen; asked when masks are."""
     wanted: WantedPositions | None = None
 
     @property

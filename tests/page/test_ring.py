@@ -85,7 +85,7 @@ def test_a_killed_tokenizer_shows_and_the_page_goes_on(visit: Callable[..., Visi
 
         def shows() -> bool:
             cells = row.locator("td").all_inner_texts()
-            return cells[1] != "ready" or cells[2] != before
+            return bool(cells[1] != "ready" or cells[2] != before)
 
         wait_until(shows, 1.0, "the death shows")
         expect(row.locator("td").nth(3)).to_have_text("1", timeout=1000 * START_S)

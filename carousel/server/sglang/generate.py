@@ -58,6 +58,7 @@ async def generate(request: Request) -> Response:
         time_limit=body.time_limit,
         retention=body.kv_cache_retention_config,
         guide=guide.params,
+        processors=body.logits_processors,
     )
     try:
         sampling = _sampling(body, sampling_body, server)

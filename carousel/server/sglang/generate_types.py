@@ -10,6 +10,7 @@ from carousel.server.openai.types import (
     MAX_PROMPTS,
     BiasValue,
     CacheSalt,
+    LogitsProcessors,
     NumLogprobs,
     Priority,
     PromptIds,
@@ -92,6 +93,8 @@ class GenerateBody(Struct, forbid_unknown_fields=True, kw_only=True):
     """Name of an adapter; one, or one for each prompt."""
     time_limit: TimeLimit | None = None
     """Seconds."""
+    logits_processors: LogitsProcessors | None = None
+    """Called in this order."""
 
 
 class Logprob(Struct, array_like=True, gc=False):
